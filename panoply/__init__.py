@@ -1,0 +1,46 @@
+"""Panoply: policy optimization in which a paper is a diff.
+
+    import panoply as pp
+    result = pp.train("grpo", world="chain")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from panoply.api import Trained, evaluate, export, load_policy, plan, sample, train
+    from panoply.errors import PanoplyError
+    from panoply.experience import Experience, Ragged, Segments, Table
+    from panoply.method import Dataset, OnPolicy
+    from panoply.part import Part, part
+    from panoply.registry import method, world
+
+_HOME = {
+    "api": ("Trained", "evaluate", "export", "load_policy", "plan", "sample", "train"),
+    "errors": ("PanoplyError",),
+    "experience": ("Experience", "Ragged", "Segments", "Table"),
+    "method": ("Dataset", "OnPolicy"),
+    "part": ("Part", "part"),
+    "registry": ("method", "world"),
+}
+_WHERE = {name: module for module, names in _HOME.items() for name in names}
+__all__ = sorted(_WHERE)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `import panoply` alone loads next to nothing."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'panoply' has no attribute '{name}'")
+    import importlib
+    import sys
+
+    value = getattr(importlib.import_module(f"panoply.{_WHERE[name]}"), name)
+    setattr(sys.modules[__name__], name, value)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

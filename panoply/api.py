@@ -1,0 +1,218 @@
+"""The whole of Panoply from Python: train, plan, evaluate, sample, export."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from panoply.checkpoint import Checkpoint
+from panoply.errors import PanoplyError
+from panoply.plan import Plan, make_plan
+from panoply.run import Run, model_folder
+
+if TYPE_CHECKING:
+    from panoply.evaluate.held_out import Evaluation
+    from panoply.policies.text import TextPolicy
+    from panoply.progress import Progress
+
+SLOT_NAMES = ("sample", "reward", "select", "credit", "surrogate", "regularise", "reduce", "update", "data", "losses")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run: its folder, held-out success before and after, and its policy on demand."""
+
+    run: Path
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    seconds: float
+    fingerprint: str
+
+    def policy(self) -> TextPolicy:
+        return load_policy(self.run)
+
+
+def plan(method: str, world: str = "chain", **choices: Any) -> Plan:
+    """Resolve a method on a world without running it.
+
+    `choices` are slots (`credit="gigpo"`), `settings={"update.lr": 1e-4}`, `preset`, `plugins`, and run options
+    (`seed`, `steps`, `minutes`, `model`, …).
+    """
+    slots = {name: choices.pop(name) for name in SLOT_NAMES if choices.get(name) is not None}
+    return make_plan(method, world, slots=slots, **{k: v for k, v in choices.items() if k not in SLOT_NAMES})
+
+
+def train(
+    method: str | Plan | None = None,
+    world: str = "chain",
+    *,
+    run: str | Path | None = None,
+    resume: str | Path | None = None,
+    progress: Progress | None = None,
+    from_scratch: bool = False,
+    **choices: Any,
+) -> Trained:
+    """Train a method on a world, or go on with a stopped run (`resume=FOLDER`).
+
+    from_scratch   remake the world's warm start first, by imitating its teacher, instead of using the shipped one
+    """
+    from panoply.progress import default
+
+    watching = progress or default()
+    if resume is not None:
+        return _resume(Path(resume), watching)
+    if method is None:
+        raise PanoplyError("Name a method to train, or a run to resume.")
+    if from_scratch:
+        assert not isinstance(method, Plan)
+        choices["model"] = str(_warm_start(world, run, watching, choices))
+    made = method if isinstance(method, Plan) else plan(method, world, **choices)
+    return _train(made, Run.create(made, run), watching)
+
+
+def _resume(folder: Path, progress: Progress) -> Trained:
+    run = Run.open(folder)
+    result = run.result()
+    if result is not None and not result.get("diverged"):
+        raise PanoplyError(f"The run {folder} is finished: there is nothing to resume.")
+    run.acquire()
+    return _train(run.plan(), run, progress)
+
+
+def _train(made: Plan, run: Run, progress: Progress) -> Trained:
+    from panoply.loops.dataset import dataset
+    from panoply.loops.job import Job
+    from panoply.loops.learner import Diverged
+    from panoply.loops.on_policy import on_policy
+
+    loops = {"on_policy": on_policy, "dataset": dataset}
+    job = None
+    try:
+        job = Job(made, run, progress)
+        job.begin()
+        loops[made.method.regime](job)
+        result = job.finish()
+    except Diverged as error:
+        assert job is not None
+        job.save_last_good(str(error))
+        raise PanoplyError(f"{error} Run folder: {run.folder}") from error
+    finally:
+        if job is not None:
+            job.close()
+        run.release()
+    return Trained(run.folder, result["before"], result["after"], result["seconds"], result["fingerprint"])
+
+
+def _warm_start(world: str, run: str | Path | None, progress: Progress, choices: Mapping[str, Any]) -> Path:
+    """Imitate the world's careless teacher with new weights; the run's last model is the warm start."""
+    kept = {k: choices[k] for k in ("seed", "threads", "device", "plugins") if choices.get(k) is not None}
+    settings = {k: v for k, v in (choices.get("settings") or {}).items() if k.startswith("world.")}
+    made = plan("sft", world, model="fresh", settings=settings, evaluate_every=0, checkpoint_every=500, **kept)
+    progress.say(f"Imitating the teacher of {world} for {made.options.steps} steps to make the warm start.")
+    folder = Path(f"{run}-start") if run else None
+    return last_model(_train(made, Run.create(made, folder), progress).run)
+
+
+def last_model(run: str | Path) -> Path:
+    """The model folder of a run's newest checkpoint."""
+    latest = Run.open(run).latest()
+    if latest is None:
+        raise PanoplyError(f"The run {run} has no usable checkpoint yet.")
+    return latest.model
+
+
+def load_policy(source: str | Path, device: str = "auto", dtype: str = "float32") -> TextPolicy:
+    """The policy of a run (its best checkpoint), a checkpoint, or a model folder."""
+    from panoply.policies.build import DTYPE, pick_device
+    from panoply.policies.text import TextPolicy
+
+    return TextPolicy.load(model_folder(source), DTYPE[dtype], pick_device(device))
+
+
+def evaluate(
+    source: str | Path,
+    world: str | None = None,
+    *,
+    problems: int = 256,
+    attempts: int = 8,
+    ks: Sequence[int] = (1, 8),
+    temperature: float = 1.0,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+) -> Evaluation:
+    """Held-out success of a run or model folder: greedy, sampled, and unbiased pass@k."""
+    from panoply.evaluate import held_out
+    from panoply.policies.build import open_policy
+
+    built = _world(source, world, settings or {})
+    policy = open_policy(str(source), built, seed)
+    return held_out.evaluate(
+        built, policy, problems, attempts=attempts, ks=ks, temperature=temperature, seed=seed
+    )
+
+
+def _world(source: str | Path, name: str | None, settings: Mapping[str, Any]) -> Any:
+    """The world named, or the one a run was trained on."""
+    if name is None:
+        try:
+            run = Run.open(source)
+        except PanoplyError as error:
+            raise PanoplyError(f"{source} is not a run: name the world to evaluate it on with --world.") from error
+        return run.plan().world()
+    return make_plan("sft", name, settings=settings).world()
+
+
+def sample(
+    source: str | Path,
+    prompt: str,
+    *,
+    n: int = 1,
+    temperature: float = 1.0,
+    max_tokens: int = 128,
+    seed: int = 0,
+) -> list[str]:
+    """Continuations of a prompt, as text."""
+    from panoply.rollout.engine import Request, TextEngine
+    from panoply.rollout.sampling import Sampling
+    from panoply.seeds import stable_hash
+
+    policy = load_policy(source)
+    tokens = policy.tokenizer.encode(prompt)
+    if not tokens:
+        raise PanoplyError("The prompt is empty.")
+    eos = policy.tokenizer.eos_id
+    room = policy.context_length - len(tokens)
+    sampling = Sampling(
+        temperature=temperature,
+        max_tokens=max(1, min(max_tokens, room)),
+        stop_tokens=() if eos is None else (eos,),
+    )
+    seeds = [stable_hash("sample", seed, i) for i in range(n)]
+    rollouts = TextEngine(policy.model, policy.tokenizer).generate([Request(tokens, seeds)], sampling)
+    return [policy.tokenizer.decode(c) for c in rollouts.completions()]
+
+
+def export(source: str | Path, folder: str | Path, *, which: str = "best") -> Path:
+    """Copy a run's model (its `best` or `last` checkpoint) to a Hugging Face folder that transformers opens."""
+    target = Path(folder)
+    if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
+        raise PanoplyError(f"{target} is not empty: name another folder.")
+    run = Run.open(source)
+    found: Checkpoint | None = run.best() if which == "best" else run.latest()
+    if found is None:
+        raise PanoplyError(f"The run {source} has no usable checkpoint yet.")
+    hidden = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        shutil.copytree(found.model, hidden)
+        if target.exists():
+            target.rmdir()
+        os.replace(hidden, target)
+    except OSError as error:
+        raise PanoplyError(f"Cannot export to {target}: {error.strerror}.") from error
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+    return target

@@ -1,0 +1,56 @@
+"""Batch: what a term sees. Columns of some decisions, and what the current policy says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from panoply.experience import Experience, Segments, Table
+
+LOG_RATIO_LIMIT = 20.0
+"""exp(±20) is the largest ratio formed; beyond it a policy has diverged and the guard will say so."""
+
+Values = tuple[Tensor, Mapping[str, Tensor]]
+"""What a term returns: one value per row of its unit, and detached columns to be averaged into metrics."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    experience: Experience
+    now: Mapping[str, Tensor]
+    """`logp` of each decision under the current weights, with gradient, and what else the terms need."""
+    prepared: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, column: str) -> Tensor:
+        return self.experience[column]
+
+    def __contains__(self, column: str) -> bool:
+        return column in self.experience
+
+    def by(self, key: str) -> Segments:
+        return self.experience.by(key)
+
+    @property
+    def pairs(self) -> Table:
+        assert self.experience.pairs is not None, "this term needs preference pairs"
+        return self.experience.pairs
+
+    def log_ratio(self, against: str = "behaviour") -> Tensor:
+        """log π_now − log π_against per decision, in float32, clamped to ±20."""
+        then = self["logp" if against == "behaviour" else f"logp@{against}"]
+        return (self.now["logp"].float() - then.float()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+    def episode_log_ratio(self, against: str) -> Tensor:
+        """Σ_t log π_now/π_against, one value per episode, in the order of `by("episode")`."""
+        return self.by("episode").sum(self.now["logp"].float() - self[f"logp@{against}"].float())
+
+    def pair_rows(self, per_episode: Tensor) -> tuple[Tensor, Tensor]:
+        """An episode column looked up for the chosen and the rejected side of each pair."""
+        keys = self.by("episode").keys
+        chosen = torch.searchsorted(keys, self.pairs.tensor("chosen"))
+        rejected = torch.searchsorted(keys, self.pairs.tensor("rejected"))
+        return per_episode[chosen], per_episode[rejected]

@@ -1,0 +1,160 @@
+"""Checkpoints: folders that are whole or absent, of plain tensors and JSON. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from panoply.errors import PanoplyError
+
+MANIFEST = "manifest.json"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a small file in one step: readers see the old text or the new, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with _clear_errors(f"write {path}"), open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+class _clear_errors:
+    """Turns a full disk or a forbidden folder into one sentence."""
+
+    def __init__(self, doing: str):
+        self.doing = doing
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, OSError):
+            reason = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror or error)
+            raise PanoplyError(f"Cannot {self.doing}: {reason}. Finished checkpoints are untouched.") from error
+        if error is not None and type(error).__name__ == "SafetensorError":
+            full = "No space" in str(error) or "os error 28" in str(error)
+            reason = "the disk is full" if full else str(error)
+            raise PanoplyError(f"Cannot {self.doing}: {reason}. Finished checkpoints are untouched.") from error
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A finished checkpoint folder: `model/` is a Hugging Face folder, beside it the state a resumed run needs."""
+
+    folder: Path
+
+    @property
+    def step(self) -> int:
+        return int(self.folder.name.removeprefix("step-"))
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        from safetensors.torch import load_file
+
+        return load_file(self.folder / "state.safetensors")
+
+    def problem(self) -> str | None:
+        """Why the checkpoint cannot be used, or None."""
+        try:
+            manifest = json.loads((self.folder / MANIFEST).read_text())
+        except (OSError, ValueError):
+            return "it has no readable manifest"
+        for name, expected in manifest["files"].items():
+            file = self.folder / name
+            if not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != expected["bytes"]:
+                return f"{name} is cut short ({file.stat().st_size} of {expected['bytes']} bytes)"
+            if _digest(file) != expected["sha256"]:
+                return f"{name} is corrupt"
+        return None
+
+
+def save(
+    folder: Path,
+    step: int,
+    save_model: Callable[[Path], None],
+    state: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+) -> Checkpoint:
+    """Write `folder/step-…`: first under a hidden name, flushed to disk, then renamed in one step."""
+    from safetensors.torch import save_file
+
+    final = folder / f"step-{step:07d}"
+    hidden = folder / f".writing-{step:07d}-{os.getpid()}"
+    try:
+        with _clear_errors(f"save the checkpoint of step {step}"):
+            shutil.rmtree(hidden, ignore_errors=True)
+            hidden.mkdir(parents=True)
+            save_model(hidden / "model")
+            save_file({k: v.contiguous() for k, v in tensors.items()}, hidden / "state.safetensors")
+            (hidden / "state.json").write_text(json.dumps(state))
+            files = sorted(p for p in hidden.rglob("*") if p.is_file())
+            listing = {
+                str(p.relative_to(hidden)): {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in files
+            }
+            (hidden / MANIFEST).write_text(json.dumps({"step": step, "files": listing}, indent=1))
+            for file in (*files, hidden / MANIFEST):
+                _flush(file)
+            _flush(hidden)
+            if final.exists():
+                shutil.rmtree(final)
+            os.replace(hidden, final)
+            _flush(folder)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+    return Checkpoint(final)
+
+
+def listed(folder: Path) -> list[Checkpoint]:
+    """Finished checkpoints, oldest first."""
+    return [Checkpoint(p) for p in sorted(folder.glob("step-*")) if p.is_dir()]
+
+
+def latest_usable(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that is whole; says which newer ones are not."""
+    for checkpoint in reversed(listed(folder)):
+        problem = checkpoint.problem()
+        if problem is None:
+            return checkpoint
+        warn(f"Checkpoint {checkpoint.folder.name} is not usable: {problem}. Trying the one before.")
+    return None
+
+
+def prune(folder: Path, keep: int, best: int | None) -> None:
+    """Remove all but the last `keep` checkpoints and the best one, and what a killed writer left behind."""
+    for checkpoint in listed(folder)[: -keep or None]:
+        if checkpoint.step != best:
+            shutil.rmtree(checkpoint.folder, ignore_errors=True)
+    for left in folder.glob(".writing-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _digest(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

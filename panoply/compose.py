@@ -1,0 +1,122 @@
+"""Resolving a method: its published defaults, a preset, borrowed slots, and settings by path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from panoply import registry
+from panoply.errors import PanoplyError, unknown
+from panoply.method import REGIMES, Method
+from panoply.part import Part, check
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A method and which of its settings the user chose."""
+
+    id: str
+    method: Method
+    chosen: frozenset[str] = field(default_factory=frozenset)
+
+
+def resolve(
+    name: str,
+    *,
+    preset: str | None = None,
+    slots: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Build `name`, then apply its preset (if it has one of that name), borrowed slots and settings, in that order."""
+    entry = registry.find("method", name)
+    method: Method = entry.build()
+    if preset is not None:
+        for path, value in entry.presets.get(preset, {}).items():
+            method = method if path.startswith("run.") else assign(method, path, value)
+    for slot, source in (slots or {}).items():
+        method = borrow(method, slot, source, preset)
+    chosen = set()
+    for path, value in (settings or {}).items():
+        method = assign(method, path, value)
+        chosen.add(path)
+    return Resolved(entry.id, method, frozenset(chosen))
+
+
+def borrow(method: Method, slot: str, source: str, preset: str | None = None) -> Method:
+    """Fill a slot with a part of that name, or with what another method has in that slot."""
+    if slot not in method.slot_of:
+        raise unknown(f"slot of the {method.regime} regime", slot, method.slot_of)
+    kind = method.slot_of[slot]
+    if source in registry.parts(kind):
+        made = registry.find_part(kind, source)()
+        return method.but(**{slot: (made,) if method.several(slot) else made})
+    known = {*registry.parts(kind), *(e.name for e in registry.entries("method"))}
+    if source.split("@")[0] not in known:
+        raise unknown(f"{slot} part or method", source, known)
+    lender = resolve(source, preset=preset).method
+    if slot not in lender.slot_of:
+        raise PanoplyError(f"'{source}' has no slot '{slot}': it is a {lender.regime} method, with {', '.join(lender.slot_of)}.")
+    return method.but(**{slot: lender.slots()[slot]})
+
+
+def assign(method: Method, path: str, value: Any) -> Method:
+    """Set one path: `credit.scale`, `update.schedule.warmup`, `regularise.kl` (its weight; `none` removes it)."""
+    slot, _, rest = path.partition(".")
+    if slot not in method.slot_of:
+        raise unknown(f"slot of the {method.regime} regime", slot, method.slot_of)
+    held = method.slots()[slot]
+    if isinstance(held, tuple):
+        return method.but(**{slot: _assign_several(method, slot, held, rest, value)})
+    if not rest:
+        return borrow(method, slot, str(value))
+    return method.but(**{slot: _assign_part(slot, held, rest, value)})
+
+
+def _assign_several(
+    method: Method, slot: str, held: tuple[Part, ...], rest: str, value: Any
+) -> tuple[Part, ...]:
+    """Settings of a slot that holds any number of parts: naming one that is absent adds it."""
+    name, _, setting = rest.partition(".")
+    kind = method.slot_of[slot]
+    cls = registry.find_part(kind, name)
+    present = next((p for p in held if p.info.name == name), None)
+    others = tuple(p for p in held if p.info.name != name)
+    word = str(value).lower()
+    if not setting and word in ("none", "false"):
+        return others
+    made = present or cls()
+    if setting:
+        made = _assign_part(f"{slot}.{name}", made, setting, value)
+    elif word != "true":
+        if "weight" not in cls.annotations():
+            raise PanoplyError(f"{slot}.{name} has no weight: set it to true or false, or set {slot}.{name}.SETTING.")
+        made = _assign_part(f"{slot}.{name}", made, "weight", value)
+    return tuple(made if p.info.name == name else p for p in held) if present else (*others, made)
+
+
+def _assign_part(where: str, held: Part, path: str, value: Any) -> Part:
+    name, _, rest = path.partition(".")
+    if name not in held.annotations():
+        raise unknown(f"setting of {where} ({held.info.name})", name, held.annotations())
+    inner = getattr(held, name)
+    if rest:
+        if not isinstance(inner, Part):
+            raise PanoplyError(f"{where}.{name} is {inner!r}, not a part: it has no setting '{rest}'.")
+        return held.but(**{name: _assign_part(f"{where}.{name}", inner, rest, value)})
+    annotation = held.annotations()[name]
+    if isinstance(value, str):
+        return held.but(**{name: registry.parse(f"{where}.{name}", value, annotation)})
+    return held.but(**{name: check(f"{where}.{name}", registry.value_from_json(value), annotation)})
+
+
+def method_from_json(data: Mapping[str, Any]) -> Method:
+    """The inverse of `Method.to_json`."""
+    slots = dict(data)
+    regime = slots.pop("regime", None)
+    if regime not in REGIMES:
+        raise unknown("regime", str(regime), REGIMES)
+    for name in slots:
+        if name not in REGIMES[regime].slot_of:
+            raise unknown(f"slot of the {regime} regime", name, REGIMES[regime].slot_of)
+    return REGIMES[regime](**{name: registry.value_from_json(value) for name, value in slots.items()})

@@ -1,0 +1,72 @@
+"""Credit against what other episodes of the same group earned."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from panoply.experience import Experience, Segments
+from panoply.part import Finding, Part, part
+
+Baseline = Literal["mean", "leave_one_out", "median", "none"]
+Scale = Literal["std", "batch_std", "none"]
+
+
+def episode_returns(experience: Experience) -> tuple[Tensor, Segments]:
+    """R of each episode, and the groups its episodes form: every episode has one vote, whatever its length."""
+    episodes = experience.by("episode")
+    return episodes.sum(experience["reward"].float()), Segments(episodes.first(experience["group"]))
+
+
+def _impossible(held: Any, method: Any) -> list[Finding]:
+    group = method.sample.settings().get("group") if hasattr(method, "sample") else None
+    if group != 1:
+        return []
+    if held.baseline == "leave_one_out":
+        return [("baseline", "leave_one_out needs another episode in the group, and sample.group is 1")]
+    return [("baseline", "a group of one episode is its own mean, so every advantage is 0 (sample.group is 1)")] if (
+        held.baseline != "none"
+    ) else []
+
+
+def _equation(held: Part) -> str:
+    baseline = {
+        "mean": "R − mean_group(R)",
+        "leave_one_out": "R − mean_others(R)",
+        "median": "R − median_group(R)",
+        "none": "R",
+    }[held.settings()["baseline"]]
+    scale = {"std": " / (std_group(R) + ε)", "batch_std": " / (std_batch(R) + ε)", "none": ""}[held.settings()["scale"]]
+    return f"A = ({baseline}){scale}" if scale else f"A = {baseline}"
+
+
+@part("credit", equation=_equation, impossible=_impossible)
+def group(
+    experience: Experience, *, baseline: Baseline = "mean", scale: Scale = "std", epsilon: float = 1e-4
+) -> Tensor:
+    """One advantage per episode, spread over its decisions: its return against its group's.
+
+    A group whose returns are all exactly equal gets 0, never a rounding error divided by a tiny deviation.
+    """
+    returns, groups = episode_returns(experience)
+    advantage = centre(returns, groups, baseline)
+    if scale == "std":
+        advantage = advantage / (groups.rows(groups.std(returns)) + epsilon)
+    elif scale == "batch_std":
+        advantage = advantage / (returns.std() + epsilon)
+    if baseline != "none":
+        advantage = advantage.masked_fill(groups.rows(groups.constant(returns)), 0.0)
+    return experience.by("episode").rows(advantage)
+
+
+def centre(returns: Tensor, groups: Segments, baseline: Baseline) -> Tensor:
+    """Returns minus their group's baseline."""
+    if baseline == "mean":
+        return returns - groups.rows(groups.mean(returns))
+    if baseline == "median":
+        return returns - groups.rows(groups.median(returns))
+    if baseline == "leave_one_out":
+        others = groups.rows(groups.count - 1).to(returns.dtype)
+        return returns - (groups.rows(groups.sum(returns)) - returns) / others.clamp(min=1)
+    return returns

@@ -1,0 +1,280 @@
+"""Experience: the flat table of decisions, what they were taken in, and segment operations over its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from panoply.errors import unknown
+
+OWN, TEACHER, DEMONSTRATION, REPLAY, SYNTHETIC = range(5)
+"""Values of the `source` column."""
+OPEN, TERMINATED, TRUNCATED = range(3)
+"""Values of the `end` column."""
+STREAMS: dict[str, tuple[int, ...]] = {
+    "own": (OWN, REPLAY),
+    "imitation": (TEACHER, DEMONSTRATION),
+    "synthetic": (SYNTHETIC,),
+}
+"""Streams are normalised apart, each by its own count, and then mixed."""
+
+Unit = Literal["decision", "turn", "episode", "group", "pair"]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of unequal length: row i is `values[offsets[i]:offsets[i + 1]]`."""
+
+    values: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def from_lists(cls, rows: Sequence[Sequence[int]], dtype: torch.dtype = torch.long) -> Ragged:
+        lengths = torch.tensor([0, *(len(r) for r in rows)])
+        return cls(torch.tensor([x for r in rows for x in r], dtype=dtype), lengths.cumsum(0))
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.offsets.diff()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> Tensor:
+        return self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
+
+    def take(self, rows: Tensor) -> Ragged:
+        lengths = self.lengths[rows]
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        start = (self.offsets[rows] - offsets[:-1]).repeat_interleave(lengths)
+        return Ragged(self.values[start + torch.arange(len(start), device=start.device)], offsets)
+
+    def tolist(self) -> list[list[int]]:
+        values, offsets = self.values.tolist(), self.offsets.tolist()
+        return [values[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+
+    def to(self, device: torch.device | str) -> Ragged:
+        return Ragged(self.values.to(device), self.offsets.to(device))
+
+    @staticmethod
+    def cat(parts: Sequence[Ragged]) -> Ragged:
+        ends = torch.tensor([0, *(len(p.values) for p in parts[:-1])]).cumsum(0)
+        offsets = [p.offsets[1:] + end for p, end in zip(parts, ends.tolist(), strict=True)]
+        first = parts[0].offsets[:1]
+        return Ragged(torch.cat([p.values for p in parts]), torch.cat([first, *offsets]))
+
+
+Column = Tensor | Ragged
+
+
+class Table(Mapping[str, Column]):
+    """Named columns of equal length. Immutable: every change gives a new table."""
+
+    def __init__(self, columns: Mapping[str, Column]):
+        self._columns = dict(columns)
+        lengths = {name: len(column) for name, column in self._columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"columns differ in length: {lengths}")
+        self.rows = next(iter(lengths.values()), 0)
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._columns:
+            raise unknown("column", name, self._columns)
+        return self._columns[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"Table({self.rows} rows: {', '.join(self._columns)})"
+
+    def tensor(self, name: str) -> Tensor:
+        column = self[name]
+        assert isinstance(column, Tensor), f"column '{name}' is ragged"
+        return column
+
+    def ragged(self, name: str) -> Ragged:
+        column = self[name]
+        assert isinstance(column, Ragged), f"column '{name}' is not ragged"
+        return column
+
+    def plus(self, columns: Mapping[str, Column]) -> Table:
+        return Table({**self._columns, **columns})
+
+    def take(self, rows: Tensor) -> Table:
+        return Table({k: c.take(rows) if isinstance(c, Ragged) else c[rows] for k, c in self.items()})
+
+    def to(self, device: torch.device | str) -> Table:
+        return Table({name: column.to(device) for name, column in self.items()})
+
+    @staticmethod
+    def cat(tables: Sequence[Table]) -> Table:
+        """Stack tables. A column that only some of them have cannot be stacked: absent is not zero."""
+        names = list(tables[0])
+        for table in tables[1:]:
+            if set(table) != set(names):
+                differing = sorted(set(table) ^ set(names))
+                raise ValueError(f"tables to stack differ in columns: {differing}")
+        stacked: dict[str, Column] = {}
+        for name in names:
+            columns = [t[name] for t in tables]
+            if isinstance(columns[0], Ragged):
+                stacked[name] = Ragged.cat([t.ragged(name) for t in tables])
+            else:
+                stacked[name] = torch.cat([t.tensor(name) for t in tables])
+        return Table(stacked)
+
+
+class Segments:
+    """Rows sharing a key. Reductions give one value a segment; `rows` spreads those back over the rows."""
+
+    def __init__(self, key: Tensor):
+        self.keys, self.index = key.unique(return_inverse=True)
+        self.count = self.index.bincount(minlength=len(self.keys))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def rows(self, per_segment: Tensor) -> Tensor:
+        return per_segment[self.index]
+
+    def sum(self, x: Tensor) -> Tensor:
+        x = x if x.is_floating_point() else x.long()
+        return x.new_zeros(len(self), *x.shape[1:]).index_add(0, self.index, x)
+
+    def mean(self, x: Tensor) -> Tensor:
+        x = x if x.is_floating_point() else x.float()
+        return self.sum(x) / self.count.to(x.dtype)
+
+    def var(self, x: Tensor, correction: int = 1) -> Tensor:
+        """Zero where a segment has `correction` rows or fewer."""
+        centred = x - self.rows(self.mean(x))
+        return self.sum(centred**2) / (self.count - correction).clamp(min=1).to(x.dtype)
+
+    def std(self, x: Tensor, correction: int = 1) -> Tensor:
+        return self.var(x, correction).sqrt()
+
+    def max(self, x: Tensor) -> Tensor:
+        return self._extreme(x, "amax")
+
+    def min(self, x: Tensor) -> Tensor:
+        return self._extreme(x, "amin")
+
+    def _extreme(self, x: Tensor, kind: str) -> Tensor:
+        return x.new_empty(len(self)).scatter_reduce(0, self.index, x, kind, include_self=False)
+
+    def median(self, x: Tensor) -> Tensor:
+        """The middle value, or the mean of the two in the middle."""
+        order = x.argsort(stable=True)
+        order = order[self.index[order].argsort(stable=True)]
+        start = self.count.cumsum(0) - self.count
+        ordered = x[order]
+        low, high = start + (self.count - 1) // 2, start + self.count // 2
+        return (ordered[low] + ordered[high]) / 2
+
+    def constant(self, x: Tensor) -> Tensor:
+        """Whether a segment holds one value only: exact equality, never `std > eps`."""
+        return self.max(x) == self.min(x)
+
+    def first(self, x: Tensor) -> Tensor:
+        """Each segment's first row. For columns that do not vary inside a segment, its value."""
+        return x[self._row(first=True)]
+
+    def last(self, x: Tensor) -> Tensor:
+        return x[self._row(first=False)]
+
+    def is_last(self) -> Tensor:
+        """Marks each segment's last row."""
+        mark = torch.zeros(len(self.index), dtype=torch.bool, device=self.index.device)
+        mark[self._row(first=False)] = True
+        return mark
+
+    def _row(self, *, first: bool) -> Tensor:
+        at = torch.arange(len(self.index), device=self.index.device)
+        return self.min(at) if first else self.max(at)
+
+
+def segment_mean(x: Tensor, by: Tensor) -> Tensor:
+    """Each row's segment mean."""
+    segments = Segments(by)
+    return segments.rows(segments.mean(x))
+
+
+@dataclass(frozen=True)
+class Experience:
+    """Decisions, the context they were taken in, and preference pairs where there are any."""
+
+    decisions: Table
+    context: Table
+    pairs: Table | None = None
+    _segments: dict[str, Segments] = field(default_factory=dict, repr=False, compare=False)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.decisions.tensor(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.decisions
+
+    def __len__(self) -> int:
+        return self.decisions.rows
+
+    def by(self, key: str) -> Segments:
+        """Segments of the decisions that share a value of `key`."""
+        if key not in self._segments:
+            self._segments[key] = Segments(self[key])
+        return self._segments[key]
+
+    def with_columns(self, **columns: Column) -> Experience:
+        """The same rows with columns added or replaced (write `logp@x` as `**{"logp@x": …}`)."""
+        return Experience(self.decisions.plus(columns), self.context, self.pairs)
+
+    def with_pairs(self, pairs: Table) -> Experience:
+        return Experience(self.decisions, self.context, pairs)
+
+    def take(self, rows: Tensor) -> Experience:
+        """Some decisions, with only the context rows and pairs they need. `rows` is a mask or an index."""
+        rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
+        decisions = self.decisions.take(rows)
+        used, renumbered = decisions.tensor("context").unique(return_inverse=True)
+        pairs = self.pairs
+        if pairs is not None:
+            kept = decisions.tensor("episode")
+            both = torch.isin(pairs.tensor("chosen"), kept) & torch.isin(pairs.tensor("rejected"), kept)
+            pairs = pairs.take(both.nonzero().flatten())
+        return Experience(decisions.plus({"context": renumbered}), self.context.take(used), pairs)
+
+    def stream(self, name: str) -> Tensor:
+        """Marks the decisions of a stream that learn."""
+        mask = torch.ones(len(self), dtype=torch.bool, device=self["action"].device)
+        if "source" in self:
+            sources = torch.tensor(STREAMS[name], device=mask.device)
+            mask = torch.isin(self["source"], sources)
+        return mask & self["train"].bool() if "train" in self else mask
+
+    def to(self, device: torch.device | str) -> Experience:
+        pairs = None if self.pairs is None else self.pairs.to(device)
+        return Experience(self.decisions.to(device), self.context.to(device), pairs)
+
+    @staticmethod
+    def cat(parts: Sequence[Experience]) -> Experience:
+        """Stack experiences. Keys are taken as they are: whoever made them made them unique."""
+        starts = torch.tensor([0, *(p.context.rows for p in parts[:-1])]).cumsum(0).tolist()
+        decisions = [
+            p.decisions.plus({"context": p["context"] + s}) for p, s in zip(parts, starts, strict=True)
+        ]
+        pairs = [p.pairs for p in parts if p.pairs is not None]
+        return Experience(
+            Table.cat(decisions),
+            Table.cat([p.context for p in parts]),
+            Table.cat(pairs) if pairs else None,
+        )

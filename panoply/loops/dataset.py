@@ -1,0 +1,22 @@
+"""The data-set loop: draw a batch of given data, descend the losses."""
+
+from __future__ import annotations
+
+from panoply.experience import Experience
+from panoply.loops.job import Job
+from panoply.method import Dataset
+from panoply.seeds import torch_rng
+
+
+def dataset(job: Job) -> None:
+    assert isinstance(job.method, Dataset)
+    for step in job.steps():
+        with job.phase("data"):
+            batch: Experience = job.call("data", job.collect)
+        with job.phase("score"):
+            batch = job.snapshots.score(batch)
+        with job.phase("learn"):
+            order = torch_rng("minibatches", job.plan.options.seed, step)
+            found = [job.learner.step(m, step) for m in job.learner.minibatches(batch, order)]
+            metrics = {name: sum(m.get(name, 0.0) for m in found) / len(found) for name in found[0]}
+        job.finish_step(batch, metrics)

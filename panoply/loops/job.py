@@ -1,0 +1,303 @@
+"""A job: a plan set in motion. What every loop shares: parts with memory, snapshots, evaluation, checkpoints."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from panoply import checkpoint
+from panoply.errors import PanoplyError
+from panoply.evaluate.held_out import Evaluation, evaluate
+from panoply.experience import Experience, Segments
+from panoply.loops.learner import Learner
+from panoply.part import Part
+from panoply.plan import Plan
+from panoply.policies.build import open_policy
+from panoply.progress import Progress
+from panoply.rollout.text import Collector
+from panoply.run import Run
+from panoply.sinks import Sink, open_sinks
+
+AGREEMENT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
+"""The largest mean |Δ log-probability| between sampler and scorer that is rounding and not a fault."""
+
+
+class Job:
+    def __init__(self, plan: Plan, run: Run, progress: Progress):
+        options = plan.options
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        self.plan, self.run, self.progress, self.method = plan, run, progress, plan.method
+        self.world = plan.world()
+        self.policy = open_policy(options.model, self.world, options.seed, options.device, options.dtype)
+        self.collect = Collector(self.world, self.policy, options.seed)
+        self.learner = Learner(
+            self.policy, self.method, total_steps=options.steps, micro_tokens=options.micro_tokens
+        )
+        self.snapshots = Snapshots(self)
+        self.states: dict[str, dict[str, Any]] = {
+            path: held.info.state() for path, held in self.method.parts() if held.info.state is not None
+        }
+        self.step = 0
+        self.seconds = 0.0
+        self.best = {"step": 0, "success": -1.0}
+        self.before: dict[str, Any] = {}
+        self.after: dict[str, Any] = {}
+        self.sinks: list[Sink] = open_sinks(options.sinks, run)
+        self._phases: dict[str, float] = {}
+        self._started = time.monotonic()
+
+    # -------------------------------------------------------------- parts
+
+    def call(self, path: str, *args: Any, part: Part | None = None) -> Any:
+        """Call a slot's part; one that remembers gets its state first and hands back the next one."""
+        held = part or getattr(self.method, path)
+        if path not in self.states:
+            return held(*args)
+        self.states[path], result = held(self.states[path], *args)
+        return result
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - start
+
+    # -------------------------------------------------------------- the course of a run
+
+    def begin(self) -> None:
+        """Go on from the newest usable checkpoint, or evaluate and store the starting point."""
+        found = self.run.latest(self.progress.say)
+        if found is None:
+            self.run.rewind(-1)
+            self._evaluate()
+            self.before = self.after
+            self._save()
+            return
+        self._load(found)
+        self.run.rewind(self.step)
+        self.progress.say(f"Resuming {self.run.folder} at step {self.step} of {self.plan.options.steps}.")
+
+    def steps(self) -> Iterator[int]:
+        """The steps left in the budget."""
+        limit = self.plan.options.minutes
+        self._started = time.monotonic() - self.seconds
+        self.progress.start(self)
+        while self.step < self.plan.options.steps:
+            if limit is not None and time.monotonic() - self._started > limit * 60:
+                self.progress.say(f"Stopped after {limit:g} minutes.")
+                break
+            yield self.step
+
+    def finish_step(self, experience: Experience, metrics: Mapping[str, float]) -> None:
+        """Log, evaluate and checkpoint what has become due."""
+        options = self.plan.options
+        self.step += 1
+        self.seconds = time.monotonic() - self._started
+        self.collect.version = self.step
+        last = self.step == options.steps
+        record: dict[str, Any] = {"step": self.step, "seconds": round(self.seconds, 3)}
+        record |= describe(experience) | dict(metrics) | self._speed(experience)
+        if last or (options.evaluate_every and self.step % options.evaluate_every == 0):
+            record |= self._evaluate()
+        if options.episodes_every and (last or self.step % options.episodes_every == 0):
+            self.run.log_episodes(sampled_episodes(self, experience))
+        self.run.log(record)
+        for sink in self.sinks:
+            sink.log(self.step, record)
+        if last or self.step % options.checkpoint_every == 0:
+            self._save()
+        self.progress.step(self, record, experience)
+
+    def finish(self) -> dict[str, Any]:
+        """Store the end of the run and close it."""
+        if not self.after.get("step") == self.step:
+            self._evaluate()
+            self._save()
+        result = {
+            "steps": self.step,
+            "seconds": round(self.seconds, 2),
+            "episodes": self.collect.state["episodes"],
+            "before": self.before,
+            "after": self.after,
+            "best_step": self.best["step"],
+            "fingerprint": self.policy.fingerprint(),
+        }
+        self.run.finish(result)
+        self.close()
+        return result
+
+    def save_last_good(self, why: str) -> None:
+        """After a divergence: keep the weights as they were before the bad step, and say so in the result."""
+        self._save()
+        self.run.finish({"diverged": why, "steps": self.step, "before": self.before, "after": self.after})
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+        self.progress.close()
+        self.run.release()
+
+    # -------------------------------------------------------------- pieces
+
+    def _evaluate(self) -> dict[str, float]:
+        with self.phase("evaluate"):
+            found: Evaluation = evaluate(self.world, self.policy, self.plan.options.held_out, seed=self.plan.options.seed)
+        if found.sampled > self.best["success"]:
+            self.best = {"step": self.step, "success": found.sampled}
+        self.after = {"step": self.step, **found.to_json()}
+        self.progress.evaluated(self, found)
+        return {"held_out_greedy": found.greedy, "held_out_sampled": found.sampled}
+
+    def _speed(self, experience: Experience) -> dict[str, float]:
+        times = {f"seconds_{name}": round(t, 4) for name, t in self._phases.items()}
+        spent = sum(t for name, t in self._phases.items() if name != "evaluate")
+        self._phases = {}
+        return {**times, "tokens_per_second": round(len(experience) / max(spent, 1e-9)), "peak_memory_mb": peak_memory()}
+
+    def _save(self) -> None:
+        options = self.plan.options
+        state = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "collector": self.collect.state,
+            "parts": self.states,
+            "best": self.best,
+            "best_step": self.best["step"],
+            "before": self.before,
+            "after": self.after,
+            "threads": torch.get_num_threads(),
+        }
+        plain, tensors = _split_tensors(state["parts"])
+        state["parts"] = plain
+        checkpoint.save(
+            self.run.checkpoints, self.step, self.policy.save, state, {**self.learner.state(), **tensors}
+        )
+        checkpoint.prune(self.run.checkpoints, options.keep, int(self.best["step"]))
+
+    def _load(self, found: checkpoint.Checkpoint) -> None:
+        state, tensors = found.state(), found.tensors()
+        if state["threads"] != torch.get_num_threads():
+            torch.set_num_threads(state["threads"])
+        self.policy.load_weights(found.model)
+        self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith("part:")})
+        self.states = _join_tensors(state["parts"], tensors)
+        self.step = self.collect.version = state["step"]
+        self.seconds, self.best = state["seconds"], state["best"]
+        self.before, self.after = state["before"], state["after"]
+        self.collect.state = state["collector"]
+
+
+class Snapshots:
+    """Frozen or earlier selves of the policy, and the columns `logp@NAME` they give.
+
+    `reference` is a frozen copy of the start, or the model named by `--reference`; `old` is the policy as it is before
+    the step's first update.
+    """
+
+    def __init__(self, job: Job):
+        options = job.plan.options
+        self.policy = job.policy
+        self.names = sorted(n.removeprefix("logp@") for n in job.method.needs() if n.startswith("logp@"))
+        self.reference = None
+        if "reference" in self.names:
+            source = options.model if options.reference == "start" else options.reference
+            self.reference = open_policy(source, job.world, options.seed, options.device, options.dtype)
+
+    def score(self, experience: Experience) -> Experience:
+        """Add the columns the method's terms compare with."""
+        columns: dict[str, Any] = {}
+        with torch.no_grad():
+            for name in self.names:
+                acting = self.reference if name == "reference" else self.policy
+                assert acting is not None
+                columns[f"logp@{name}"] = acting.score(experience, frozenset())["logp"]
+        return experience.with_columns(**columns)
+
+
+def describe(experience: Experience) -> dict[str, float]:
+    """Metrics of a batch of experience itself."""
+    episodes = experience.by("episode")
+    ends = episodes.last(experience["end"]) if "end" in experience else None
+    found = {"decisions": len(experience), "episodes": len(episodes)}
+    found["length"] = float(episodes.count.float().mean())
+    for name in experience.decisions:
+        if name.startswith("signal:"):
+            found[name.removeprefix("signal:")] = float(episodes.sum(experience[name]).mean())
+    if "reward" in experience:
+        returns = episodes.sum(experience["reward"].float())
+        groups = Segments(episodes.first(experience["group"]))
+        found["reward"] = float(returns.mean())
+        found["degenerate_groups"] = float(groups.constant(returns).float().mean())
+    if ends is not None:
+        found["truncated"] = float((ends == 2).float().mean())
+    if "entropy" in experience:
+        found["entropy"] = float(experience["entropy"].mean())
+    return found
+
+
+def check_agreement(plan: Plan, gap: float) -> None:
+    """At the first mini-batch sampler and scorer hold the same weights: their log-probabilities must agree."""
+    limit = AGREEMENT[plan.options.dtype]
+    if gap > limit:
+        raise PanoplyError(
+            f"Sampler and scorer disagree on unchanged weights: mean |Δ log-prob| is {gap:.2g}, more than {limit:g}. "
+            "The ratio would be wrong from the first step."
+        )
+
+
+def sampled_episodes(job: Job, experience: Experience, most: int = 8) -> list[dict[str, Any]]:
+    """A few whole groups as records: ids are the record, text its rendering."""
+    chosen = experience["episode"].unique()[:most]
+    rows = []
+    for episode in chosen.tolist():
+        mask = experience["episode"] == episode
+        context = int(experience["context"][mask][0])
+        tokens = experience.context.ragged("tokens")[context].tolist()
+        record: dict[str, Any] = {
+            "step": job.step,
+            "episode": episode,
+            "group": int(experience["group"][mask][0]),
+            "task": int(experience["task"][mask][0]),
+            "text": job.policy.tokenizer.decode(tokens),
+            "tokens": tokens,
+        }
+        for name in ("position", "turn", "logp", "advantage", "reward", "entropy"):
+            if name in experience:
+                record[name] = [round(x, 5) for x in experience[name][mask].tolist()]
+        rows.append(record)
+    return rows
+
+
+def peak_memory() -> int:
+    """The most memory the process has held, in MB (device memory where there is a GPU)."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated() // 2**20
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
+
+
+def _split_tensors(states: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Part states as JSON, with their tensors apart."""
+    plain: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for path, state in states.items():
+        plain[path] = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
+        tensors |= {f"part:{path}:{k}": v for k, v in state.items() if isinstance(v, Tensor)}
+    return plain, tensors
+
+
+def _join_tensors(plain: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    states = {path: dict(state) for path, state in plain.items()}
+    for name, tensor in tensors.items():
+        if name.startswith("part:"):
+            _, path, key = name.split(":")
+            states[path][key] = tensor
+    return states

@@ -1,0 +1,47 @@
+"""The on-policy loop: collect, assign credit, ascend the surrogate for some epochs, forget."""
+
+from __future__ import annotations
+
+from panoply.experience import Experience
+from panoply.loops.job import Job, check_agreement
+from panoply.method import OnPolicy
+from panoply.seeds import torch_rng
+
+
+def on_policy(job: Job) -> None:
+    method = job.method
+    assert isinstance(method, OnPolicy)
+    for step in job.steps():
+        with job.phase("sample"):
+            collected: Experience = job.call("sample", job.collect)
+        with job.phase("credit"):
+            collected = collected.with_columns(reward=job.call("reward", collected))
+            experience = collected
+            for part in method.select:
+                experience = experience.take(job.call(f"select.{part.info.name}", experience, part=part))
+            if len(experience):
+                experience = experience.with_columns(advantage=job.call("credit", experience))
+        with job.phase("score"):
+            experience = job.snapshots.score(experience)
+        with job.phase("learn"):
+            metrics = learn(job, experience, step)
+        job.finish_step(collected if len(experience) < len(collected) else experience, metrics)
+
+
+def learn(job: Job, experience: Experience, step: int) -> dict[str, float]:
+    """Epochs of mini-batches. Metrics are the mean over them, and of the first one the agreement with the sampler."""
+    found: list[dict[str, float]] = []
+    order = torch_rng("minibatches", job.plan.options.seed, step)
+    for minibatch in job.learner.minibatches(experience, order) if len(experience) else ():
+        found.append(job.learner.step(minibatch, step))
+        if len(found) == 1 and "logp_gap" in found[0]:
+            check_agreement(job.plan, found[0]["logp_gap"])
+    if not found:
+        return {"loss": 0.0}
+    metrics = {name: sum(m.get(name, 0.0) for m in found) / len(found) for name in found[0]}
+    metrics["updates"] = len(found)
+    if "logp_gap" in found[0]:
+        metrics["step0_gap"] = found[0]["logp_gap"]
+        metrics["step0_ratio_max"] = found[0]["ratio_max"]
+        del metrics["logp_gap"]
+    return metrics

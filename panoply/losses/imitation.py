@@ -1,0 +1,12 @@
+"""Losses of imitation."""
+
+from __future__ import annotations
+
+from panoply.batch import Batch, Values
+from panoply.part import Part, part
+
+
+@part("loss", equation="−log π", stream="imitation")
+def nll(batch: Batch, *, weight: float | Part = 1.0) -> Values:
+    """Negative log-likelihood of the demonstrated decision."""
+    return -batch.now["logp"], {"nll": -batch.now["logp"].detach()}

@@ -1,0 +1,156 @@
+"""Methods: frozen values that name their parts, one dataclass per regime."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from panoply.errors import PanoplyError, unknown
+from panoply.part import Part, show_value
+
+
+@dataclass(frozen=True)
+class Method:
+    """What the regimes share: slots that hold one part or several, changed with `but`, compared with `diff`."""
+
+    regime: ClassVar[str]
+    slot_of: ClassVar[dict[str, str]]
+    """Which kind of part each field takes."""
+
+    def __post_init__(self) -> None:
+        for name, value in self.slots().items():
+            for held in value if isinstance(value, tuple) else (value,):
+                if not isinstance(held, Part) or held.info.slot != self.slot_of[name]:
+                    given = held.info.id if isinstance(held, Part) else repr(held)
+                    raise PanoplyError(f"The slot '{name}' takes a {self.slot_of[name]} part, not {given}.")
+
+    def slots(self) -> dict[str, Part | tuple[Part, ...]]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def several(self, slot: str) -> bool:
+        """Whether a slot holds any number of parts."""
+        return isinstance(self.slots()[slot], tuple)
+
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        """Every part with its path: `credit`, `regularise.kl`, …"""
+        for slot, value in self.slots().items():
+            if isinstance(value, tuple):
+                yield from ((f"{slot}.{held.info.name}", held) for held in value)
+            else:
+                yield slot, value
+
+    def terms(self) -> list[Part]:
+        """The parts the learner differentiates."""
+        raise NotImplementedError
+
+    def equation(self) -> list[str]:
+        raise NotImplementedError
+
+    def needs(self) -> frozenset[str]:
+        return frozenset().union(*(held.needs() for _, held in self.parts()))
+
+    def but(self, **changes: Part | tuple[Part, ...]) -> Self:
+        """The same method with other parts: a paper as a diff."""
+        for name in changes:
+            if name not in self.slot_of:
+                raise unknown(f"slot of the {self.regime} regime", name, self.slot_of)
+        return dataclasses.replace(self, **changes)
+
+    def settings(self) -> dict[str, Any]:
+        """Every hyper-parameter by path, parts by name: `credit`, `credit.scale`, `regularise.kl.weight`, …"""
+        flat: dict[str, Any] = {}
+        for path, held in self.parts():
+            _flatten(path, held, flat)
+        return flat
+
+    def diff(self, other: Method) -> list[tuple[str, str | None, str | None]]:
+        """Paths at which two methods differ, with both values (None where absent)."""
+        mine, theirs = self.settings(), other.settings()
+        paths = [*mine, *(p for p in theirs if p not in mine)]
+        rows = ((p, *(show_value(s[p]) if p in s else None for s in (mine, theirs))) for p in paths)
+        return [row for row in rows if row[1] != row[2]]
+
+    def to_json(self) -> dict[str, Any]:
+        slots = {
+            name: [held.to_json() for held in value] if isinstance(value, tuple) else value.to_json()
+            for name, value in self.slots().items()
+        }
+        return {"regime": self.regime, **slots}
+
+    def hash(self) -> str:
+        """A short hash of everything that determines the method."""
+        text = json.dumps(self.to_json(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _flatten(path: str, held: Part, into: dict[str, Any]) -> None:
+    into[path] = held.info.name
+    for name, value in held.settings().items():
+        if isinstance(value, Part):
+            _flatten(f"{path}.{name}", value, into)
+        else:
+            into[f"{path}.{name}"] = value
+
+
+def _weighted(terms: tuple[Part, ...]) -> str:
+    """` − 0.04·KL(…)` for each term with a weight other than zero."""
+    shown = [(show_value(t.settings().get("weight", 1.0)), t.equation()) for t in terms]
+    return "".join(f" − {w}·{e}" for w, e in shown if w != "0")
+
+
+@dataclass(frozen=True)
+class OnPolicy(Method):
+    """Collect, assign credit, ascend a surrogate for some epochs, forget."""
+
+    sample: Part
+    reward: Part
+    credit: Part
+    surrogate: Part
+    reduce: Part
+    update: Part
+    select: tuple[Part, ...] = ()
+    regularise: tuple[Part, ...] = ()
+
+    regime: ClassVar[str] = "on_policy"
+    slot_of: ClassVar[dict[str, str]] = {
+        s: s for s in ("sample", "reward", "select", "credit", "surrogate", "regularise", "reduce", "update")
+    }
+
+    def terms(self) -> list[Part]:
+        return [self.surrogate, *self.regularise]
+
+    def equation(self) -> list[str]:
+        return [
+            f"maximise  {self.reduce.equation()} [ {self.surrogate.equation()}{_weighted(self.regularise)} ]",
+            f"with      {self.credit.equation()}",
+            f"          R = {self.reward.equation()}",
+        ]
+
+
+@dataclass(frozen=True)
+class Dataset(Method):
+    """Descend losses on given data: imitation, preferences, reward models."""
+
+    data: Part
+    losses: tuple[Part, ...]
+    reduce: Part
+    update: Part
+
+    regime: ClassVar[str] = "dataset"
+    slot_of: ClassVar[dict[str, str]] = {"data": "data", "losses": "loss", "reduce": "reduce", "update": "update"}
+
+    def terms(self) -> list[Part]:
+        return list(self.losses)
+
+    def equation(self) -> list[str]:
+        first, *rest = self.losses
+        average = self.reduce.equation() if first.info.unit == "decision" else f"mean over {first.info.unit}s"
+        more = "".join(f" + {show_value(t.settings().get('weight', 1.0))}·{t.equation()}" for t in rest)
+        return [f"minimise  {average} [ {first.equation()}{more} ]", f"on        {self.data.equation()}"]
+
+
+REGIMES: dict[str, type[Method]] = {"on_policy": OnPolicy, "dataset": Dataset}

@@ -1,0 +1,28 @@
+"""Direct Preference Optimization."""
+
+from __future__ import annotations
+
+from panoply.data.teacher import teacher_pairs
+from panoply.losses.pairs import logistic
+from panoply.method import Dataset
+from panoply.reduce.averages import token_mean
+from panoply.registry import method
+from panoply.schedule.schedules import constant
+from panoply.update.optimisers import adam
+
+TINY = {"update.lr": 1e-4, "update.beta2": 0.95, "update.schedule.warmup": 10, "run.steps": 150}
+
+
+@method("dpo@1", presets={"tiny": TINY})
+def dpo() -> Dataset:
+    """Direct Preference Optimization (arXiv 2305.18290).
+
+    The policy itself is the reward model: β·log π/π_ref. Its pairwise likelihood is raised on given preferences,
+    which maximises reward under a KL constraint to the reference without sampling.
+    """
+    return Dataset(
+        data=teacher_pairs(batch=64),
+        losses=(logistic(beta=0.1),),
+        reduce=token_mean(),
+        update=adam(lr=1e-6, schedule=constant(warmup=150)),
+    )

@@ -1,0 +1,43 @@
+"""Group Relative Policy Optimization."""
+
+from __future__ import annotations
+
+from panoply.credit.groups import group
+from panoply.method import OnPolicy
+from panoply.reduce.averages import sequence_mean
+from panoply.registry import method
+from panoply.regularise.terms import kl
+from panoply.rewards.signals import signal
+from panoply.sample.groups import groups
+from panoply.surrogate.ratios import clip
+from panoply.update.optimisers import adam
+
+TINY = {
+    "sample.group": 8,
+    "surrogate.high": 0.28,
+    "reduce": "token_mean",
+    "regularise.kl": "none",
+    "update.lr": 3e-4,
+    "update.beta2": 0.95,
+    "update.schedule.warmup": 10,
+    "run.steps": 100,
+}
+"""For models of about a million parameters: a larger step, a wider upper bound, no pull to the start."""
+
+
+@method("grpo@1", presets={"tiny": TINY})
+def grpo() -> OnPolicy:
+    """Group Relative Policy Optimization (DeepSeekMath, arXiv 2402.03300).
+
+    PPO's bounded ratio without a critic: an answer's advantage is its reward against the other answers to the same
+    prompt, in standard deviations. The KL term differentiates k3 and so descends KL(π_ref‖π).
+    """
+    return OnPolicy(
+        sample=groups(prompts=16, group=64),
+        reward=signal(),
+        credit=group(baseline="mean", scale="std"),
+        surrogate=clip(low=0.2, high=0.2),
+        regularise=(kl(weight=0.04, estimator="k3"),),
+        reduce=sequence_mean(),
+        update=adam(lr=1e-6),
+    )

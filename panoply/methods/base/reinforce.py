@@ -1,0 +1,30 @@
+"""REINFORCE."""
+
+from __future__ import annotations
+
+from panoply.credit.moving import moving_baseline
+from panoply.method import OnPolicy
+from panoply.reduce.averages import sequence_sum
+from panoply.registry import method
+from panoply.rewards.signals import signal
+from panoply.sample.groups import groups
+from panoply.surrogate.ratios import log_likelihood
+from panoply.update.optimisers import adam
+
+TINY = {"update.lr": 3e-4, "update.beta2": 0.95, "update.schedule.warmup": 10, "run.steps": 150}
+
+
+@method("reinforce@1", presets={"tiny": TINY})
+def reinforce() -> OnPolicy:
+    """REINFORCE with a moving baseline (Williams 1992).
+
+    The plain policy gradient: each episode's log-probability, weighted by what it earned above the recent average.
+    """
+    return OnPolicy(
+        sample=groups(prompts=128, group=1),
+        reward=signal(),
+        credit=moving_baseline(decay=0.9),
+        surrogate=log_likelihood(),
+        reduce=sequence_sum(),
+        update=adam(lr=1e-6),
+    )

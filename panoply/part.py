@@ -1,0 +1,227 @@
+"""Parts: typed functions that become named, frozen, printable, comparable values.
+
+    @part("credit", equation="A = R − mean_group(R)")
+    def centred(experience: Experience, *, scale: float = 1.0) -> Tensor: ...
+
+`centred(scale=2.0)` is then a frozen dataclass; calling it with the positional arguments runs the function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from panoply.errors import PanoplyError, unknown
+from panoply.experience import Unit
+
+SLOTS = ("sample", "reward", "select", "credit", "surrogate", "regularise", "reduce", "update", "data", "loss", "schedule")
+"""The questions a method answers, and the schedules that numbers in the answers may follow."""
+
+Finding = tuple[str, str]
+"""A hyper-parameter's name and the reason why it has no effect or cannot be."""
+
+
+@dataclass(frozen=True)
+class PartInfo:
+    """What a part declares about itself beside its hyper-parameters."""
+
+    slot: str
+    name: str
+    function: Callable[..., Any]
+    equation: str | Callable[[Any], str]
+    unit: Unit
+    stream: str
+    needs: frozenset[str] | Callable[[Any], frozenset[str]]
+    idle: str | None
+    state: Callable[[], dict[str, Any]] | None
+    prepare: Callable[..., Mapping[str, Any]] | None
+    inert: Callable[[Any, Any], Iterable[Finding]] | None
+    impossible: Callable[[Any, Any], Iterable[Finding]] | None
+
+    @property
+    def id(self) -> str:
+        return f"{self.slot}.{self.name}"
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.function) or "").split("\n")[0]
+
+
+class Part:
+    """Base of all parts. Subclasses are made by `@part`, never by hand."""
+
+    info: ClassVar[PartInfo]
+
+    def __call__(self, *args: Any) -> Any:
+        return self.info.function(*args, **self.settings())
+
+    def __post_init__(self) -> None:
+        for name, annotation in self.annotations().items():
+            object.__setattr__(self, name, check(f"{self.info.id}.{name}", getattr(self, name), annotation))
+
+    @classmethod
+    @functools.cache
+    def annotations(cls) -> dict[str, Any]:
+        """Types of the hyper-parameters; those of the positional arguments may be imported for checking only."""
+        function = cls.info.function
+        names = [f.name for f in dataclasses.fields(typing.cast(Any, cls))]
+        written = types.SimpleNamespace(__annotations__={n: function.__annotations__[n] for n in names})
+        return typing.get_type_hints(written, globalns=function.__globals__)
+
+    def settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.annotations()}
+
+    def but(self, **changes: Any) -> Self:
+        """The same part with other hyper-parameters."""
+        for name in changes:
+            if name not in self.annotations():
+                raise unknown(f"setting of {self.info.id}", name, self.annotations())
+        return type(self)(**{**self.settings(), **changes})
+
+    def needs(self) -> frozenset[str]:
+        """What the part asks of the current forward pass (`entropy`, …) or of snapshots (`logp@reference`)."""
+        needs = self.info.needs
+        own = needs(self) if callable(needs) else needs
+        return own.union(*(v.needs() for v in self.settings().values() if isinstance(v, Part)))
+
+    def equation(self) -> str:
+        form = self.info.equation
+        if callable(form):
+            return form(self)
+        return form.format(**{k: show_value(v) for k, v in self.settings().items()})
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{k}={show_value(v)}" for k, v in self.settings().items())
+        return f"{self.info.name}({inside})"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"part": self.info.id, **{k: value_to_json(v) for k, v in self.settings().items()}}
+
+
+_PARTS: dict[str, dict[str, type[Part]]] = {slot: {} for slot in SLOTS}
+
+
+def part(
+    slot: str,
+    *,
+    equation: str | Callable[[Any], str] = "",
+    unit: Unit = "decision",
+    stream: str = "own",
+    needs: Iterable[str] | Callable[[Any], frozenset[str]] = (),
+    idle: str | None = None,
+    state: Callable[[], dict[str, Any]] | None = None,
+    prepare: Callable[..., Mapping[str, Any]] | None = None,
+    inert: Callable[[Any, Any], Iterable[Finding]] | None = None,
+    impossible: Callable[[Any, Any], Iterable[Finding]] | None = None,
+) -> Callable[[Callable[..., Any]], type[Part]]:
+    """Register a function as a part of `slot`.
+
+    unit      what one value of a term belongs to; micro-batches never cut one
+    stream    which decisions a term speaks about; each stream is normalised by its own count
+    needs     outputs of the forward pass, or `logp@SNAPSHOT` columns
+    idle      a column whose zero means that the term has no gradient on that decision
+    state     makes the first state of a part that remembers; the function then takes the state first and
+              returns `(state, result)`
+    prepare   detached numbers of the whole mini-batch at current weights, at the price of one more forward pass
+    inert, impossible   `(part, method) → (setting, reason)…`: settings without effect, or that cannot be
+    """
+    if slot not in SLOTS:
+        raise unknown("slot", slot, SLOTS)
+
+    def register(function: Callable[..., Any]) -> type[Part]:
+        name = function.__name__.rstrip("_")
+        keywords = [p for p in inspect.signature(function).parameters.values() if p.kind == p.KEYWORD_ONLY]
+        fields = [
+            (p.name, Any) if p.default is p.empty else (p.name, Any, dataclasses.field(default=p.default))
+            for p in keywords
+        ]
+        made = dataclasses.make_dataclass(name, fields, bases=(Part,), frozen=True, repr=False)
+        made.__repr__ = Part.__str__  # type: ignore[method-assign]
+        made.__doc__, made.__module__ = function.__doc__, function.__module__
+        made.info = PartInfo(
+            slot, name, function, equation, unit, stream,
+            needs if callable(needs) else frozenset(needs),
+            idle, state, prepare, inert, impossible,
+        )  # fmt: skip
+        _PARTS[slot][name] = made
+        return made
+
+    return register
+
+
+def registered(slot: str) -> Mapping[str, type[Part]]:
+    """The parts of a slot registered so far (see `registry.parts`, which loads them first)."""
+    return _PARTS[slot]
+
+
+def show_value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def value_to_json(value: Any) -> Any:
+    if isinstance(value, Part):
+        return value.to_json()
+    return [value_to_json(v) for v in value] if isinstance(value, tuple) else value
+
+
+# ------------------------------------------------------------------ checking values against annotations
+
+
+def check(where: str, value: Any, annotation: Any) -> Any:
+    """The value, coerced where that is harmless (2 → 2.0, list → tuple), or one clear sentence."""
+    for option in options(annotation):
+        fits, coerced = _fits(value, option)
+        if fits:
+            return coerced
+    raise PanoplyError(f"{where} takes {describe(annotation)}, not {value!r}.")
+
+
+def options(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of a union, or the annotation alone."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _fits(value: Any, annotation: Any) -> tuple[bool, Any]:
+    origin = typing.get_origin(annotation)
+    if annotation is Any:
+        return True, value
+    if annotation in (None, type(None)):
+        return value is None, None
+    if origin is typing.Literal:
+        return value in typing.get_args(annotation), value
+    if origin is tuple:
+        inner = typing.get_args(annotation)
+        if not isinstance(value, tuple | list):
+            return False, value
+        wanted = [inner[0]] * len(value) if len(inner) == 2 and inner[1] is ... else list(inner)
+        pairs = [_fits(v, a) for v, a in zip(value, wanted, strict=False)]
+        return len(wanted) == len(value) and all(f for f, _ in pairs), tuple(v for _, v in pairs)
+    if annotation is float:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number, float(value) if number else value
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool), value
+    return isinstance(annotation, type) and isinstance(value, annotation), value
+
+
+def describe(annotation: Any) -> str:
+    named = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", type(None): "none"}
+    words = []
+    for option in options(annotation):
+        if typing.get_origin(option) is typing.Literal:
+            words += [str(a) for a in typing.get_args(option)]
+        elif typing.get_origin(option) is tuple:
+            words.append("a list")
+        else:
+            words.append(named.get(option, "a part" if option is Part else str(option)))
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]

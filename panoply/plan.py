@@ -1,0 +1,297 @@
+"""Plan: everything that determines a run, checked before any compute is spent."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from panoply import compose, registry
+from panoply.errors import PanoplyError, unknown
+from panoply.method import Dataset, Method, OnPolicy
+from panoply.part import check
+
+if TYPE_CHECKING:
+    from panoply.worlds.world import TextWorld
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a method is run. None of these changes what its gradient is."""
+
+    seed: int = 0
+    steps: int = 200
+    minutes: float | None = None
+    """Stop early when this much time has passed. A run stopped by the clock cannot be repeated bit for bit."""
+    model: str = "start"
+    """`start` (the world's warm start), `fresh` (new weights), or a folder."""
+    reference: str = "start"
+    """Where KL terms and preference losses pull to: `start` (a frozen copy), `none`, or a folder."""
+    device: str = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    threads: int = 0
+    """0 leaves it to torch; the number used is stored, since results differ between thread counts."""
+    micro_tokens: int = 32768
+    """Context tokens of one forward and backward pass; more accumulate their gradients."""
+    evaluate_every: int = 20
+    held_out: int = 256
+    checkpoint_every: int = 20
+    keep: int = 2
+    """How many of the last checkpoints are kept, beside the best one."""
+    episodes_every: int = 10
+    sinks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        hints = {"seed": int, "steps": int, "minutes": float | None, "model": str, "reference": str, "device": str,
+                 "dtype": Literal[DTYPES], "threads": int, "micro_tokens": int, "evaluate_every": int, "held_out": int,
+                 "checkpoint_every": int, "keep": int, "episodes_every": int, "sinks": tuple[str, ...]}  # fmt: skip
+        for name, annotation in hints.items():
+            object.__setattr__(self, name, check(f"run.{name}", getattr(self, name), annotation))
+        least = {"steps": 1, "threads": 0, "micro_tokens": 1, "held_out": 1, "checkpoint_every": 1, "keep": 1}
+        for name, bound in (least | {"evaluate_every": 0, "episodes_every": 0}).items():
+            if getattr(self, name) < bound:
+                raise PanoplyError(f"run.{name} must be at least {bound}, not {getattr(self, name)}.")
+        if self.minutes is not None and self.minutes <= 0:
+            raise PanoplyError(f"run.minutes must be above 0, not {self.minutes:g}.")
+
+
+@dataclass(frozen=True)
+class Plan:
+    method_id: str
+    method: Method
+    world_id: str
+    world_options: Mapping[str, Any]
+    options: Options
+    chosen: frozenset[str] = field(default_factory=frozenset)
+    """Paths the user set, which must not be inert."""
+    plugins: tuple[str, ...] = ()
+
+    def world(self) -> TextWorld:
+        built: TextWorld = registry.find("world", self.world_id).build(**self.world_options)
+        return built
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "method": {"id": self.method_id, **self.method.to_json()},
+            "world": {"id": self.world_id, **self.world_options},
+            "run": dataclasses.asdict(self.options),
+            "chosen": sorted(self.chosen),
+            "plugins": list(self.plugins),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        for plugin in data.get("plugins", ()):
+            registry.load_plugin(plugin)
+        method, world = dict(data["method"]), dict(data["world"])
+        return cls(
+            method.pop("id"),
+            compose.method_from_json(method),
+            world.pop("id"),
+            world,
+            Options(**{k: tuple(v) if isinstance(v, list) else v for k, v in data["run"].items()}),
+            frozenset(data.get("chosen", ())),
+            tuple(data.get("plugins", ())),
+        )
+
+    def to_yaml(self) -> str:
+        import yaml
+
+        return str(yaml.safe_dump(self.to_json(), sort_keys=False, allow_unicode=True))
+
+    def hash(self) -> str:
+        """A short hash of everything that determines the run's numbers."""
+        data = self.to_json()
+        del data["chosen"]
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def make_plan(
+    method: str,
+    world: str = "chain",
+    *,
+    preset: str | None = None,
+    slots: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    plugins: Sequence[str] = (),
+    **options: Any,
+) -> Plan:
+    """Resolve names, presets and settings into a plan, or say in one sentence why it cannot be.
+
+    `settings` are paths: `credit.scale`, `update.lr`, `world.operations`, `run.held_out`.
+    """
+    for plugin in plugins:
+        registry.load_plugin(plugin)
+    world_entry = registry.find("world", world)
+    preset = preset or getattr(world_entry.build, "preset", None)
+    given = dict(settings or {})
+    of_world = _split(given, "world.")
+    of_run = _split(given, "run.")
+    entry = registry.find("method", method)
+    of_preset = _preset(entry, preset, explicit=preset is not None and preset != getattr(world_entry.build, "preset", None))
+    resolved = compose.resolve(
+        method, preset=preset if of_preset is not None else None, slots=slots, settings=given
+    )
+    run_defaults = {k.removeprefix("run."): v for k, v in (of_preset or {}).items() if k.startswith("run.")}
+    chosen_options = {k: v for k, v in options.items() if v is not None}
+    plan = Plan(
+        resolved.id,
+        resolved.method,
+        world_entry.id,
+        _world_options(world_entry, of_world),
+        _options({**run_defaults, **of_run, **chosen_options}),
+        resolved.chosen | {f"run.{k}" for k in (*chosen_options, *of_run)},
+        tuple(os.path.abspath(p) for p in plugins),
+    )
+    check_plan(plan)
+    return plan
+
+
+def _split(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Take out the settings below a prefix."""
+    return {k.removeprefix(prefix): settings.pop(k) for k in list(settings) if k.startswith(prefix)}
+
+
+def _preset(entry: registry.Entry, name: str | None, *, explicit: bool) -> Mapping[str, Any] | None:
+    """The preset of that name; a method without it runs as published, unless the user asked for it."""
+    if name in (None, "published"):
+        return None
+    if name not in entry.presets:
+        if explicit:
+            raise unknown(f"preset of {entry.name}", str(name), [*entry.presets, "published"])
+        return None
+    return entry.presets[name]
+
+
+def _world_options(entry: registry.Entry, settings: Mapping[str, Any]) -> dict[str, Any]:
+    import typing
+
+    hints = typing.get_type_hints(entry.build)
+    known = {f.name for f in dataclasses.fields(entry.build)}  # type: ignore[arg-type]
+    found = {}
+    for name, value in settings.items():
+        if name not in known:
+            raise unknown(f"setting of world {entry.name}", name, known)
+        found[name] = registry.parse(f"world.{name}", value, hints[name]) if isinstance(value, str) else value
+    entry.build(**found)
+    return found
+
+
+def _options(settings: Mapping[str, Any]) -> Options:
+    fields = {f.name: f for f in dataclasses.fields(Options)}
+    kinds = {"int": int, "float | None": float | None, "str": str}
+    found = {}
+    for name, value in settings.items():
+        if name not in fields:
+            raise unknown("run setting", name, fields)
+        kind = kinds.get(str(fields[name].type), str)
+        found[name] = registry.parse(f"run.{name}", value, kind) if isinstance(value, str) else value
+    return Options(**found)
+
+
+# ------------------------------------------------------------------ checks
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse what is impossible, and what the user set although it has no effect."""
+    method, options = plan.method, plan.options
+    snapshots = sorted(n.removeprefix("logp@") for n in method.needs() if n.startswith("logp@"))
+    if "reference" in snapshots and options.reference == "none":
+        wanting = [path for path, held in method.parts() if "logp@reference" in held.needs()]
+        raise PanoplyError(
+            f"{wanting[0]} compares the policy with a reference model, and --reference none leaves none: "
+            f"drop --reference none, or set {wanting[0]}=none."
+        )
+    unknown_snapshots = [s for s in snapshots if s not in ("reference", "old")]
+    if unknown_snapshots:
+        raise unknown("snapshot", unknown_snapshots[0], ("behaviour", "reference", "old"))
+    if "reference" not in snapshots and "run.reference" in plan.chosen and options.reference != "none":
+        raise PanoplyError("--reference has no effect: no part of this method compares the policy with a reference.")
+    access = plan.world().access
+    for path, held in method.parts():
+        for need in held.needs():
+            if need.startswith("world:") and need.removeprefix("world:") not in access:
+                raise PanoplyError(f"{path} ({held.info.name}) needs a world with '{need[6:]}', and {plan.world_id} has none.")
+        for setting, reason in held.info.impossible(held, method) if held.info.impossible else ():
+            raise PanoplyError(f"{path}.{setting} cannot be {getattr(held, setting)}: {reason}.")
+    for path, reason in inert(plan):
+        if path in plan.chosen:
+            raise PanoplyError(f"{path} has no effect: {reason}.")
+
+
+def inert(plan: Plan) -> list[tuple[str, str]]:
+    """Settings without effect in this plan, with the reason."""
+    found = []
+    for path, held in plan.method.parts():
+        for setting, reason in held.info.inert(held, plan.method) if held.info.inert else ():
+            found.append((f"{path}.{setting}", reason))
+    return found
+
+
+# ------------------------------------------------------------------ what it costs
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one step and the whole run need. Tokens are upper bounds; the time is the floor set by arithmetic."""
+
+    parameters: int
+    sampled_tokens: int
+    trained_tokens: int
+    extra_forwards: list[str]
+    memory_bytes: dict[str, int]
+    seconds: float
+
+
+def cost(plan: Plan, flops_per_second: float | None = None) -> Cost:
+    from panoply.policies.build import model_size
+
+    world = plan.world()
+    parameters = model_size(plan.options.model, world)
+    sampled, trained = _tokens(plan.method, world)
+    width = 4 if plan.options.dtype == "float32" else 2
+    memory = {"weights": parameters * width, "gradients": parameters * width, "optimiser": parameters * 8}
+    snapshots = {n for n in plan.method.needs() if n.startswith("logp@")}
+    extra = [f"one forward pass for {n}" for n in sorted(snapshots)]
+    if "logp@reference" in snapshots:
+        memory["reference copy"] = parameters * width
+    for path, held in plan.method.parts():
+        if held.info.prepare is not None:
+            extra.append(f"one forward pass a mini-batch for {path}'s prepare step")
+    update = plan.method.slots()["update"].settings()  # type: ignore[union-attr]
+    work = 2 * parameters * (sampled + trained * len(snapshots)) + 6 * parameters * trained * update.get("epochs", 1)
+    seconds = plan.options.steps * work / (flops_per_second or _arithmetic_rate())
+    return Cost(parameters, sampled, trained, extra, memory, seconds)
+
+
+def _tokens(method: Method, world: TextWorld) -> tuple[int, int]:
+    """Tokens sampled and trained in one step, at most."""
+    prompt = len(world.task("train", 0).prompt)
+    if isinstance(method, OnPolicy):
+        s = method.sample.settings()
+        rows, longest = s.get("prompts", 1) * s.get("group", 1), s.get("max_tokens") or world.max_tokens
+        return rows * longest, s.get("prompts", 1) * prompt + rows * longest
+    assert isinstance(method, Dataset)
+    sides = 2 if any(t.info.unit == "pair" for t in method.losses) else 1
+    return 0, method.data.settings().get("batch", 1) * (prompt + sides * world.max_tokens)
+
+
+def _arithmetic_rate() -> float:
+    """Floating-point operations a second of a matrix product here, from a tenth of a second of them."""
+    import time
+
+    import torch
+
+    a = torch.randn(512, 512)
+    a @ a
+    start, done = time.perf_counter(), 0
+    while time.perf_counter() - start < 0.1:
+        a @ a
+        done += 1
+    return done * 2 * 512**3 / (time.perf_counter() - start)

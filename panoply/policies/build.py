@@ -1,0 +1,98 @@
+"""Opening the policy a run asks for: a world's warm start, new weights, a model folder or another run."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+from panoply.errors import PanoplyError
+from panoply.policies.decoder import Decoder
+from panoply.policies.decoder_config import DecoderConfig
+from panoply.policies.folder import load_model
+from panoply.policies.text import TextPolicy
+from panoply.seeds import stable_hash
+from panoply.worlds.world import TextWorld
+
+DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise PanoplyError(f"There is no device '{name}' here.") from error
+    return device
+
+
+def warm_start(world: TextWorld) -> Path | None:
+    """The folder of the model shipped for a world, if there is one."""
+    folder = Path(str(resources.files("panoply") / "assets" / f"{world.name}-start"))
+    return folder if (folder / "config.json").is_file() else None
+
+
+def model_source(source: str, world: TextWorld) -> Path | None:
+    """The folder that `start`, a run, a checkpoint or a folder stands for; None for `fresh`."""
+    from panoply.run import model_folder
+
+    if source == "fresh":
+        return None
+    if source != "start":
+        return model_folder(source)
+    shipped = warm_start(world)
+    if shipped is None:
+        raise PanoplyError(f"The world {world.name} ships no warm start: name a folder with --model, or use --model fresh.")
+    return shipped
+
+
+def open_policy(source: str, world: TextWorld, seed: int, device: str = "auto", dtype: str = "float32") -> TextPolicy:
+    folder = model_source(source, world)
+    where, kind = pick_device(device), DTYPE[dtype]
+    if folder is None:
+        config = DecoderConfig(**world.default_model())
+        policy = TextPolicy.fresh(config, world.tokenizer, stable_hash("weights", seed) % 2**31)
+        policy.model.to(device=where, dtype=kind)
+    else:
+        policy = TextPolicy.load(folder, kind, where)
+    _check_vocabulary(policy, world, source)
+    return policy
+
+
+def _check_vocabulary(policy: TextPolicy, world: TextWorld, source: str) -> None:
+    """A world made of tokens needs a model that means the same by them."""
+    probe = world.task("train", 0).prompt
+    text = world.tokenizer.decode(list(probe))
+    if policy.tokenizer.encode(text) != list(probe):
+        raise PanoplyError(f"The model {source} does not speak the tokens of the world {world.name}.")
+
+
+def model_size(source: str, world: TextWorld) -> int:
+    """The number of parameters, without loading them."""
+    folder = model_source(source, world)
+    if folder is None:
+        with torch.device("meta"):
+            return sum(p.numel() for p in Decoder(DecoderConfig(**world.default_model())).parameters())
+    from safetensors import SafetensorError, safe_open
+
+    total = 0
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        load_model(folder)
+    for file in files:
+        try:
+            with safe_open(file, "pt") as tensors:
+                total += sum(_numel(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+        except SafetensorError as error:
+            raise PanoplyError(f"{file} is not a whole safetensors file: {error}.") from error
+    return total
+
+
+def _numel(shape: list[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

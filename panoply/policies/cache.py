@@ -1,0 +1,80 @@
+"""Keys and values of rows being decoded. Slot j of a row holds the key of position j, whatever the other rows do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Cache:
+    """Preallocated buffers, one pair a layer, that a forward pass writes through `append`.
+
+    A forward pass over B rows uses the first B rows. Call `begin` with its positions before it. Slots past a
+    row's last token hold garbage, zeros at first: no query sees it, and real tokens overwrite it.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        rows: int,
+        kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ):
+        shape = (rows, kv_heads, capacity, head_dim)
+        self.rows, self.capacity = rows, capacity
+        # Zeros, not empty: an invisible key has weight 0, and 0 x NaN is NaN.
+        self._keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self._values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self._slots = torch.zeros(0, 1, 0, 1, dtype=torch.long, device=device)
+        self._width = 0
+
+    def begin(self, positions: Tensor, width: int | None = None) -> None:
+        """Say where the next forward pass writes: [B, T] positions, and how many slots its queries may see.
+
+        Without a `width` it is read off the positions, which on a GPU waits for it.
+        """
+        self._width = int(positions.max()) + 1 if width is None else width
+        if self._width > self.capacity:
+            self.grow(max(self._width, 2 * self.capacity))
+        self._slots = positions[:, None, :, None]
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write [B, kv_heads, T, head_dim]; give views of all that is visible, [B, kv_heads, width, head_dim]."""
+        index = self._slots.expand_as(k)
+        seen = []
+        for buffer, new in ((self._keys[layer], k), (self._values[layer], v)):
+            rows = buffer[: len(new)]
+            rows.scatter_(2, index, new)
+            seen.append(rows[:, :, : self._width])
+        return seen[0], seen[1]
+
+    def grow(self, capacity: int) -> None:
+        """Make room for more positions. Views given out before stay with the old buffers."""
+        for buffers in (self._keys, self._values):
+            for layer, buffer in enumerate(buffers):
+                rows, heads, old, size = buffer.shape
+                buffers[layer] = buffer.new_zeros(rows, heads, capacity, size)
+                buffers[layer][:, :, :old] = buffer
+        self.capacity = capacity
+
+    def take(self, rows: Tensor, width: int, capacity: int) -> Cache:
+        """A copy of some rows: their first `width` positions, with room for `capacity`."""
+        heads, size = self._keys[0].shape[1], self._keys[0].shape[3]
+        like = self._keys[0]
+        copy = Cache(len(self._keys), len(rows), heads, capacity, size, like.dtype, like.device)
+        copy.put(torch.arange(len(rows), device=rows.device), self, rows, width)
+        return copy
+
+    def put(self, at: Tensor, source: Cache, rows: Tensor, width: int) -> None:
+        """Copy the first `width` positions of `rows` of `source`, which may repeat, to rows `at` of this cache.
+
+        This is how one prefilled prompt reaches its whole group, and, with itself as source, how gaps close.
+        """
+        if width > self.capacity:
+            self.grow(max(width, 2 * self.capacity))
+        for mine, theirs in ((self._keys, source._keys), (self._values, source._values)):
+            for target, given in zip(mine, theirs, strict=True):
+                target[:, :, :width].index_copy_(0, at, given[:, :, :width].index_select(0, rows))

@@ -1,0 +1,253 @@
+"""One readable decoder for the Llama, Qwen2, Qwen3 and Mistral layouts, with Hugging Face parameter names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from panoply.errors import PanoplyError
+from panoply.policies.decoder_config import DecoderConfig
+
+if TYPE_CHECKING:
+    from panoply.policies.cache import Cache
+
+__all__ = ["Decoder", "DecoderConfig", "Visibility"]
+
+
+class Visibility:
+    """Which keys a query sees, as additive masks, each built once per forward pass for all layers.
+
+    Without segments a query sees the keys of earlier positions. Segment 0 is a prefix that all see, s > 0 a
+    suffix that only itself sees, -1 padding, which sees padding. With a cache, slot j holds position j.
+    """
+
+    def __init__(self, positions: Tensor, segments: Tensor | None, cached: bool, dtype: torch.dtype):
+        self.positions, self.segments, self.cached, self.dtype = positions, segments, cached, dtype
+        here = torch.arange(positions.shape[1], device=positions.device)
+        self.causal = not cached and segments is None and bool((positions == here).all())
+        self._masks: dict[tuple[int, int], Tensor | None] = {}
+
+    def mask(self, window: int, keys: int) -> Tensor | None:
+        """[B, 1, T, keys]; None where plain causal attention is the same."""
+        window = 0 if window >= keys else window
+        if (window, keys) not in self._masks:
+            plain = self.causal and not window
+            self._masks[window, keys] = None if plain else self.build(window, keys)
+        return self._masks[window, keys]
+
+    def build(self, window: int, keys: int) -> Tensor:
+        query = self.positions[:, :, None]
+        key = torch.arange(keys, device=query.device) if self.cached else self.positions[:, None, :]
+        visible = key <= query
+        if window:
+            visible = visible & (key > query - window)
+        if self.segments is not None:
+            own, other = self.segments[:, :, None], self.segments[:, None, :]
+            visible = visible & ((own == other) | ((other == 0) & (own > 0)))
+        mask = torch.zeros(visible.shape, dtype=self.dtype, device=query.device)
+        return mask.masked_fill_(~visible, float("-inf"))[:, None]
+
+
+class Norm(nn.Module):
+    """RMSNorm, computed in float32 whatever the weights are."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: DecoderConfig, index: int):
+        super().__init__()
+        width, size = config.width, config.head_dim
+        self.index, self.head_dim, self.window = index, size, config.windows[index]
+        self.grouped = config.heads != config.kv_heads
+        self.q_proj = nn.Linear(width, config.heads * size, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(width, config.kv_heads * size, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(width, config.kv_heads * size, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(config.heads * size, width, bias=config.out_bias)
+        if config.qk_norm:
+            self.q_norm, self.k_norm = Norm(size, config.norm_eps), Norm(size, config.norm_eps)
+        self.qk_norm = config.qk_norm
+
+    def forward(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], sight: Visibility, cache: Cache | None
+    ) -> Tensor:
+        rows, length, _ = x.shape
+        q, k, v = (
+            p(x).view(rows, length, -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = rotate(q, rotation).transpose(1, 2), rotate(k, rotation).transpose(1, 2), v.transpose(1, 2)
+        if cache is not None:
+            k, v = cache.append(self.index, k, v)
+        mask = sight.mask(self.window, k.shape[2])
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.grouped
+        )
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(rows, length, -1))
+        return out
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary positions on [B, T, heads, size]; dimension i is paired with i + size / 2."""
+    cos, sin = rotation
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.width, config.inner, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.width, config.inner, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.inner, config.width, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, config: DecoderConfig, index: int):
+        super().__init__()
+        self.input_layernorm = Norm(config.width, config.norm_eps)
+        self.self_attn = Attention(config, index)
+        self.post_attention_layernorm = Norm(config.width, config.norm_eps)
+        self.mlp = FeedForward(config)
+
+    def forward(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], sight: Visibility, cache: Cache | None
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation, sight, cache)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class Stack(nn.Module):
+    """Embedding, blocks and final norm: what Hugging Face calls `model`."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.width)
+        self.layers = nn.ModuleList(Block(config, i) for i in range(config.layers))
+        self.norm = Norm(config.width, config.norm_eps)
+
+
+class Decoder(nn.Module):
+    """`hidden` then `logits`; apart, so that a caller pays for the vocabulary only where it asks."""
+
+    softcap = 0.0
+    """None of these layouts caps its logits; others do."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.config = config
+        self.model = Stack(config)
+        self.lm_head = nn.Linear(config.width, config.vocab_size, bias=False)
+        # Not a buffer: `.to(bfloat16)` would round it, and positions would drift.
+        self._frequencies, self._rope_factor = config.frequencies()
+        self.tie()
+
+    def tie(self) -> None:
+        """Make head and embedding one parameter again, where the config says so."""
+        if self.config.tied:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    @property
+    def head_weight(self) -> Tensor:
+        if type(self.lm_head) is not nn.Linear:
+            raise PanoplyError("An adapter on the head (lm_head) is not supported; leave it out.")
+        return self.lm_head.weight
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.norm.weight.dtype
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        segments: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """[B, T] tokens to [B, T, width] states after the final norm. See `Visibility` for who sees whom."""
+        return self.hidden_states(tokens, positions, segments, cache)[0]
+
+    def hidden_states(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        segments: Tensor | None = None,
+        cache: Cache | None = None,
+        taps: Collection[int] = (),
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Also the states after `taps` blocks, as transformers counts: 0 the embedding, the last normed."""
+        if segments is not None and cache is not None:
+            raise ValueError("segments and a cache cannot be combined")
+        if bad := [k for k in taps if not 0 <= k <= self.config.layers]:
+            raise PanoplyError(f"There is no hidden state {bad[0]} in {self.config.layers} layers.")
+        x: Tensor = self.model.embed_tokens(tokens)
+        rotation = self._rotation(positions, x.dtype)
+        sight = Visibility(positions, segments, cache is not None, x.dtype)
+        tapped = {0: x} if 0 in taps else {}
+        for depth, block in enumerate(self.model.layers, start=1):
+            x = block(x, rotation, sight, cache)
+            if depth in taps:
+                tapped[depth] = x
+        x = self.model.norm(x)
+        if self.config.layers in taps:
+            tapped[self.config.layers] = x
+        return x, tapped
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The product is taken in the weights' dtype and given in float32."""
+        product = F.linear(hidden, self.head_weight)
+        return product.to(torch.promote_types(product.dtype, torch.float32))
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Logits of whole sequences; for looking, and for libraries that call a model."""
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        return self.logits(self.hidden(tokens, positions))
+
+    def new_cache(self, rows: int, capacity: int) -> Cache:
+        from panoply.policies.cache import Cache
+
+        c = self.config
+        return Cache(c.layers, rows, c.kv_heads, capacity, c.head_dim, self.dtype, self.device)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Fresh weights that depend on the seed only. Outputs into the residual stream start smaller."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, weight in self.named_parameters():
+            if weight.ndim == 1:
+                weight.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+                continue
+            deviation = 0.02 if "embed" in name or "lm_head" in name else weight.shape[1] ** -0.5
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                deviation /= (2 * self.config.layers) ** 0.5
+            weight.copy_(torch.randn(weight.shape, generator=generator) * deviation)
+
+    def prepare_inputs_for_generation(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """A name PEFT looks for when it loads an adapter of a causal language model."""
+        raise PanoplyError("Sample with panoply.rollout, not with generate().")
+
+    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        self._frequencies = self._frequencies.to(positions.device)
+        angles = positions[..., None].float() * self._frequencies
+        cos, sin = angles.cos() * self._rope_factor, angles.sin() * self._rope_factor
+        return cos[:, :, None].to(dtype), sin[:, :, None].to(dtype)

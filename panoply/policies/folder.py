@@ -1,0 +1,212 @@
+"""Hugging Face model folders: `config.json` and safetensors, whole or in shards. Never a pickle."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from panoply.errors import PanoplyError
+from panoply.policies.decoder import Decoder, DecoderConfig
+from panoply.policies.decoder_config import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from panoply.policies.foreign import Foreign
+
+SHARD_BYTES = 5_000_000_000
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+GENERATION = "generation_config.json"
+DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def load_model(
+    folder: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Decoder | Foreign:
+    """The model in a folder: this library's decoder where it knows the layout, else through transformers."""
+    folder = Path(folder)
+    raw = read_config(folder)
+    files = weight_files(folder)
+    if raw.get("model_type") not in ARCHITECTURES:
+        from panoply.policies.foreign import load_foreign
+
+        return load_foreign(folder, dtype, device)
+    config = DecoderConfig.from_hf(raw)
+    with torch.device("meta"):
+        model = Decoder(config)
+    weights = read_weights(files, dtype, device)
+    _check(model, weights, folder)
+    model.load_state_dict(weights, assign=True, strict=False)
+    model.tie()
+    return model.eval()
+
+
+def save_model(
+    model: Decoder | Foreign,
+    folder: str | Path,
+    shard_bytes: int = SHARD_BYTES,
+    companions: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write a folder that transformers opens, all of it or nothing.
+
+    `companions` are files to lie beside the weights. An older model there is replaced; other files stay.
+    """
+    folder = Path(folder)
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
+        raise PanoplyError(f"{folder} holds other files and no model; give a new or empty folder.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        staging.chmod(0o755)
+        _keep_others(folder, staging)
+        if isinstance(model, Decoder):
+            _write_decoder(model, staging, shard_bytes)
+        else:
+            model.write(staging, shard_bytes)
+        for name, content in (companions or {}).items():
+            (staging / name).write_bytes(content)
+        _swap(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise PanoplyError(f"There is no folder {folder}.")
+    path = folder / "config.json"
+    if not path.is_file():
+        raise PanoplyError(f"{folder} is not a model folder: it has no config.json.")
+    try:
+        raw = json.loads(path.read_text())
+    except ValueError as problem:
+        raise PanoplyError(f"{path} is not valid JSON: {problem}.") from None
+    if not isinstance(raw, dict) or "model_type" not in raw:
+        raise PanoplyError(f"{path} does not say its model_type.")
+    return raw
+
+
+def generation_config(folder: str | Path) -> dict[str, bytes]:
+    """The folder's `generation_config.json`, verbatim, to be saved beside the model again."""
+    path = Path(folder) / GENERATION
+    return {GENERATION: path.read_bytes()} if path.is_file() else {}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    if (folder / INDEX).is_file():
+        try:
+            names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError):
+            raise PanoplyError(f"{folder / INDEX} is not a valid index of shards.") from None
+        if absent := [n for n in names if not (folder / n).is_file()]:
+            raise PanoplyError(f"{folder} lacks the shard {listed(absent)}.")
+        return [folder / n for n in names]
+    if (folder / WHOLE).is_file():
+        return [folder / WHOLE]
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
+        raise PanoplyError(
+            f"{folder} holds only pickled weights, which are never opened; convert them first."
+        )
+    raise PanoplyError(f"{folder} holds no weights: there is no {WHOLE}.")
+
+
+def read_weights(files: Iterable[Path], dtype: torch.dtype, device: torch.device | str) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 (not a mapping)
+                    weights[name] = opened.get_tensor(name).to(device=device, dtype=dtype, copy=True)
+        except (SafetensorError, OSError) as problem:
+            raise PanoplyError(f"{path} is corrupt or cut short: {problem}.") from None
+    return weights
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first three names, and how many more."""
+    names = sorted(names)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _check(model: Decoder, weights: dict[str, Tensor], folder: Path) -> None:
+    """Refuse weights that are not this model's; drop copies that older folders keep of what is computed."""
+    expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    if model.config.tied:
+        expected.pop("lm_head.weight")
+        weights.pop("lm_head.weight", None)
+    for name in [n for n in weights if n.endswith("rotary_emb.inv_freq")]:
+        del weights[name]
+    if missing := expected.keys() - weights.keys():
+        raise PanoplyError(f"The weights in {folder} lack {listed(missing)}.")
+    if surplus := weights.keys() - expected.keys():
+        raise PanoplyError(f"The weights in {folder} hold {listed(surplus)}, unknown to its config.json.")
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    if wrong := [f"{n} is {shapes[n]}, not {expected[n]}" for n in expected if shapes[n] != expected[n]]:
+        raise PanoplyError(f"The weights in {folder} do not fit its config.json: {listed(wrong)}.")
+
+
+def _write_decoder(model: Decoder, folder: Path, shard_bytes: int) -> None:
+    raw = model.config.to_hf()
+    raw["dtype"] = raw["torch_dtype"] = DTYPE_NAMES.get(model.dtype, "float32")
+    (folder / "config.json").write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n")
+    weights = {n: w.detach().cpu().contiguous() for n, w in model.state_dict().items()}
+    if model.config.tied:
+        del weights["lm_head.weight"]
+    shards = _shards(weights, shard_bytes)
+    if len(shards) == 1:
+        save_file(weights, folder / WHOLE, metadata={"format": "pt"})
+        return
+    where: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file({n: weights[n] for n in names}, folder / name, metadata={"format": "pt"})
+        where |= dict.fromkeys(names, name)
+    index = {"metadata": {"total_size": sum(w.nbytes for w in weights.values())}, "weight_map": where}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _shards(weights: Mapping[str, Tensor], limit: int) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, weight in weights.items():
+        if shards[-1] and size + weight.nbytes > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += weight.nbytes
+    return shards
+
+
+def _keep_others(folder: Path, staging: Path) -> None:
+    """Carry over what is not a model's weights, so that replacing a model loses nothing else."""
+    if not folder.is_dir():
+        return
+    for item in folder.iterdir():
+        if item.suffix == ".safetensors" or item.name == INDEX:
+            continue
+        if item.is_dir():
+            shutil.copytree(item, staging / item.name, symlinks=True)
+        else:
+            shutil.copy2(item, staging / item.name, follow_symlinks=False)
+
+
+def _swap(staging: Path, folder: Path) -> None:
+    """Between the two renames the old model lies beside the new one: at no moment is there neither."""
+    if not folder.exists():
+        staging.rename(folder)
+        return
+    retired = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+    folder.rename(retired / folder.name)
+    try:
+        staging.rename(folder)
+    except OSError:
+        (retired / folder.name).rename(folder)
+        raise
+    finally:
+        shutil.rmtree(retired, ignore_errors=True)

@@ -1,0 +1,197 @@
+"""From ragged contexts to padded rows: a prompt and its completions in one row, like lengths together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from panoply.errors import PanoplyError
+from panoply.experience import Experience, Ragged
+
+CALL_TOKENS = 256
+"""What one more forward call costs, in tokens: a bucket is split when that saves more padding."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One forward call. `state[i]`, of its B·T hidden states, predicts decision `decision[i]`."""
+
+    tokens: Tensor
+    positions: Tensor
+    segments: Tensor | None
+    decision: Tensor
+    state: Tensor
+
+    def to(self, device: torch.device | str) -> Rows:
+        segments = None if self.segments is None else self.segments.to(device)
+        rest = (self.decision.to(device), self.state.to(device))
+        return Rows(self.tokens.to(device), self.positions.to(device), segments, *rest)
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Spans of contexts laid into rows: a prefix (segment 0) or a suffix (segment 1, 2, …), at a column."""
+
+    row: Tensor
+    context: Tensor
+    start: Tensor
+    length: Tensor
+    segment: Tensor
+    column: Tensor
+
+
+def lay_out(experience: Experience, *, shared: bool = True, dense: int = 384) -> list[Rows]:
+    """Rows with every state a decision is predicted from, and no more: what follows the last is left out.
+
+    With `shared`, contexts of one prompt share a row, in which their common prefix stands once; without, or
+    where there is nothing to share, each is a row of its own. `dense` is the row length at which attention
+    costs as much as the rest of the model: beyond it a prompt is better split over several rows.
+    """
+    tokens = experience.context.ragged("tokens").to("cpu")
+    context, position = experience["context"].cpu(), experience["position"].cpu()
+    if len(position) == 0:
+        return []
+    if int(position.min()) < 1:
+        raise PanoplyError("A decision at position 0 has no token before it to be predicted from.")
+    needed = position.new_zeros(len(tokens)).scatter_reduce(0, context, position, "amax")
+    if bool((needed >= tokens.lengths.clamp(min=1)).any()):
+        raise PanoplyError("A decision's position lies beyond the end of its tokens.")
+    prefix, row = _assign(experience, needed, shared, dense)
+    pieces, prefix_piece, suffix_piece = _cut(needed, prefix, row)
+
+    before = position - 1
+    inside = before < prefix[context]
+    piece = torch.where(inside, prefix_piece[context], suffix_piece[context])
+    column = pieces.column[piece] + before - pieces.start[piece]
+    return _fill(tokens, pieces, context, row[context], column, torch.arange(len(position)))
+
+
+def _assign(experience: Experience, needed: Tensor, shared: bool, dense: int) -> tuple[Tensor, Tensor]:
+    """Each context's prefix length and row. Alone in a row it is all prefix; unused, its row is -1."""
+    used = needed > 0
+    table = experience.context
+    if not shared or "prompt" not in table or "shared" not in table:
+        return needed.clone(), torch.where(used, used.cumsum(0) - 1, -1)
+    prompt, common = table.tensor("prompt").cpu(), table.tensor("shared").cpu()
+    _, group = torch.unique(prompt, return_inverse=True)
+    groups = int(group.max()) + 1
+    prefix = needed.new_full((groups,), 1 << 62).scatter_reduce(0, group, common, "amin")
+    members = needed.new_zeros(groups).index_add(0, group, used.long())
+    suffix = (needed - prefix[group]).clamp(min=0)
+    total = needed.new_zeros(groups).index_add(0, group, suffix)
+
+    # r rows of P + S/r tokens cost r·P + S + r·(P + S/r)²/dense, least at r = S / sqrt(dense·P + P²).
+    best = total / (prefix * (prefix + dense)).double().sqrt().clamp(min=1e-9)
+    parts = best.round().clamp(min=1).minimum(members.clamp(min=1)).long()
+
+    # Within a group the longest suffixes are dealt out first, so that its rows are of like length.
+    order = torch.argsort(group * (int(suffix.max()) + 1) - suffix + (~used) * (1 << 40), stable=True)
+    ordered = group[order]
+    first = torch.searchsorted(ordered[: int(used.sum())], torch.arange(groups))
+    rank = torch.empty_like(group)
+    rank[order] = torch.arange(len(group)) - first[ordered]
+    stride = int(members.max()) + 1
+    key = torch.where(used, group * stride + rank % parts[group], -1)
+    keys, row = torch.unique(key, return_inverse=True)
+    row = row - int(keys[0] == -1)
+    alone = row[used].bincount()[row] == 1
+    return torch.where(alone | ~used, needed, prefix[group].minimum(needed)), row
+
+
+def _cut(needed: Tensor, prefix: Tensor, row: Tensor) -> tuple[_Pieces, Tensor, Tensor]:
+    """The pieces in the order they lie, and which piece holds each context's prefix and its suffix."""
+    contexts = (row >= 0).nonzero().flatten()
+    rows = int(row.max()) + 1
+    # The context that needs most of the prefix stands for it: others may end inside.
+    reach = needed.new_zeros(rows).scatter_reduce(0, row[contexts], prefix[contexts], "amax")
+    full = contexts[prefix[contexts] == reach[row[contexts]]]
+    holder = needed.new_zeros(rows).scatter_reduce(0, row[full], full, "amax")
+
+    order = contexts[row[contexts].argsort(stable=True)]
+    seat = torch.arange(len(order)) - torch.searchsorted(row[order], row[order])
+    piece_row = torch.cat([torch.arange(rows), row[order]])
+    piece_segment = torch.cat([torch.zeros(rows, dtype=torch.long), seat + 1])
+    lie = torch.argsort(piece_row * (len(order) + 2) + piece_segment)
+    place = torch.empty_like(lie)
+    place[lie] = torch.arange(len(lie))
+
+    start = torch.cat([torch.zeros(rows, dtype=torch.long), prefix[order]])[lie]
+    length = torch.cat([reach, needed[order] - prefix[order]])[lie]
+    piece_row = piece_row[lie]
+    end = length.cumsum(0)
+    row_start = (end - length)[place[:rows]]
+    pieces = _Pieces(
+        row=piece_row,
+        context=torch.cat([holder, order])[lie],
+        start=start,
+        length=length,
+        segment=piece_segment[lie],
+        column=end - length - row_start[piece_row],
+    )
+    prefix_piece = place[:rows][row.clamp(min=0)]
+    suffix_piece = torch.zeros_like(row)
+    suffix_piece[order] = place[rows:]
+    return pieces, prefix_piece, suffix_piece
+
+
+def _fill(
+    tokens: Ragged, pieces: _Pieces, context: Tensor, row: Tensor, column: Tensor, decision: Tensor
+) -> list[Rows]:
+    """Lay the pieces out, a batch of rows per bucket of lengths."""
+    within = torch.arange(int(pieces.length.sum()))
+    within -= (pieces.length.cumsum(0) - pieces.length).repeat_interleave(pieces.length)
+
+    def spread(per_piece: Tensor) -> Tensor:
+        return per_piece.repeat_interleave(pieces.length)
+
+    position = spread(pieces.start) + within
+    token = tokens.values[spread(tokens.offsets[pieces.context]) + position]
+    segment, place = spread(pieces.segment), spread(pieces.column) + within
+    token_row = spread(pieces.row)
+    lengths = token_row.bincount()
+    shared = torch.zeros(len(lengths), dtype=torch.bool)
+    shared[token_row[segment > 0]] = True
+
+    batches = []
+    for kind in (False, True):  # rows with one sequence need no mask, so they go apart
+        rows = (shared == kind).nonzero().flatten()
+        if not len(rows):
+            continue
+        rows = rows[lengths[rows].argsort(stable=True)]
+        for bucket in bucketed(lengths[rows], CALL_TOKENS):
+            chosen = rows[bucket]
+            seat = torch.full_like(lengths, -1)
+            seat[chosen] = torch.arange(len(chosen))
+            size = (len(chosen), int(lengths[chosen[-1]]))
+            kept, mine = seat[token_row] >= 0, seat[row] >= 0
+            slot = seat[token_row[kept]] * size[1] + place[kept]
+            blank = torch.zeros(size, dtype=torch.long)
+            batches.append(
+                Rows(
+                    blank.flatten().scatter(0, slot, token[kept]).view(size),
+                    blank.flatten().scatter(0, slot, position[kept]).view(size)
+                    if kind
+                    else torch.arange(size[1]).expand(size),
+                    (blank - 1).flatten().scatter(0, slot, segment[kept]).view(size) if kind else None,
+                    decision[mine],
+                    seat[row[mine]] * size[1] + column[mine],
+                )
+            )
+    return batches
+
+
+def bucketed(lengths: Tensor, call_tokens: int) -> list[slice]:
+    """Split ascending lengths wherever that saves more padding than one more call costs."""
+    pending, done = [slice(0, len(lengths))], []
+    while pending:
+        span = pending.pop()
+        part = lengths[span]
+        saved = torch.arange(1, len(part) + 1) * (part[-1] - part)
+        cut = int(saved.argmax())
+        if int(saved[cut]) <= call_tokens:
+            done.append(span)
+        else:
+            pending += [slice(span.start, span.start + cut + 1), slice(span.start + cut + 1, span.stop)]
+    return done

@@ -1,0 +1,179 @@
+"""Log-probability and entropy of actions, a chunk of rows at a time; the logits are never kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from panoply.experience import Ragged
+
+CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 27}
+"""Logits held at a time when no chunk is given: what a core's cache likes, or a small share of GPU memory."""
+NEVER = -1e4
+"""Stands in for log 0, whose product with probability 0 would be NaN."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What turns hidden states into the distribution that was sampled from, bar the weight."""
+
+    temperature: Tensor | None
+    allowed: Ragged | None
+    softcap: float
+
+    def logits(self, hidden: Tensor, weight: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """Float32 logits of some rows, and the slope of the soft cap there."""
+        z = wide_product(hidden[rows], weight.t())
+        slope = None
+        if self.softcap:
+            z = z.div_(self.softcap).tanh_()
+            slope = 1 - z * z
+            z = z.mul_(self.softcap)
+        if self.temperature is not None:
+            z = z.div_(self.temperature[rows, None])
+        if self.allowed is not None:
+            z = z.masked_fill_(forbidden(self.allowed, rows, z.shape[1]), float("-inf"))
+        return z, slope
+
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """A matrix product in the operands' dtype, given in at least float32."""
+    wide = torch.promote_types(a.dtype, torch.float32)
+    if a.is_cuda and a.dtype != wide:
+        return torch.mm(a, b, out_dtype=wide)
+    return (a @ b).to(wide)
+
+
+def forbidden(allowed: Ragged, rows: slice, vocab: int) -> Tensor:
+    """Marks what each row may not draw; an empty row may draw anything."""
+    offsets = allowed.offsets[rows.start : rows.stop + 1]
+    counts = offsets.diff()
+    mask = (counts > 0)[:, None].repeat(1, vocab)
+    row = torch.arange(len(counts), device=mask.device).repeat_interleave(counts)
+    mask[row, allowed.values[int(offsets[0]) : int(offsets[-1])]] = False
+    return mask
+
+
+class _Score(torch.autograd.Function):
+    """Logits are computed twice. With p = softmax(z): ∂logp/∂z = 1[a] − p and ∂H/∂z = −p (log p + H)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, actions: Tensor, head: Head, entropy: bool, chunk: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        lse, logp, spread = [], [], []
+        for rows in _chunks(len(hidden), chunk):
+            z, _ = head.logits(hidden, weight, rows)
+            total = z.logsumexp(1)
+            lse.append(total)
+            logp.append(z.gather(1, actions[rows, None])[:, 0] - total)
+            if entropy:
+                z = z.sub_(total[:, None]).clamp_(min=NEVER)
+                spread.append(-(z.exp() * z).sum(1))
+        empty = hidden.new_zeros(0, dtype=torch.promote_types(hidden.dtype, torch.float32))
+        out, normaliser = torch.cat([empty, *logp]), torch.cat([empty, *lse])
+        entropies = torch.cat([empty, *spread])
+        ctx.save_for_backward(hidden, weight, actions, normaliser, entropies)
+        ctx.head, ctx.entropy, ctx.chunk = head, entropy, chunk
+        ctx.mark_non_differentiable(normaliser)
+        ctx.set_materialize_grads(False)
+        return out, entropies, normaliser
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_logp: Tensor | None, g_entropy: Tensor | None, _: Tensor | None) -> Any:
+        hidden, weight, actions, lse, entropies = ctx.saved_tensors
+        if not ctx.entropy:
+            g_entropy = None
+        if g_logp is None and g_entropy is None:
+            return (None,) * 6
+        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        d_hidden = torch.empty_like(hidden) if need_hidden else None
+        d_weight = torch.zeros(weight.shape, dtype=lse.dtype, device=weight.device) if need_weight else None
+        for rows in _chunks(len(hidden), ctx.chunk):
+            z, slope = ctx.head.logits(hidden, weight, rows)
+            z = z.sub_(lse[rows, None])
+            g = _through_softmax(
+                z, actions[rows], _part(g_logp, rows), _part(g_entropy, rows), entropies, rows
+            )
+            if ctx.head.temperature is not None:
+                g = g.div_(ctx.head.temperature[rows, None])
+            if slope is not None:
+                g = g.mul_(slope)
+            g = g.to(weight.dtype)
+            if d_hidden is not None:
+                d_hidden[rows] = g @ weight
+            if d_weight is not None:
+                d_weight += wide_product(g.t(), hidden[rows])
+        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None
+
+
+def _through_softmax(
+    logp: Tensor,
+    actions: Tensor,
+    g_logp: Tensor | None,
+    g_entropy: Tensor | None,
+    entropies: Tensor,
+    rows: slice,
+) -> Tensor:
+    """The gradient with respect to the logits, from all log-probabilities, which it overwrites."""
+    if g_entropy is None:
+        assert g_logp is not None
+        g = logp.exp_().mul_(-g_logp[:, None])
+    else:
+        logp = logp.clamp_(min=NEVER)
+        p = logp.exp()
+        g = logp.add_(entropies[rows, None]).mul_(-g_entropy[:, None])
+        if g_logp is not None:
+            g = g.sub_(g_logp[:, None])
+        g = g.mul_(p)
+    if g_logp is not None:
+        g.scatter_add_(1, actions[:, None], g_logp[:, None].to(g.dtype))
+    return g
+
+
+def score_actions(
+    hidden: Tensor,
+    head_weight: Tensor,
+    actions: Tensor,
+    temperature: Tensor | None = None,
+    allowed: Ragged | None = None,
+    entropy: bool = False,
+    chunk: int = 0,
+    softcap: float = 0.0,
+) -> dict[str, Tensor]:
+    """`logp` [N] and, if asked, `entropy` [N] of actions under softmax(hidden · headᵀ / temperature).
+
+    Both have exact gradients with respect to `hidden` and `head_weight`. `allowed` restricts a row's support
+    to the ids listed (an empty row: all); an action outside it has log-probability −inf. `chunk` is how many
+    rows are held at a time (0: chosen); `softcap` c makes the logits c · tanh(logits / c) first.
+    """
+    if hidden.ndim != 2 or actions.shape != hidden.shape[:1]:
+        raise ValueError(f"hidden {tuple(hidden.shape)} and actions {tuple(actions.shape)} do not fit")
+    budget = CHUNK_ELEMENTS.get(hidden.device.type, 1 << 24)
+    chunk = chunk or max(64, budget // len(head_weight))
+    head = Head(temperature, allowed, softcap)
+    logp, entropies, _ = _Score.apply(hidden, head_weight, actions, head, entropy, chunk)  # type: ignore[no-untyped-call]
+    return {"logp": logp, "entropy": entropies} if entropy else {"logp": logp}
+
+
+def naive_scores(logits: Tensor, actions: Tensor) -> dict[str, Tensor]:
+    """The same from whole logits: the reference, and the way for heads that are not a product."""
+    log_p = F.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=1)
+    return {
+        "logp": log_p.gather(1, actions[:, None])[:, 0],
+        "entropy": -(log_p.exp() * log_p.clamp(min=NEVER)).sum(1),
+    }
+
+
+def _chunks(rows: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, rows)) for start in range(0, rows, chunk)]
+
+
+def _part(column: Tensor | None, rows: slice) -> Tensor | None:
+    return None if column is None else column[rows]

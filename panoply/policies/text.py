@@ -1,0 +1,164 @@
+"""A language model as a policy: it scores the decisions of an experience, loads, saves and copies itself."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from panoply.errors import PanoplyError
+from panoply.experience import Experience
+from panoply.policies.decoder import Decoder, DecoderConfig
+from panoply.policies.folder import generation_config, load_model, save_model
+from panoply.policies.foreign import Foreign
+from panoply.policies.layout import lay_out
+from panoply.policies.scoring import score_actions
+from panoply.policies.tokenizer import Tokenizer
+
+
+class TextPolicy:
+    """A model and its tokenizer. `shared=False` scores each sequence in its own row: slower, and equal."""
+
+    def __init__(
+        self,
+        model: Decoder | Foreign,
+        tokenizer: Tokenizer,
+        *,
+        shared: bool = True,
+        companions: dict[str, bytes] | None = None,
+    ):
+        if tokenizer.vocab_size > model.config.vocab_size:
+            raise PanoplyError(
+                f"The tokenizer has {tokenizer.vocab_size} tokens, the model only {model.config.vocab_size}."
+            )
+        self.model, self.tokenizer, self.shared = model, tokenizer, shared
+        self.companions = dict(companions or {})
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> TextPolicy:
+        model = load_model(folder, dtype, device)
+        return cls(model, Tokenizer.load(folder), companions=generation_config(folder))
+
+    @classmethod
+    def fresh(
+        cls,
+        config: DecoderConfig,
+        tokenizer: Tokenizer,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> TextPolicy:
+        """Random weights that depend on config and seed only: no global generator is read or moved."""
+        with torch.device("meta"):
+            model = Decoder(config)
+        model.to_empty(device="cpu")
+        model.tie()
+        model.initialise(seed)
+        return cls(model.to(device=device, dtype=dtype).eval(), tokenizer)
+
+    def save(self, folder: str | Path) -> None:
+        """A Hugging Face folder, replaced as a whole: a crash leaves the old one."""
+        save_model(self.model, folder, companions={**self.companions, **self.tokenizer.files})
+
+    @property
+    def context_length(self) -> int:
+        return self.model.config.max_positions
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return (p for p in self.model.parameters() if p.requires_grad)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.model.named_parameters()
+
+    @torch.no_grad()
+    def load_weights(self, folder: str | Path) -> None:
+        """Overwrite the weights in place with those of a folder of the same layout."""
+        saved = dict(load_model(folder, self.model.head_weight.dtype, self.device).named_parameters())
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(saved[name])
+
+    def copy(self) -> TextPolicy:
+        """A frozen snapshot that later training does not touch."""
+        model = copy.deepcopy(self.model).requires_grad_(False).eval()
+        return TextPolicy(model, self.tokenizer, shared=self.shared, companions=self.companions)
+
+    @torch.no_grad()
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that change with any bit of any weight."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.model.state_dict().items()):
+            digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}".encode())
+            digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+        """What the model says of each decision: `logp`, and of `needs` `entropy` and `hidden:K`.
+
+        Under the distribution that was sampled from: the columns `temperature` and `allowed` apply.
+        `hidden:K` is the state, after K blocks, that the decision was predicted from.
+        """
+        taps = _taps(needs)
+        self._check_length(experience)
+        found: dict[str, list[Tensor]] = {}
+        order = []
+        # Attention costs as much as the rest of a block on rows of about six times the width.
+        for rows in lay_out(experience, shared=self.shared, dense=6 * self.model.config.width):
+            part = rows.to(self.device)
+            last, tapped = self.model.hidden_states(part.tokens, part.positions, part.segments, taps=taps)
+            scores = self._score_rows(experience, rows.decision, _pick(last, part.state), "entropy" in needs)
+            scores |= {f"hidden:{k}": _pick(state, part.state) for k, state in tapped.items()}
+            for name, column in scores.items():
+                found.setdefault(name, []).append(column)
+            order.append(part.decision)
+        if not order:
+            return self._nothing(needs)
+        back = torch.cat(order).argsort()
+        return {name: torch.cat(columns)[back] for name, columns in found.items()}
+
+    def _score_rows(
+        self, experience: Experience, decision: Tensor, states: Tensor, entropy: bool
+    ) -> dict[str, Tensor]:
+        at = decision.to(experience["action"].device)
+        temperature = experience["temperature"][at].to(states.device) if "temperature" in experience else None
+        allowed = None
+        if "allowed" in experience:
+            allowed = experience.decisions.ragged("allowed").take(at).to(states.device)
+        action = experience["action"][at].to(states.device)
+        head, softcap = self.model.head_weight, self.model.softcap
+        return score_actions(states, head, action, temperature, allowed, entropy, softcap=softcap)
+
+    def _check_length(self, experience: Experience) -> None:
+        longest = int(experience["position"].max()) if len(experience) else 0
+        if longest > self.context_length:
+            raise PanoplyError(
+                f"A sequence of {longest} tokens is longer than the model's context of {self.context_length}."
+            )
+
+    def _nothing(self, needs: frozenset[str]) -> dict[str, Tensor]:
+        width = self.model.config.width
+        shapes = {"logp": (0,)} | {n: (0, width) if n.startswith("hidden") else (0,) for n in needs}
+        return {name: torch.zeros(shape, device=self.device) for name, shape in shapes.items()}
+
+
+def _pick(states: Tensor, index: Tensor) -> Tensor:
+    return states.reshape(-1, states.shape[-1]).index_select(0, index)
+
+
+def _taps(needs: frozenset[str]) -> list[int]:
+    taps = []
+    for need in sorted(needs - {"logp", "entropy"}):
+        kind, _, depth = need.partition(":")
+        if kind != "hidden" or not depth.isdigit():
+            raise PanoplyError(f"A text policy cannot supply '{need}'; it has logp, entropy and hidden:K.")
+        taps.append(int(depth))
+    return taps

@@ -1,0 +1,145 @@
+"""Text to token ids and back, over the `tokenizers` library; the same files as transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from panoply.errors import PanoplyError
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""What a folder may hold of a tokenizer. All are kept as they were read and written back unchanged."""
+
+
+class Tokenizer:
+    """`encode` adds nothing and `decode` leaves out nothing: ids are the record, text a rendering of them."""
+
+    def __init__(self, files: Mapping[str, bytes]):
+        self.files = dict(files)
+        self.settings: dict[str, Any] = json.loads(self.files.get("tokenizer_config.json", b"{}"))
+        self._core = tokenizers.Tokenizer.from_str(self.files["tokenizer.json"].decode())
+        self._core.no_padding()
+        self._core.no_truncation()
+        self.special_tokens = {
+            token.content: i for i, token in self._core.get_added_tokens_decoder().items() if token.special
+        }
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Tokenizer:
+        folder = Path(folder)
+        if not (folder / "tokenizer.json").is_file():
+            raise PanoplyError(f"{folder} has no tokenizer.json.")
+        files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+        try:
+            return cls(files)
+        except Exception as problem:  # the library raises bare Exception
+            raise PanoplyError(f"The tokenizer in {folder} cannot be read: {problem}.") from None
+
+    @classmethod
+    def of_characters(
+        cls,
+        alphabet: str,
+        specials: Sequence[str] = ("<pad>", "<end>"),
+        pad: str | None = None,
+        eos: str | None = None,
+    ) -> Tokenizer:
+        """One token per character, ids in the order given, specials first.
+
+        Unless named, the first special is padding and the last ends a text.
+        """
+        from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+
+        if len(set(alphabet)) < len(alphabet):
+            raise PanoplyError("The alphabet names a character twice.")
+        vocab = {token: i for i, token in enumerate([*specials, *alphabet])}
+        core = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=""))
+        core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        core.decoder = decoders.Fuse()
+        core.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in specials])
+        settings: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+        }
+        if specials:
+            settings |= {"pad_token": pad or specials[0], "eos_token": eos or specials[-1]}
+        files = {
+            "tokenizer.json": core.to_str(pretty=True),
+            "tokenizer_config.json": json.dumps(settings, indent=2),
+        }
+        return cls({name: text.encode() for name, text in files.items()})
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            return list(self._core.encode(text, add_special_tokens=False).ids)
+        except Exception:  # the library raises bare Exception
+            known = self._core.get_vocab()
+            strange = next((c for c in text if c not in known), text)
+            raise PanoplyError(f"The tokenizer has no token for {strange!r}.") from None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._core.decode(list(ids), skip_special_tokens=False))
+
+    def token(self, ident: int) -> str:
+        """How the vocabulary spells one id."""
+        return str(self._core.id_to_token(ident))
+
+    def id(self, token: str) -> int:
+        """The id of a token named exactly, such as `<end>`."""
+        ident = self._core.token_to_id(token)
+        if ident is None:
+            raise PanoplyError(f"The tokenizer has no token {token!r}.")
+        return int(ident)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._core.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._named("bos_token")
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._named("eos_token")
+
+    @property
+    def pad_id(self) -> int | None:
+        """The padding token's id, or where there is none the end token's."""
+        pad = self._named("pad_token")
+        return self.eos_id if pad is None else pad
+
+    @property
+    def chat_template(self) -> str | None:
+        if "chat_template.jinja" in self.files:
+            return self.files["chat_template.jinja"].decode()
+        template = self.settings.get("chat_template")
+        return template if isinstance(template, str) else None
+
+    def save(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            (folder / name).write_bytes(content)
+
+    def _named(self, role: str) -> int | None:
+        """Either a plain string or the long form with its `content`; old folders keep it in another file."""
+        value = self.settings.get(role)
+        if value is None and "special_tokens_map.json" in self.files:
+            value = json.loads(self.files["special_tokens_map.json"]).get(role)
+        if isinstance(value, dict):
+            value = value.get("content")
+        return None if value is None else self.id(str(value))

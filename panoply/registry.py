@@ -1,0 +1,257 @@
+"""Finding methods, worlds and parts by name, without importing what is not asked for.
+
+Built-in methods are found by file name (`methods/<family>/<slug>.py`), worlds and parts by their folder. Others
+register through a file (`--plugin FILE.py`) or an installed package's entry point in the group `panoply.plugins`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from panoply import part as part_module
+from panoply.errors import PanoplyError, unknown
+from panoply.method import Method
+from panoply.part import SLOTS, Part, _fits, options
+
+Kind = Literal["method", "world", "recipe", "protocol", "system", "survey"]
+T = TypeVar("T", bound=type)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered work: how to build it, and where it comes from."""
+
+    id: str
+    kind: Kind
+    build: Callable[..., Any]
+    paper: int | None = None
+    family: str | None = None
+    base: str | None = None
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.id.split("@")[0]
+
+    @property
+    def version(self) -> int:
+        return int(self.id.split("@")[1])
+
+    @property
+    def doc(self) -> str:
+        return inspect.getdoc(self.build) or ""
+
+    def facts(self) -> dict[str, Any]:
+        return {"id": self.id, "kind": self.kind, "paper": self.paper, "family": self.family, "base": self.base}
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def _register(entry: Entry) -> None:
+    name, _, version = entry.id.partition("@")
+    if not name or not version.isdigit():
+        raise PanoplyError(f"'{entry.id}' is not a versioned id such as 'grpo@1'.")
+    known = _ENTRIES.get(entry.id)
+    if known is not None and known.build.__module__ != entry.build.__module__:
+        raise PanoplyError(f"'{entry.id}' is registered twice, by {known.build.__module__} and {entry.build.__module__}.")
+    _ENTRIES[entry.id] = entry
+
+
+def _family(module: str) -> str | None:
+    pieces = module.split(".")
+    return pieces[2] if pieces[:2] == ["panoply", "methods"] and len(pieces) > 3 else None
+
+
+def method(
+    id: str,
+    *,
+    paper: int | None = None,
+    base: str | None = None,
+    family: str | None = None,
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+    """Register a function that returns a method. A changed default is a new version of the id.
+
+    `presets` are named sets of settings for kinds of world, such as `{"tiny": {"update.lr": 3e-4}}`.
+    """
+
+    def register(build: Callable[..., Method]) -> Callable[..., Method]:
+        _register(Entry(id, "method", build, paper, family or _family(build.__module__), base, presets or {}))
+        return build
+
+    return register
+
+
+def world(id: str, *, paper: int | None = None, family: str | None = None) -> Callable[[T], T]:
+    """Register a frozen dataclass as a world; its fields are its options."""
+
+    def register(cls: T) -> T:
+        _register(Entry(id, "world", cls, paper, family))
+        return cls
+
+    return register
+
+
+# ------------------------------------------------------------------ look-up
+
+
+def find(kind: Kind, name: str) -> Entry:
+    """The entry of that name (`grpo`, or `grpo@1`); the newest version where none is given."""
+    slug = name.split("@")[0]
+    _import_slug(kind, slug)
+    matching = [e for e in _ENTRIES.values() if e.kind == kind and name in (e.id, e.name)]
+    if not matching:
+        matching = [e for e in entries(kind) if name in (e.id, e.name)]
+    if not matching:
+        same = [e.id for e in entries(kind) if e.name == slug]
+        raise unknown(kind, name, same or [e.name for e in entries(kind)])
+    return max(matching, key=lambda e: e.version)
+
+
+def entries(kind: Kind | None = None) -> list[Entry]:
+    """Everything registered, plug-ins included. Imports all of it."""
+    _import_below("panoply.methods")
+    _import_below("panoply.worlds")
+    _load_entry_points()
+    return sorted((e for e in _ENTRIES.values() if kind in (None, e.kind)), key=lambda e: (e.kind, e.id))
+
+
+def parts(slot: str) -> Mapping[str, type[Part]]:
+    """The parts of a slot: the slot's own folder, and whatever methods and plug-ins have registered so far."""
+    if slot not in SLOTS:
+        raise unknown("slot", slot, SLOTS)
+    folder = {"reward": "rewards", "loss": "losses"}.get(slot, slot)
+    _import_below(f"panoply.{folder}")
+    return part_module.registered(slot)
+
+
+def find_part(slot: str, name: str) -> type[Part]:
+    known = parts(slot)
+    if name not in known:
+        entries()
+    if name not in known:
+        raise unknown(f"{slot} part", name, known)
+    return known[name]
+
+
+def part_from_json(data: Mapping[str, Any]) -> Part:
+    settings = dict(data)
+    slot, _, name = str(settings.pop("part")).partition(".")
+    cls = find_part(slot, name)
+    return cls(**{k: value_from_json(v, cls.annotations().get(k)) for k, v in settings.items()})
+
+
+def value_from_json(value: Any, annotation: Any = None) -> Any:
+    if isinstance(value, Mapping) and "part" in value:
+        return part_from_json(value)
+    if isinstance(value, list):
+        return tuple(value_from_json(v) for v in value)
+    return value
+
+
+def parse(where: str, text: str, annotation: Any) -> Any:
+    """A command-line word as the annotation wants it; a part of another slot is named by its name."""
+    word = text.strip()
+    guesses: list[Any] = [None] if word.lower() in ("none", "null") else []
+    guesses += [{"true": True, "false": False}[word.lower()]] if word.lower() in ("true", "false") else []
+    for number in (int, float):
+        try:
+            guesses.append(number(word))
+        except ValueError:
+            continue
+    if "," in word:
+        guesses.append(tuple(value_from_json(yaml_value(w)) for w in word.split(",")))
+    guesses.append(word)
+    for option in options(annotation):
+        for guess in guesses:
+            fits, coerced = _fits(guess, option)
+            if fits:
+                return coerced
+        if option is Part:
+            return find_part(where.rsplit(".", 1)[-1], word)()
+    return part_module.check(where, guesses[0], annotation)
+
+
+def yaml_value(word: str) -> Any:
+    import yaml
+
+    return yaml.safe_load(word)
+
+
+# ------------------------------------------------------------------ importing
+
+
+def stem(slug: str) -> str:
+    """The file that holds a method: `td3+bc` → `td3_plus_bc`, `dr-grpo` → `dr_grpo`."""
+    return slug.replace("++", "_plus_plus").replace("+", "_plus_").replace("-", "_")
+
+
+def _import_slug(kind: Kind, slug: str) -> None:
+    package = "panoply.worlds" if kind == "world" else "panoply.methods"
+    for module in _modules(package):
+        if module.rsplit(".", 1)[-1] == stem(slug):
+            importlib.import_module(module)
+
+
+def _modules(package: str) -> Iterator[str]:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        return
+    for found in pkgutil.iter_modules(spec.submodule_search_locations):
+        name = f"{package}.{found.name}"
+        if found.ispkg:
+            yield from _modules(name)
+        else:
+            yield name
+
+
+def _import_below(package: str) -> None:
+    for module in _modules(package):
+        importlib.import_module(module)
+
+
+_loaded_entry_points: set[str] = set()
+
+
+def _load_entry_points() -> None:
+    for point in importlib.metadata.entry_points(group="panoply.plugins"):
+        if point.name not in _loaded_entry_points:
+            _loaded_entry_points.add(point.name)
+            try:
+                point.load()
+            except Exception as error:
+                raise PanoplyError(f"The installed plug-in '{point.name}' cannot be loaded: {error}.") from error
+
+
+def load_plugin(file: str | Path) -> None:
+    """Run a Python file whose decorators register parts, methods or worlds. Loading it twice is harmless."""
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise PanoplyError(f"There is no plug-in file '{file}'.")
+    name = f"panoply_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PanoplyError(f"The plug-in '{file}' is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except PanoplyError:
+        del sys.modules[name]
+        raise
+    except Exception as error:
+        del sys.modules[name]
+        raise PanoplyError(f"The plug-in '{file}' cannot be loaded: {type(error).__name__}: {error}.") from error

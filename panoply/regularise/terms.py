@@ -1,0 +1,72 @@
+"""Regularisers: what pulls back. Each returns a penalty per decision, descended with its `weight`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from panoply.batch import Batch, Values
+from panoply.part import Finding, Part, part
+
+DIVERGENCE = {"reverse": "KL(π‖π_{of})", "forward": "KL(π_{of}‖π)"}
+DESCENDED: dict[str, Literal["reverse", "forward"]] = {"k1": "reverse", "k2": "reverse", "k3": "forward"}
+"""Which divergence an estimator's published use as a loss really descends (see `kl`)."""
+
+
+def estimate(log_ratio: Tensor, estimator: str) -> Tensor:
+    """KL(π‖π_ref) from samples of π: k1 = l, k2 = l²/2, k3 = e^{−l} − 1 + l, with l = log π/π_ref (Schulman 2020)."""
+    if estimator == "k1":
+        return log_ratio
+    if estimator == "k2":
+        return log_ratio**2 / 2
+    return (-log_ratio).exp() - 1 + log_ratio
+
+
+def descended(held: Any) -> Literal["reverse", "forward"]:
+    """The divergence whose gradient `kl` follows."""
+    return held.descends or DESCENDED[held.estimator]
+
+
+def _kl_equation(held: Any) -> str:
+    return f"{DIVERGENCE[descended(held)].format(of=held.to[:3])}, shown as {held.estimator}"
+
+
+def _kl_inert(held: Any, method: Any) -> list[Finding]:
+    if held.weight != 0:
+        return []
+    return [(name, "the weight of the KL term is 0") for name in ("estimator", "descends", "to")]
+
+
+def _kl_needs(held: Any) -> frozenset[str]:
+    return frozenset() if held.weight == 0 else frozenset({f"logp@{held.to}"})
+
+
+@part("regularise", equation=_kl_equation, needs=_kl_needs, inert=_kl_inert)
+def kl(
+    batch: Batch,
+    *,
+    weight: float | Part = 0.04,
+    estimator: Literal["k1", "k2", "k3"] = "k3",
+    descends: Literal["reverse", "forward"] | None = None,
+    to: str = "reference",
+) -> Values:
+    """Pull towards a snapshot. The value shown and the gradient followed are two different choices.
+
+    On the policy's own samples, with l = log π/π_ref:
+      reverse   gradient l·∇log π            descends KL(π‖π_ref)   (differentiating k2, or k1 put into the reward)
+      forward   gradient (1 − e^{−l})·∇log π  descends KL(π_ref‖π)   (differentiating k3, as GRPO publishes it)
+    Differentiating k1 itself descends nothing: its gradient is ∇log π, zero in expectation.
+    """
+    log_ratio = batch.log_ratio(to)
+    chosen = descends or DESCENDED[estimator]
+    slope = log_ratio if chosen == "reverse" else 1 - (-log_ratio).exp()
+    push = slope.detach() * batch.now["logp"]
+    value = estimate(log_ratio, estimator).detach()
+    return value + push - push.detach(), {f"kl_{to}": value}
+
+
+@part("regularise", equation="(−entropy)", needs={"entropy"})
+def entropy(batch: Batch, *, weight: float | Part = 0.01) -> Values:
+    """Keep the policy random: the penalty is minus the entropy of the whole distribution at each decision."""
+    return -batch.now["entropy"], {}

@@ -1,0 +1,122 @@
+"""The text engine: batched decoding that prefills a prompt once, lets rows come and go, and goes on after a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from panoply.errors import PanoplyError
+from panoply.rollout.generation import Generation
+from panoply.rollout.masks import BatchMask, RowMask, View
+from panoply.rollout.requests import CachedModel, OnStop, Request, Turn
+from panoply.rollout.rollouts import CONTEXT, LENGTH, STOP, Rollouts
+from panoply.rollout.sampling import Sampling
+from panoply.rollout.stops import Decodes, StopStrings
+
+__all__ = [
+    "CONTEXT",
+    "LENGTH",
+    "STOP",
+    "BatchMask",
+    "OnStop",
+    "Request",
+    "Rollouts",
+    "RowMask",
+    "Sampling",
+    "TextEngine",
+    "Turn",
+    "View",
+]
+
+
+class TextEngine:
+    """Samples from a model with a key-value cache.
+
+    Up to `slots` rows run at once; others wait. Ended rows give their slots to waiting ones, and leave the batch
+    once they are `compact` of it. A forward pass over prompts or observations takes at most `prefill_tokens`.
+    The host looks for ended turns every `patience` tokens: more than 1 pays only where looking waits for a GPU.
+
+    A row's tokens depend on its prompt and seed alone, up to the rounding of kernels that sum differently in
+    batches of other shapes.
+    """
+
+    def __init__(
+        self,
+        model: CachedModel,
+        tokenizer: Decodes | None = None,
+        *,
+        slots: int = 512,
+        prefill_tokens: int = 16384,
+        compact: float = 0.25,
+        patience: int = 1,
+    ):
+        if min(slots, prefill_tokens, patience) < 1:
+            raise PanoplyError("slots, prefill_tokens and patience must be at least 1.")
+        self.model, self.tokenizer, self.slots = model, tokenizer, slots
+        self.prefill_tokens, self.compact, self.patience = prefill_tokens, compact, patience
+        self._strings: dict[tuple[str, ...], StopStrings] = {}
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        on_stop: OnStop | None = None,
+        *,
+        mask: BatchMask | None = None,
+        entropy: bool = False,
+    ) -> Rollouts:
+        """Sample every request's rows to their ends.
+
+        Without `on_stop` a row is one turn. With it, a turn that stopped or reached `max_tokens` is shown to it
+        and what it returns is appended; a row whose observation no longer fits the context is truncated there.
+        """
+        self._check(requests, sampling)
+        with torch.no_grad(), _evaluating(self.model):
+            strings = self._stop_strings(sampling.stop_strings)
+            generation = Generation(self.model, requests, sampling, on_stop, mask, strings, entropy=entropy)
+            return generation.run(self.slots, self.prefill_tokens, self.compact, self.patience)
+
+    def _check(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        vocabulary, context = self.model.config.vocab_size, self.model.config.max_positions
+        for index, request in enumerate(requests):
+            length = len(request.prompt)
+            if length == 0:
+                raise PanoplyError(f"The prompt of request {index} is empty; give at least one token.")
+            if length >= context:
+                raise PanoplyError(
+                    f"The prompt of request {index} has {length} tokens, but the model's context is {context} "
+                    "and must hold a sampled token too."
+                )
+            _check_ids(request.prompt, vocabulary, f"The prompt of request {index}")
+        _check_ids(sampling.stop_tokens, vocabulary, "stop_tokens")
+        if sampling.stop_strings and self.tokenizer is None:
+            raise PanoplyError("stop_strings need an engine with a tokenizer.")
+
+    def _stop_strings(self, strings: tuple[str, ...]) -> StopStrings | None:
+        """Kept, because it decodes the whole vocabulary once."""
+        if not strings or self.tokenizer is None:
+            return None
+        if strings not in self._strings:
+            vocabulary = self.model.config.vocab_size
+            self._strings[strings] = StopStrings(strings, self.tokenizer, vocabulary, self.model.device)
+        return self._strings[strings]
+
+
+def _check_ids(ids: Sequence[int], vocabulary: int, what: str) -> None:
+    if ids and not (min(ids) >= 0 and max(ids) < vocabulary):
+        raise PanoplyError(f"{what} has ids outside the vocabulary of {vocabulary}.")
+
+
+@contextmanager
+def _evaluating(model: CachedModel) -> Iterator[None]:
+    """Without dropout: what is sampled from must be what is scored."""
+    if not model.training:
+        yield
+        return
+    model.train(False)
+    try:
+        yield
+    finally:
+        model.train(True)

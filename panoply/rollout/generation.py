@@ -1,0 +1,253 @@
+"""One call of the text engine, from admitting the first row to recording the last."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from panoply.errors import PanoplyError
+from panoply.rollout.masks import BatchMask, View, combined
+from panoply.rollout.prefill import Prompts, chunks, feed, padded
+from panoply.rollout.requests import CachedModel, OnStop, Request, Turn
+from panoply.rollout.rollouts import CONTEXT, LENGTH, STOP, Recorder, Rollouts, ends
+from panoply.rollout.sampling import Draw, Sampling, draw, stream, uniforms
+from panoply.rollout.slots import DEAD, RUNNING, Slots
+from panoply.rollout.stops import StopStrings
+
+_AHEAD = 256
+"""Cache slots set aside for a turn at first; a longer one makes the cache grow."""
+
+
+class Generation:
+    """Rows run in slots. A slot's newest token is not yet in the cache: a step feeds it and draws the next.
+
+    So a prompt's or an observation's last token goes the same way as a sampled one, and one kind of step serves
+    all. The step touches only tensors of the device; `settle` is where the host looks.
+    """
+
+    def __init__(
+        self,
+        model: CachedModel,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        on_stop: OnStop | None,
+        mask: BatchMask | None,
+        strings: StopStrings | None,
+        *,
+        entropy: bool,
+    ):
+        self.model, self.requests, self.sampling, self.on_stop = model, requests, sampling, on_stop
+        self.mask, self.strings, self.entropy = mask, strings, entropy
+        self.device, self.context = model.device, model.config.max_positions
+        distinct: dict[tuple[int, ...], int] = {}
+        prompts = [distinct.setdefault(tuple(r.prompt), len(distinct)) for r in requests]
+        self.prompts = list(distinct)
+        self.request = [i for i, r in enumerate(requests) for _ in r.seeds]
+        self.prompt = [prompts[i] for i in self.request]
+        self.masks = {row: m for row, i in enumerate(self.request) if (m := requests[i].mask)}
+        self.streams = stream(self._tensor([_signed(seed) for r in requests for seed in r.seeds]))
+        # By prompt, so that no more than one prompt has rows both running and waiting.
+        self.waiting = deque(sorted(range(len(self.prompt)), key=self.prompt.__getitem__))
+        table = sampling.temperatures()
+        self.temperatures = None if table is None else table.to(self.device)
+        self.stops = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=self.device)
+        self.stops[list(sampling.stop_tokens)] = True
+        self.recorder = Recorder()
+
+    def run(self, slots: int, prefill_tokens: int, compact: float, patience: int) -> Rollouts:
+        longest = max(map(len, self.prompts), default=0)
+        capacity = min(longest + min(self.sampling.max_tokens, _AHEAD), self.context) + 1
+        self.size, self.budget = min(slots, len(self.waiting)), prefill_tokens
+        self.cache = self.model.new_cache(self.size, capacity)
+        self.history = torch.zeros(self.size, capacity, dtype=torch.long, device=self.device)
+        self.source = Prompts(self.model, self.prompts, prefill_tokens)
+        self.slots, self.reach = Slots.empty(self.device), 0
+        self.admit()
+        steps = 0
+        while len(self.slots):
+            self.step()
+            steps += 1
+            if steps % patience == 0:
+                self.settle(compact)
+        return self.recorder.result(
+            torch.tensor(self.prompt, dtype=torch.long),
+            torch.tensor([len(self.prompts[p]) for p in self.prompt], dtype=torch.long),
+            torch.tensor(self.request, dtype=torch.long),
+            tuple(self.requests[i].key for i in self.request),
+        )
+
+    def step(self) -> None:
+        """Feed every slot's newest token and draw the next. Slots that ended repeat themselves, unrecorded."""
+        slots = self.slots
+        self._reserve(self.reach + 1)
+        self.cache.begin(slots.position[:, None], self.reach)
+        hidden = self.model.hidden(slots.token[:, None], slots.position[:, None], cache=self.cache)
+        position = slots.position + 1
+        drawn = self._draw(self.model.logits(hidden[:, 0]), position)
+        self.recorder.step(slots.row, position, slots.turn, slots.live, drawn)
+        self.history[: len(slots)].scatter_(1, position[:, None], drawn.action[:, None])
+        full = (position + 1 >= slots.limit) * LENGTH
+        self.slots = slots.advance(drawn.action, torch.where(self.stops[drawn.action], STOP, full))
+        if self.strings is not None:
+            self._look_for_strings(self.strings, drawn.action)
+        self.reach += 1
+
+    def _draw(self, logits: Tensor, position: Tensor) -> Draw:
+        slots, within = self.slots, position - self.slots.start
+        temperature = self.temperatures
+        if temperature is not None:
+            temperature = temperature[within.clamp(max=len(temperature) - 1)]
+        mask = None
+        if self.mask is not None or self.masks:
+            view = View(
+                slots.row, self.history[: len(slots), : self.reach], position, slots.start, slots.live
+            )
+            mask = combined(view, logits.shape[-1], self.mask, self.masks)
+        if self.sampling.min_tokens and self.sampling.stop_tokens:
+            early = ~(self.stops & (within < self.sampling.min_tokens)[:, None])
+            mask = early if mask is None else mask & early
+        uniform = uniforms(slots.stream, position)
+        return draw(logits, uniform, self.sampling, temperature, mask, self.entropy)
+
+    def _look_for_strings(self, strings: StopStrings, action: Tensor) -> None:
+        slots = self.slots
+        enough = slots.position - slots.start + 1 >= self.sampling.min_tokens
+        maybe = (strings.may[action] & enough & (slots.status != DEAD)).nonzero().flatten()
+        part = slots.take(maybe)
+        bounds = zip(maybe.tolist(), part.start.tolist(), part.position.tolist(), strict=True)
+        hits = [s for s, a, b in bounds if strings.completed(self.history[s, a : b + 1].tolist())]
+        if hits:
+            self.slots = slots.marked(self._tensor(hits), STOP)
+
+    def settle(self, compact: float) -> None:
+        """Deal with turns that ended; fill or close the gaps once they are a fraction `compact` of the slots."""
+        ended = (self.slots.status > RUNNING).nonzero().flatten()
+        if not len(ended):
+            return
+        self._end_turns(ended)
+        live = int(self.slots.live.sum())
+        if self.waiting and live <= (1 - compact) * self.size:
+            self.admit()
+        elif not self.waiting and live <= (1 - compact) * len(self.slots):
+            self.close_gaps()
+
+    def _end_turns(self, at: Tensor) -> None:
+        part, history = self.slots.take(at), self.history[at]
+        cut = (part.status == LENGTH) & (part.limit - part.start < self.sampling.max_tokens)
+        reason = part.status.masked_fill(cut, CONTEXT)
+        self.recorder.turn(part.row, part.turn, reason)
+        replies = self._ask(part, history, reason) if self.on_stop else [None] * len(at)
+        lengths = (part.position + 1).tolist() if self.on_stop else [0] * len(at)
+        fits = [r is not None and n + len(r) < self.context for r, n in zip(replies, lengths, strict=True)]
+        goes = self._tensor(fits).bool()
+        more = self._tensor([reply is not None for reply in replies]).bool()
+        over = part.take(~goes)
+        self.recorder.finish(over.row, ends(reason, more)[~goes], history[~goes], over.position + 1)
+        self.slots = self.slots.vacated(at[~goes])
+        if any(fits):
+            self._observe(
+                at[goes],
+                part.take(goes),
+                [r for r, f in zip(replies, fits, strict=True) if f and r is not None],
+            )
+
+    def _ask(self, part: Slots, history: Tensor, reason: Tensor) -> list[Sequence[int] | None]:
+        assert self.on_stop is not None
+        replies: list[Sequence[int] | None] = []
+        columns = (part.row, part.turn, part.position + 1, part.start, reason, history)
+        for row, turn, length, start, why, tokens in zip(*(c.tolist() for c in columns), strict=True):
+            request = self.request[row]
+            key = self.requests[request].key
+            ended = Turn(row, request, key, turn, tokens[:length], start, why)
+            replies.append(None if why == CONTEXT else self.on_stop(ended))
+        return replies
+
+    def _observe(self, at: Tensor, part: Slots, replies: list[Sequence[int]]) -> None:
+        """Append observations and begin the next turns. All but an observation's last token is fed here."""
+        vocabulary, positions, newest = (
+            self.model.config.vocab_size,
+            part.position.tolist(),
+            part.token.tolist(),
+        )
+        if any(reply and not 0 <= min(reply) <= max(reply) < vocabulary for reply in replies):
+            raise PanoplyError(f"on_stop returned ids outside the vocabulary of {vocabulary}.")
+        fed = [[token, *reply[:-1]] if reply else [] for token, reply in zip(newest, replies, strict=True)]
+        reach = max(p + 1 + len(r) for p, r in zip(positions, replies, strict=True))
+        self.reach = max(self.reach, reach)
+        self._reserve(self.reach + 1)
+        some = [i for i, tokens in enumerate(fed) if tokens]
+        for chunk in chunks([len(fed[i]) for i in some], self.budget):
+            members = [some[i] for i in chunk]
+            rows, starts = at[self._tensor(members)], [positions[i] for i in members]
+            own = self.cache.take(rows, max(starts), reach + 1)
+            width = feed(self.model, own, [fed[i] for i in members], starts)
+            self.cache.put(rows, own, torch.arange(len(rows), device=self.device), width)
+        slot = at.repeat_interleave(self._tensor([len(r) for r in replies]))
+        place = [p + 1 + j for p, r in zip(positions, replies, strict=True) for j in range(len(r))]
+        self.history[slot, self._tensor(place)] = self._tensor([token for r in replies for token in r])
+        last = [r[-1] if r else token for token, r in zip(newest, replies, strict=True)]
+        start = part.position + 1 + self._tensor([len(r) for r in replies])
+        self.slots = self.slots.put(
+            at, self._turns(part.row, part.stream, self._tensor(last), start, part.turn + 1)
+        )
+
+    def admit(self) -> None:
+        """Give free slots to waiting rows."""
+        gaps = (self.slots.status == DEAD).nonzero().flatten().tolist()
+        free = [*gaps, *range(len(self.slots), self.size)][: len(self.waiting)]
+        if not free:
+            return
+        rows = [self.waiting.popleft() for _ in free]
+        wanted = [self.prompt[row] for row in rows]
+        at, prompts = self._tensor(free), [self.prompts[p] for p in wanted]
+        self.source.install(wanted, self.cache, at)
+        self.source.keep(self.prompt[self.waiting[0]] if self.waiting else None)
+        tokens = padded(prompts, self.device)
+        self.history[at, : tokens.shape[1]] = tokens
+        row, start = self._tensor(rows), self._tensor([len(p) for p in prompts])
+        last = self._tensor([p[-1] for p in prompts])
+        new = self._turns(row, self.streams[row], last, start, torch.zeros_like(row))
+        self.slots = self.slots.put(at, new)
+        self._measure()
+
+    def _turns(self, row: Tensor, streams: Tensor, token: Tensor, start: Tensor, turn: Tensor) -> Slots:
+        """Rows at the beginning of a turn whose first token will be at `start`."""
+        limit = (start + self.sampling.max_tokens).clamp(max=self.context)
+        return Slots(row, streams, token, start - 1, start, turn, limit, torch.full_like(row, RUNNING))
+
+    def close_gaps(self) -> None:
+        """Move the last live rows into dead slots, and drop the slots after them."""
+        kept = self.slots.live.nonzero().flatten()
+        gaps = (~self.slots.live[: len(kept)]).nonzero().flatten()
+        movers = kept[len(kept) - len(gaps) :]
+        if len(gaps):
+            self.cache.put(gaps, self.cache, movers, self.reach)
+            self.history[gaps] = self.history[movers]
+        order = torch.arange(len(kept), device=self.device).index_copy(0, gaps, movers)
+        self.slots = self.slots.take(order)
+        self._measure()
+
+    def _measure(self) -> None:
+        """How many cache slots the next step's queries see."""
+        self.reach = int(self.slots.position.max()) + 1 if len(self.slots) else 0
+
+    def _reserve(self, length: int) -> None:
+        """Room for `length` positions in cache and history."""
+        if length <= self.history.shape[1]:
+            return
+        wider = min(max(length, 2 * self.history.shape[1]), max(length, self.context + 1))
+        self.cache.grow(wider)
+        grown = self.history.new_zeros(self.size, wider)
+        grown[:, : self.history.shape[1]] = self.history
+        self.history = grown
+
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.device)
+
+
+def _signed(seed: int) -> int:
+    """Any integer, wrapped into int64."""
+    return (seed + 2**63) % 2**64 - 2**63

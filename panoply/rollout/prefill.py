@@ -1,0 +1,95 @@
+"""Forward passes over many known tokens: prompts, each once however many rows share it, and observations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from panoply.policies.cache import Cache
+from panoply.rollout.requests import CachedModel
+
+_PIECE = 1024
+"""A long row is fed in pieces of this many tokens, so that a mask has at most so many rows of queries."""
+
+
+def feed(model: CachedModel, cache: Cache, tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> int:
+    """Write tokens of unequal length into the first rows of a cache, row i from position `starts[i]` on.
+
+    Gives the number of slots then in use. Padding goes to later slots or, where there is none, to the one past.
+    """
+    width = max(start + len(row) for start, row in zip(starts, tokens, strict=True))
+    filled = padded(tokens, model.device)
+    begin = torch.tensor(starts, device=model.device)[:, None]
+    positions = (begin + torch.arange(filled.shape[1], device=model.device)).clamp(max=width)
+    for low in range(0, filled.shape[1], _PIECE):
+        piece = slice(low, low + _PIECE)
+        cache.begin(positions[:, piece], width + 1)
+        model.hidden(filled[:, piece], positions[:, piece], cache=cache)
+    return width
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Rows to one tensor, filled up with zeros on the right."""
+    length = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], device=device)
+
+
+def chunks(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Split rows so that none takes more than `budget` tokens with its padding, a single row excepted.
+
+    Rows are taken from the longest down; one less than half as long as the first begins a new chunk, unless
+    all are short and a pass of its own would cost more than the padding.
+    """
+    chunk: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        longest = lengths[chunk[0]] if chunk else 0
+        if chunk and ((len(chunk) + 1) * longest > budget or 64 < longest > 2 * lengths[row]):
+            yield chunk
+            chunk = []
+        chunk.append(row)
+    if chunk:
+        yield chunk
+
+
+class Prompts:
+    """Distinct prompts, all but their last token prefilled when the first row needs it, kept until the last has.
+
+    The last token is left to the decoding step, as every row's newest token is.
+    """
+
+    def __init__(self, model: CachedModel, prompts: Sequence[Sequence[int]], budget: int):
+        self.model, self.prompts, self.budget = model, prompts, budget
+        self._ready: dict[int, tuple[Cache, int]] = {}
+
+    def install(self, wanted: Sequence[int], cache: Cache, at: Tensor) -> None:
+        """Put prompt `wanted[i]` into row `at[i]` of the cache."""
+        self._prefill([p for p in dict.fromkeys(wanted) if p not in self._ready and len(self.prompts[p]) > 1])
+        sources: dict[int, tuple[Cache, list[int], list[int]]] = {}
+        for i, prompt in enumerate(wanted):
+            if prompt in self._ready:
+                source, row = self._ready[prompt]
+                _, members, rows = sources.setdefault(id(source), (source, [], []))
+                members.append(i)
+                rows.append(row)
+        for source, members, rows in sources.values():
+            to = at[torch.tensor(members, device=at.device)]
+            cache.put(to, source, torch.tensor(rows, device=at.device), source.capacity - 1)
+
+    def keep(self, prompt: int | None) -> None:
+        """Forget all prompts but this one, and its chunk's others with them."""
+        kept = self._ready.pop(prompt, None) if prompt is not None else None
+        self._ready.clear()
+        if prompt is not None and kept is not None:
+            source, row = kept
+            width = source.capacity - 1
+            index = torch.tensor([row], device=self.model.device)
+            self._ready[prompt] = (source.take(index, width, source.capacity), 0)
+
+    def _prefill(self, prompts: list[int]) -> None:
+        for chunk in chunks([len(self.prompts[p]) for p in prompts], self.budget):
+            tokens = [self.prompts[prompts[i]][:-1] for i in chunk]
+            cache = self.model.new_cache(len(chunk), max(map(len, tokens)) + 1)
+            feed(self.model, cache, tokens, [0] * len(chunk))
+            self._ready |= {prompts[i]: (cache, row) for row, i in enumerate(chunk)}

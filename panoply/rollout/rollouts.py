@@ -1,0 +1,132 @@
+"""What an engine sampled, as flat columns, and the recorder that builds it without looking at single tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from panoply.experience import OPEN, TERMINATED, TRUNCATED, Column, Ragged, Table
+from panoply.rollout.sampling import Draw
+
+STOP, LENGTH, CONTEXT = 1, 2, 3
+"""Why a turn ended: a stop token or string, its own length limit, or the model's context."""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Rows in the order of the requests and, within one, of its seeds. Everything is on the CPU.
+
+    `decisions` has one row a sampled token, ordered by row and position: `context` (the row), `position`,
+    `turn`, `action`, `logp`, `end`, and where they apply `temperature`, `allowed`, `entropy`. `context` has one
+    row each: `tokens` (prompt, samples and observations), `prompt` (equal for equal prompts) and `shared` (its
+    length). They are an Experience's tables but for the keys that only a collector knows.
+    """
+
+    decisions: Table
+    context: Table
+    request: Tensor
+    """Which request a row belongs to."""
+    keys: tuple[Any, ...]
+    """That request's key."""
+    reasons: Ragged
+    """Why each turn of a row ended: STOP, LENGTH or CONTEXT."""
+    end: Tensor
+    """How a row ended: TERMINATED, or TRUNCATED when it ran out of tokens."""
+
+    def __len__(self) -> int:
+        return self.context.rows
+
+    @property
+    def sampled(self) -> Ragged:
+        """Each row's sampled tokens, without prompt and observations."""
+        counts = self.decisions.tensor("context").bincount(minlength=len(self))
+        return Ragged(self.decisions.tensor("action"), _offsets(counts))
+
+    def completions(self) -> list[list[int]]:
+        """Each row's tokens after the prompt, observations included."""
+        prompts = self.context.tensor("shared").tolist()
+        rows = self.context.ragged("tokens").tolist()
+        return [tokens[start:] for tokens, start in zip(rows, prompts, strict=True)]
+
+
+class Recorder:
+    """Collects what happens in the order it happens; `result` sorts it by row once."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, list[Tensor]] = {}
+        self._allowed: list[tuple[Tensor, Tensor]] = []
+        self._turns: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+
+    def step(self, row: Tensor, position: Tensor, turn: Tensor, live: Tensor, draw: Draw) -> None:
+        """One draw a slot; those that are not live are dropped at the end."""
+        columns = {"context": row, "position": position, "turn": turn, "live": live}
+        columns |= {"action": draw.action, "logp": draw.logp}
+        if draw.temperature is not None:
+            columns["temperature"] = draw.temperature
+        if draw.entropy is not None:
+            columns["entropy"] = draw.entropy
+        for name, column in columns.items():
+            self._steps.setdefault(name, []).append(column)
+        if draw.allowed is not None:
+            listed = draw.allowed & (~draw.allowed.all(-1) & live)[:, None]
+            self._allowed.append((listed.nonzero()[:, 1], listed.sum(-1)))
+
+    def turn(self, row: Tensor, turn: Tensor, reason: Tensor) -> None:
+        self._turns.append((row, turn, reason))
+
+    def finish(self, row: Tensor, end: Tensor, history: Tensor, length: Tensor) -> None:
+        inside = torch.arange(history.shape[1], device=history.device) < length[:, None]
+        self._rows.append((row, end, history[inside], length))
+
+    def result(self, prompt: Tensor, shared: Tensor, request: Tensor, keys: tuple[Any, ...]) -> Rollouts:
+        tokens, end = self._contexts()
+        context = Table({"tokens": tokens, "prompt": prompt, "shared": shared})
+        return Rollouts(self._decisions(end), context, request, keys, self._reasons(len(prompt)), end)
+
+    def _decisions(self, end: Tensor) -> Table:
+        steps = {name: torch.cat(parts).cpu() for name, parts in self._steps.items()}
+        if not steps:
+            none = torch.zeros(0, dtype=torch.long)
+            whole = dict.fromkeys(("context", "position", "turn", "action", "end"), none)
+            return Table({**whole, "logp": torch.zeros(0)})
+        live = steps.pop("live").nonzero().flatten()
+        row, position = steps["context"][live], steps["position"][live]
+        order = live[(row * (int(position.max()) + 1) + position).argsort()]
+        columns: dict[str, Column] = {name: column[order] for name, column in steps.items()}
+        row = steps["context"][order]
+        last = torch.ones_like(row, dtype=torch.bool)
+        last[:-1] = row[1:] != row[:-1]
+        columns["end"] = end[row].masked_fill(~last, OPEN)
+        if "temperature" in steps and bool((steps["temperature"][order] == 1).all()):
+            del columns["temperature"]
+        if self._allowed:
+            values, counts = (torch.cat(parts).cpu() for parts in zip(*self._allowed, strict=True))
+            columns["allowed"] = Ragged(values, _offsets(counts)).take(order)
+        return Table(columns)
+
+    def _contexts(self) -> tuple[Ragged, Tensor]:
+        if not self._rows:
+            return Ragged.from_lists([]), torch.zeros(0, dtype=torch.long)
+        row, end, values, length = (torch.cat(parts).cpu() for parts in zip(*self._rows, strict=True))
+        order = row.argsort()
+        return Ragged(values, _offsets(length)).take(order), end[order]
+
+    def _reasons(self, rows: int) -> Ragged:
+        if not self._turns:
+            return Ragged.from_lists([])
+        row, turn, reason = (torch.cat(parts).cpu() for parts in zip(*self._turns, strict=True))
+        order = (row * (int(turn.max()) + 1) + turn).argsort()
+        return Ragged(reason[order], _offsets(row.bincount(minlength=rows)))
+
+
+def ends(reason: Tensor, more: Tensor) -> Tensor:
+    """How a row ends: one that stopped and was asked for no `more` is terminated."""
+    return torch.where((reason == STOP) & ~more, TERMINATED, TRUNCATED)
+
+
+def _offsets(lengths: Tensor) -> Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])

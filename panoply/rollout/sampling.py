@@ -1,0 +1,166 @@
+"""How a token is drawn: the processed distribution, a random stream per row, and what is recorded of the draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from panoply.errors import PanoplyError
+
+Schedule = Callable[[Tensor], Tensor]
+"""Positions within the turn (0 for its first sampled token) to temperatures."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample. Logits are masked, divided by the temperature, cut to `top_k`, then to `top_p`.
+
+    Temperature 0 takes the most likely allowed token. A greedy token is recorded with temperature 1, its
+    log-probability is under the masked temperature-1 distribution, and `top_k` and `top_p` do not act on it.
+
+    A turn ends with a stop token or a stop string, both of which stay in the record, or after `max_tokens`.
+    Before `min_tokens` stop tokens cannot be drawn, so those tokens record the rest of the vocabulary as
+    allowed, and stop strings are overlooked.
+    """
+
+    temperature: float | Schedule = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    max_tokens: int = 128
+    min_tokens: int = 0
+    stop_tokens: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not callable(self.temperature) and not 0 <= self.temperature < float("inf"):
+            raise PanoplyError(f"temperature must be zero or more, not {self.temperature}.")
+        if not 0 < self.top_p <= 1:
+            raise PanoplyError(f"top_p must be above 0 and at most 1, not {self.top_p}.")
+        if self.top_k is not None and self.top_k < 1:
+            raise PanoplyError(
+                f"top_k must be at least 1, not {self.top_k}; leave it out to keep all tokens."
+            )
+        if self.max_tokens < 1:
+            raise PanoplyError(f"max_tokens must be at least 1, not {self.max_tokens}.")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise PanoplyError(
+                f"min_tokens must be from 0 to max_tokens ({self.max_tokens}), not {self.min_tokens}."
+            )
+        if isinstance(self.stop_strings, str) or "" in self.stop_strings:
+            raise PanoplyError("stop_strings must be a tuple of strings that are not empty.")
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_k is not None or self.top_p < 1
+
+    def temperatures(self) -> Tensor | None:
+        """The temperature at each position of a turn, [max_tokens]; None where it is 1 throughout."""
+        within = torch.arange(self.max_tokens)
+        given = self.temperature(within) if callable(self.temperature) else self.temperature
+        table = torch.as_tensor(given, dtype=torch.float32).expand(within.shape)
+        if not bool(((table >= 0) & table.isfinite()).all()):
+            raise PanoplyError("The temperature schedule gives values that are negative or not finite.")
+        return None if bool((table == 1).all()) else table
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One token a row, and the distribution it was drawn from. `allowed` is [B, V], absent when nothing is cut."""
+
+    action: Tensor
+    logp: Tensor
+    temperature: Tensor | None
+    allowed: Tensor | None
+    entropy: Tensor | None
+
+
+def draw(
+    logits: Tensor,
+    uniform: Tensor,
+    sampling: Sampling,
+    temperature: Tensor | None = None,
+    mask: Tensor | None = None,
+    entropy: bool = False,
+) -> Draw:
+    """Draw from [B, V] float32 logits with one uniform a row. `mask` is true where a token may be drawn.
+
+    `entropy` asks for that of the tempered distribution before anything is cut.
+    """
+    greedy = None if temperature is None else temperature == 0
+    if temperature is not None and greedy is not None:
+        temperature = temperature.masked_fill(greedy, 1.0)
+        logits = logits / temperature[:, None]
+    whole = logits.log_softmax(-1) if entropy else None
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -torch.inf)
+    if sampling.truncates:
+        kept = truncated(logits, sampling.top_k, sampling.top_p)
+        kept = kept if greedy is None else kept | greedy[:, None]
+        logits = logits.masked_fill(~kept, -torch.inf)
+        mask = kept if mask is None else kept & mask
+    logp = logits.log_softmax(-1)
+    action = invert(logp, uniform)
+    if greedy is not None:
+        action = torch.where(greedy, logits.argmax(-1), action)
+    return Draw(
+        action,
+        logp.gather(-1, action[:, None])[:, 0],
+        temperature,
+        mask,
+        None if whole is None else torch.special.entr(whole.exp()).sum(-1),
+    )
+
+
+def truncated(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
+    """Marks the `top_k` likeliest tokens and, of those, the fewest whose probability reaches `top_p`."""
+    values, order = logits.topk(min(top_k or logits.shape[-1], logits.shape[-1]))
+    inside = values > -torch.inf
+    if top_p < 1:
+        p = values.softmax(-1)
+        inside &= p.cumsum(-1) - p < top_p
+    return torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, order, inside)
+
+
+def invert(logp: Tensor, uniform: Tensor) -> Tensor:
+    """The token whose share of the cumulative distribution holds `uniform`, never one of probability zero.
+
+    The sum is taken in float64: in float32 the tail of a large vocabulary would be lost in rounding.
+    """
+    p = logp.exp()
+    cumulative = p.cumsum(-1, dtype=torch.float64)
+    target = uniform[:, None] * cumulative[:, -1:]
+    found = torch.searchsorted(cumulative, target, right=True).clamp_(max=p.shape[-1] - 1)
+    # A parallel sum need not be monotone to the last bit, so the edge of a flat stretch may be hit.
+    possible = p.gather(-1, found) > 0
+    return torch.where(possible, found, p.argmax(-1, keepdim=True))[:, 0]
+
+
+def stream(seeds: Tensor) -> Tensor:
+    """Int64 seeds to the starting points of their random streams."""
+    return _mix(seeds + _GOLDEN)
+
+
+def uniforms(streams: Tensor, positions: Tensor) -> Tensor:
+    """Float64 strictly between 0 and 1: a hash of stream and position, whatever else is in the batch."""
+    bits = _mix(streams + positions * _GOLDEN)
+    # 40 bits, so that neither the half added here nor the product with a sum near 1 rounds up to 1.
+    return (_shift(bits, 24).double() + 0.5) * 2.0**-40
+
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014); int64 products wrap as unsigned ones do."""
+    x = (x ^ _shift(x, 30)) * _FIRST
+    x = (x ^ _shift(x, 27)) * _SECOND
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, by: int) -> Tensor:
+    """A logical shift: torch's keeps the sign."""
+    return (x >> by) & ((1 << (64 - by)) - 1)

@@ -1,0 +1,41 @@
+"""Schedules: factors that change from step to step of a run whose budget is `total` steps."""
+
+from __future__ import annotations
+
+import math
+
+from panoply.part import Part, part
+
+
+def _rise(step: int, warmup: int) -> float:
+    """A line from 1/warmup at the first step to 1."""
+    return min(1.0, (step + 1) / warmup) if warmup > 0 else 1.0
+
+
+def _fall(step: int, total: int, start: float) -> float:
+    """The share of the way from `start` (a share of the budget) to the end of the budget."""
+    return min(1.0, max(0.0, step - start * total) / max(1e-12, (1.0 - start) * total))
+
+
+@part("schedule", equation="constant after {warmup} steps")
+def constant(step: int, total: int, *, warmup: int = 0) -> float:
+    """1, after a warm-up of so many steps."""
+    return _rise(step, warmup)
+
+
+@part("schedule", equation="linear to {end} after {warmup} steps")
+def linear(step: int, total: int, *, end: float = 0.0, warmup: int = 0, start: float = 0.0) -> float:
+    """1 until the share `start` of the budget, then in a line to `end`."""
+    return _rise(step, warmup) * (1.0 + (end - 1.0) * _fall(step, total, start))
+
+
+@part("schedule", equation="cosine to {end} after {warmup} steps")
+def cosine(step: int, total: int, *, end: float = 0.0, warmup: int = 0) -> float:
+    """From 1 to `end` along half a cosine."""
+    fall = _fall(step, total, min(1.0, warmup / max(1, total)))
+    return _rise(step, warmup) * (end + (1.0 - end) * 0.5 * (1.0 + math.cos(math.pi * fall)))
+
+
+def at(value: float | Part, step: int, total: int) -> float:
+    """A number, or a schedule's value at `step` of `total`."""
+    return float(value(step, total)) if isinstance(value, Part) else value

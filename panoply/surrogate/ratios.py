@@ -1,0 +1,91 @@
+"""Surrogates: what is ascended, one value per decision."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from panoply.batch import Batch, Values
+from panoply.part import Finding, part
+
+
+def ratio_stats(batch: Batch, against: str) -> dict[str, torch.Tensor]:
+    """How far the policy has moved from the one the ratio is taken against."""
+    log_ratio = batch.log_ratio(against).detach()
+    ratio = log_ratio.exp()
+    return {
+        "ratio_off": ((ratio - 1).abs() > 0.2).float(),
+        "ratio_max/max": ratio,
+        "logp_gap": log_ratio.abs(),
+        "kl_behaviour": ratio - 1 - log_ratio,
+    }
+
+
+def _needs(held: Any) -> frozenset[str]:
+    return frozenset() if held.against == "behaviour" else frozenset({f"logp@{held.against}"})
+
+
+@part("surrogate", equation="A·log π", idle="advantage")
+def log_likelihood(batch: Batch) -> Values:
+    """A·log π(a|s): REINFORCE (Williams 1992). Right only for decisions the current policy took."""
+    return batch["advantage"] * batch.now["logp"], ratio_stats(batch, "behaviour")
+
+
+@part("surrogate", equation="ρ·A", idle="advantage", needs=_needs)
+def ratio(batch: Batch, *, against: str = "behaviour") -> Values:
+    """ρ·A: importance sampling without a bound."""
+    return batch.log_ratio(against).exp() * batch["advantage"], ratio_stats(batch, against)
+
+
+def _clip_inert(held: Any, method: Any) -> list[Finding]:
+    update = method.update.settings()
+    if update.get("epochs", 1) * update.get("minibatches", 1) > 1 or held.against != "behaviour":
+        return []
+    reason = "with one epoch and one mini-batch the ratio stays at 1 (raise update.epochs or update.minibatches)"
+    return [(name, reason) for name in ("low", "high", "dual", "kind")]
+
+
+def _clip_equation(held: Any) -> str:
+    bounded = f"clip(ρ, {1 - held.low:g}, {1 + held.high:g})"
+    form = {"min": f"min(ρA, {bounded}·A)", "mask": f"1[ρ in {bounded[8:-1]}]·ρA", "truncate": f"sg({bounded})·A·log π"}
+    dual = f", at least {held.dual:g}·A where A < 0" if held.dual else ""
+    return form[held.kind] + dual
+
+
+@part("surrogate", equation=_clip_equation, idle="advantage", needs=_needs, inert=_clip_inert)
+def clip(
+    batch: Batch,
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
+    kind: Literal["min", "mask", "truncate"] = "min",
+    dual: float | None = None,
+    against: str = "behaviour",
+) -> Values:
+    """PPO's bounded ratio (arXiv 1707.06347), with the bounds 1−low and 1+high.
+
+    kind: `min` keeps the pessimistic of the bounded and the free value (no gradient where the ratio has already gone
+    too far in the direction A asks for); `mask` drops every decision whose ratio is out of bounds, whatever A's sign;
+    `truncate` keeps every decision's gradient and bounds only its weight (CISPO, arXiv 2506.13585).
+    dual: floor c·A for A < 0 (dual-clip PPO, arXiv 1912.09729), c > 1.
+    """
+    advantage, log_ratio = batch["advantage"], batch.log_ratio(against)
+    ratio = log_ratio.exp()
+    bounded = ratio.clamp(1 - low, 1 + high)
+    if kind == "min":
+        value = torch.minimum(ratio * advantage, bounded * advantage)
+        acted = (ratio * advantage > bounded * advantage).detach()
+    elif kind == "mask":
+        acted = (ratio != bounded).detach()
+        value = ratio * advantage * (~acted)
+    else:
+        acted = (ratio != bounded).detach()
+        value = bounded.detach() * advantage * batch.now["logp"]
+    if dual is not None:
+        floor = dual * advantage
+        value = torch.where(advantage < 0, torch.maximum(value, floor), value)
+    moved = acted & (advantage != 0)
+    high_side, low_side = moved & (ratio > 1 + high), moved & (ratio < 1 - low)
+    stats = {"clip_high": high_side.float(), "clip_low": low_side.float()}
+    return value, {**ratio_stats(batch, against), **stats}

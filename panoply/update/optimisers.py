@@ -1,0 +1,47 @@
+"""How parameters move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from panoply.part import Part, part
+from panoply.schedule.schedules import constant
+
+_FLAT = constant()
+
+
+@part("update", equation="AdamW, lr {lr}")
+def adam(
+    parameters: Iterable[torch.nn.Parameter],
+    *,
+    lr: float = 1e-6,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.0,
+    clip: float = 1.0,
+    schedule: Part = _FLAT,
+    epochs: int = 1,
+    minibatches: int = 1,
+) -> torch.optim.Optimizer:
+    """Adam with decoupled weight decay; the gradient's norm is clipped at `clip` (0: never)."""
+    return torch.optim.AdamW(
+        list(parameters), lr=lr, betas=(beta1, beta2), eps=epsilon, weight_decay=weight_decay, fused=True
+    )
+
+
+@part("update", equation="SGD, lr {lr}")
+def sgd(
+    parameters: Iterable[torch.nn.Parameter],
+    *,
+    lr: float = 1e-2,
+    momentum: float = 0.0,
+    clip: float = 1.0,
+    schedule: Part = _FLAT,
+    epochs: int = 1,
+    minibatches: int = 1,
+) -> torch.optim.Optimizer:
+    """Plain stochastic gradient descent."""
+    return torch.optim.SGD(list(parameters), lr=lr, momentum=momentum)

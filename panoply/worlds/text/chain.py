@@ -1,0 +1,176 @@
+"""Chains of one-digit sums and products, worked out step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import shake_256
+from itertools import repeat
+from typing import ClassVar
+
+import numpy as np
+
+from panoply.errors import PanoplyError, unknown
+from panoply.policies.tokenizer import Tokenizer
+from panoply.registry import world
+from panoply.seeds import stable_hash
+from panoply.worlds.world import SPLITS, Task, TextWorld
+
+DIGITS, SIGNS, END = "0123456789", "+*=", "$"
+HELD_OUT = 8
+"""One problem in so many is in the test split."""
+
+
+@world("chain@1")
+@dataclass(frozen=True)
+class Chain(TextWorld):
+    """`3+4*2=` is worked out from left to right, modulo 10: `+47*24$`.
+
+    Each step of the answer restates the operation and its operand and gives the running result. The careless
+    teacher does `*` as `+`, so a model that imitates it can multiply but mostly does not. With the defaults
+    21 % of the teacher's answers are right; if it always slips, as a perfect imitator decoded greedily does,
+    15 %. By the last digit alone (`strict` off) that would be 32 % and 23 %: a wrong chain ends
+    right about one time in ten, and such luck would be rewarded like skill.
+    """
+
+    operations: int = 6
+    modulus: int = 10
+    slip: float = 0.7
+    """How often the teacher does `*` as `+`."""
+    levels: tuple[int, int] | None = None
+    """Fewest and most `*` among the operations, all numbers between equally likely; none means 0 to two thirds."""
+    strict: bool = True
+    """Success means that every step is right; otherwise that the last digit is."""
+
+    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "hint"})
+    step_tokens: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.operations < 1:
+            raise PanoplyError(f"chain.operations is at least 1, not {self.operations}.")
+        if not 2 <= self.modulus <= len(DIGITS):
+            raise PanoplyError(f"chain.modulus is between 2 and {len(DIGITS)}, not {self.modulus}.")
+        if not 0 <= self.slip <= 1:
+            raise PanoplyError(f"chain.slip is a probability between 0 and 1, not {self.slip:g}.")
+        low, high = self._levels
+        if not 0 <= low <= high <= self.operations:
+            raise PanoplyError(
+                f"chain.levels is a range within 0 to {self.operations}, the operations, not {low} to {high}."
+            )
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.of_characters(DIGITS + SIGNS, specials=(END,))
+
+    @property
+    def max_tokens(self) -> int:
+        return self.step_tokens * self.operations + 1
+
+    def task(self, split: str, index: int) -> Task:
+        if split not in SPLITS:
+            raise unknown("split", split, SPLITS)
+        for attempt in range(1000):
+            problem = self._problem(f"chain/{split}/{index}/{attempt}")
+            id = stable_hash("chain", self.modulus, problem)
+            if (id % HELD_OUT == 0) == (split == "test"):
+                return Task(id, tuple(self._tokens(problem)), problem.count("*"), {"problem": problem})
+        raise PanoplyError(f"chain has too few problems for a {split} split: ask for more operations.")
+
+    def grade(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
+        """Beside `success`: `ended`; `final`, it ends on the right digit; `steps`, the share of right steps.
+
+        A step is judged by what was written before it, so one error does not spoil the steps after it.
+        """
+        problem = task.data["problem"]
+        text = self._text([*task.given, *answer])
+        trace = self._trace(problem)
+        ended = text.endswith(END) and text.count(END) == 1
+        final = ended and text[-2:-1] == trace[-1]
+        return {
+            "success": float(text == trace + END if self.strict else final),
+            "final": float(final),
+            "steps": sum(self._judge(problem, text)) / self.operations,
+            "ended": float(ended),
+        }
+
+    def gold(self, task: Task) -> list[int]:
+        return self._answer(task, self._trace(task.data["problem"]))
+
+    def demonstrate(self, task: Task, rng: np.random.Generator) -> list[int]:
+        slips = (rng.random(self.operations) < self.slip).tolist()
+        hinted = len(task.given) // self.step_tokens
+        return self._answer(task, self._trace(task.data["problem"], [False] * hinted + slips[hinted:]))
+
+    def mistakes(self, task: Task) -> list[list[int]]:
+        """Also the answers with one result changed: the last, or where every step counts, any."""
+        trace, size = self._trace(task.data["problem"]), self.step_tokens
+        results = range(size - 1, len(trace), size) if self.strict else [len(trace) - 1]
+        changed = (trace[:at] + self._digit(int(trace[at]) + 1) + trace[at + 1 :] for at in results)
+        return [*super().mistakes(task), *(self._answer(task, text) for text in changed)]
+
+    @property
+    def _levels(self) -> tuple[int, int]:
+        return self.levels or (0, max(1, 2 * self.operations // 3))
+
+    def _problem(self, key: str) -> str:
+        """The problem that a key stands for: a level, its `*` on random places, random digits."""
+        draw = int.from_bytes(shake_256(key.encode()).digest(16 + 2 * self.operations), "big")
+        low, high = self._levels
+        draw, more = divmod(draw, high - low + 1)
+        draw, first = divmod(draw, self.modulus)
+        products, text = low + more, DIGITS[first]
+        for places in range(self.operations, 0, -1):
+            draw, place = divmod(draw, places)
+            draw, operand = divmod(draw, self.modulus)
+            text += ("*" if place < products else "+") + DIGITS[operand]
+            products -= place < products
+        return text + "="
+
+    def _trace(self, problem: str, slips: Sequence[bool] | None = None) -> str:
+        """The steps of an answer. A slip does `*` as `+`, and the next step goes on from there."""
+        value, text = problem[0], ""
+        for (operation, operand), slip in zip(_steps(problem), slips or repeat(False), strict=False):
+            value = self._apply(value, "+" if slip else operation, operand)
+            text += operation + operand + value
+        return text
+
+    def _judge(self, problem: str, text: str) -> Iterator[bool]:
+        """Whether each step is the problem's and follows from the result written before it."""
+        value = problem[0]
+        for at, (operation, operand) in enumerate(_steps(problem)):
+            step = text[self.step_tokens * at : self.step_tokens * (at + 1)]
+            yield value.isdigit() and step == operation + operand + self._apply(value, operation, operand)
+            value = step[-1:]
+
+    def _apply(self, value: str, operation: str, operand: str) -> str:
+        a, b = int(value), int(operand)
+        return self._digit(a * b if operation == "*" else a + b)
+
+    def _digit(self, number: int) -> str:
+        return DIGITS[number % self.modulus]
+
+    def _answer(self, task: Task, trace: str) -> list[int]:
+        """The tokens of a whole trace that are not in the prompt yet."""
+        return self._tokens(trace[len(task.given) :] + END)
+
+    def _tokens(self, text: str) -> list[int]:
+        return [self._ids[character] for character in text]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        """One character a token, so that nothing a policy may write is skipped; foreign tokens become `?`."""
+        return "".join(self._characters.get(token, "?") for token in tokens)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {character: self.tokenizer.id(character) for character in DIGITS + SIGNS + END}
+
+    @cached_property
+    def _characters(self) -> dict[int, str]:
+        return {token: character for character, token in self._ids.items()}
+
+
+def _steps(problem: str) -> Iterator[tuple[str, str]]:
+    """`3+4*2=` → `+4`, `*2`."""
+    return zip(problem[1:-1:2], problem[2:-1:2], strict=True)

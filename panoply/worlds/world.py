@@ -1,0 +1,147 @@
+"""What a text world is: tasks that can be asked for by number, and a verifier that knows what success is."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from panoply.errors import PanoplyError
+from panoply.part import check
+from panoply.policies.tokenizer import Tokenizer
+
+SPLITS = ("train", "test")
+"""No problem is in both."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A problem as a policy gets to see it, and what its world needs to grade an answer."""
+
+    id: int
+    """Hash of the world and the problem: the same in every batch, run and process, hinted or not."""
+    prompt: tuple[int, ...]
+    level: int = 0
+    data: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """The hint: the first tokens of the answer, which stand at the end of the prompt."""
+        return tuple(self.data.get("given", ()))
+
+
+class TextWorld(ABC):
+    """Problems in tokens with a verifier. A world is a frozen dataclass whose fields are its options."""
+
+    access: ClassVar[frozenset[str]] = frozenset({"verify"})
+    """What a method may ask for beside tasks and grades: `reference` (gold answers), `teacher`, `hint`."""
+    preset: ClassVar[str] = "tiny"
+    """The hyper-parameters, by name, that suit a model of this world's size."""
+    step_tokens: ClassVar[int] = 1
+    """Tokens of one step of a reference answer. Hints give whole steps."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for option in dataclasses.fields(typing.cast(Any, self)):
+            value = check(f"{self.name}.{option.name}", getattr(self, option.name), hints[option.name])
+            object.__setattr__(self, option.name, value)
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    @abstractmethod
+    def max_tokens(self) -> int:
+        """The longest answer a turn may have, the stop token included."""
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Tokens that end a turn."""
+        end = self.tokenizer.eos_id
+        return () if end is None else (end,)
+
+    @abstractmethod
+    def task(self, split: str, index: int) -> Task:
+        """Task number `index` of a split: always the same one, and there is no last one."""
+
+    @abstractmethod
+    def grade(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
+        """Named signals of an answer to `task.prompt`. `success`, 0 or 1, is always among them."""
+
+    def gold(self, task: Task) -> list[int]:
+        """The reference answer, from where the prompt ends."""
+        raise PanoplyError(f"{self.name} has no reference answers.")
+
+    def demonstrate(self, task: Task, rng: np.random.Generator) -> list[int]:
+        """The answer of a careless teacher, who has the skill but not the habit."""
+        raise PanoplyError(f"{self.name} has no teacher.")
+
+    def mistakes(self, task: Task) -> list[list[int]]:
+        """Answers the verifier must refuse: nothing at all, the reference without its end, and with two."""
+        gold = self.gold(task)
+        return [[], gold[:-1], [*gold, *gold[-1:]]]
+
+    def reply(self, task: Task, turns: Sequence[Sequence[int]]) -> list[int] | None:
+        """What the world says after these turns of the policy; none ends the episode."""
+        return None
+
+    def held_out(self, n: int) -> list[Task]:
+        """The first `n` different problems of the test split."""
+        found: dict[int, Task] = {}
+        for index in range(64 * n):
+            task = self.task("test", index)
+            found.setdefault(task.id, task)
+            if len(found) == n:
+                break
+        if len(found) < n:
+            raise PanoplyError(f"{self.name} has too few problems to hold out {n}; {len(found)} were found.")
+        return list(found.values())
+
+    def hint(self, task: Task, fraction: float) -> Task:
+        """The same problem with that share of the reference answer, in whole steps, already in the prompt."""
+        if not 0 <= fraction <= 1:
+            raise PanoplyError(
+                f"A hint is a share of the reference answer between 0 and 1, not {fraction:g}."
+            )
+        bare = task.prompt[: len(task.prompt) - len(task.given)]
+        gold = [*task.given, *self.gold(task)]
+        given = tuple(gold[: round(fraction * (len(gold) - 1) / self.step_tokens) * self.step_tokens])
+        return dataclasses.replace(task, prompt=bare + given, data={**task.data, "given": given})
+
+    def render(self, task: Task, answer: Sequence[int]) -> str:
+        """Prompt and answer as text, for people."""
+        return f"{self.tokenizer.decode(list(task.prompt))} → {self.tokenizer.decode(list(answer))}"
+
+    def default_model(self) -> dict[str, Any]:
+        """The decoder this world was sized for, as `DecoderConfig` takes it."""
+        vocabulary = self.tokenizer.vocab_size
+        return {"vocab_size": vocabulary, "width": 64, "layers": 2, "heads": 4, "inner": 192, "tied": True}
+
+    def self_test(self, n: int = 64) -> None:
+        """Grade reference answers and mistakes on `n` tasks of each split; the first surprise is an error."""
+        for task in (self.task(split, index) for split in SPLITS for index in range(n)):
+            self._expect(task, self.gold(task), success=1)
+            for answer in self.mistakes(task):
+                self._expect(task, answer, success=0)
+            if "hint" in self.access:
+                hinted = self.hint(task, 0.5)
+                self._expect(hinted, self.gold(hinted), success=1)
+
+    def _expect(self, task: Task, answer: Sequence[int], *, success: int) -> None:
+        graded = self.grade(task, answer).get("success")
+        if graded != success:
+            kind = "reference" if success else "wrong"
+            raise PanoplyError(
+                f"{self.name} grades the {kind} answer {self.render(task, answer)!r} with success {graded}, "
+                f"not {success}."
+            )

@@ -1,0 +1,196 @@
+"""The decoder against transformers, with and without a cache, and under PEFT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from panoply.errors import PanoplyError
+from panoply.policies.cache import Cache
+from panoply.policies.decoder import Decoder, DecoderConfig
+from panoply.policies.folder import load_model, save_model
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-rope3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama-linear": ("llama", {"rope_parameters": LINEAR}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-tied-yarn": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {"head_dim": 12}),
+    "qwen3-bias": ("qwen3", {"head_dim": 16, "attention_bias": True}),
+    "mistral-window": ("mistral", {"sliding_window": 6}),
+    "mistral": ("mistral", {"sliding_window": None}),
+}
+
+
+def theirs(name: str) -> Any:
+    """A random transformers model whose biases and norms are not at their bland initial values."""
+    model_type, settings = MODELS[name]
+    size = {"vocab_size": 53, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(model_type, **size, **heads, **settings)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    return model
+
+
+def ours(model: Any) -> Decoder:
+    decoder = Decoder(DecoderConfig.from_hf(model.config.to_dict()))
+    decoder.load_state_dict(model.state_dict())
+    return decoder
+
+
+def sequences(length: int = 21) -> torch.Tensor:
+    return torch.randint(0, 53, (3, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_hidden_states_are_those_of_transformers(name: str) -> None:
+    model, tokens = theirs(name), sequences()
+    decoder = ours(model)
+    expected = model(tokens, output_hidden_states=True)
+    torch.testing.assert_close(decoder(tokens), expected.logits, atol=1e-5, rtol=1e-5)
+    positions = torch.arange(21).expand(3, 21)
+    _, tapped = decoder.hidden_states(tokens, positions, taps=[0, 2, 3])
+    for depth, state in tapped.items():
+        torch.testing.assert_close(state, expected.hidden_states[depth], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_saved_folder_opens_in_transformers_and_here(name: str, tmp_path: Path) -> None:
+    decoder, tokens = ours(theirs(name)), sequences()
+    save_model(decoder, tmp_path / "model")
+    reopened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(reopened(tokens).logits, decoder(tokens), atol=1e-5, rtol=1e-5)
+    again = load_model(tmp_path / "model")
+    assert isinstance(again, Decoder)
+    assert torch.equal(again(tokens), decoder(tokens))
+    assert again.config.windows == decoder.config.windows
+
+
+@pytest.mark.parametrize("name", ["llama-rope3", "qwen2-window", "qwen3", "mistral-window"])
+def test_a_folder_saved_by_transformers_opens_here(name: str, tmp_path: Path) -> None:
+    model, tokens = theirs(name), sequences()
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(load_model(tmp_path)(tokens), model(tokens).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_rope_settings_are_read_in_the_older_spelling() -> None:
+    raw = theirs("llama-rope3").config.to_dict()
+    rope = dict(raw.pop("rope_parameters"))
+    older = {**raw, "rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    new = DecoderConfig.from_hf(theirs("llama-rope3").config.to_dict())
+    assert torch.equal(DecoderConfig.from_hf(older).frequencies()[0], new.frequencies()[0])
+    older["rope_scaling"] = {"type": "linear", "factor": 4.0}
+    assert DecoderConfig.from_hf(older).rope_type == "linear"
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "qwen2-window"])
+def test_decoding_with_a_cache_is_the_full_forward(name: str) -> None:
+    decoder, tokens = ours(theirs(name)), sequences()
+    full = decoder(tokens)
+    cache: Cache = decoder.new_cache(3, 32)
+    with torch.no_grad():
+        for part in torch.arange(21).expand(3, 21).split([7, 1, 12, 1], dim=1):
+            cache.begin(part)
+            logits = decoder.logits(decoder.hidden(tokens.gather(1, part), part, cache=cache))
+            torch.testing.assert_close(
+                logits, full.gather(1, part[..., None].expand(-1, -1, 53)), atol=1e-5, rtol=1e-5
+            )
+
+
+def test_cached_rows_may_stand_at_different_positions() -> None:
+    decoder, tokens = ours(theirs("mistral-window")), sequences()
+    full, lengths = decoder(tokens), torch.tensor([4, 11, 7])
+    cache: Cache = decoder.new_cache(3, 32)
+    prompt = torch.arange(11).expand(3, 11)
+    with torch.no_grad():
+        cache.begin(prompt)
+        decoder.hidden(tokens[:, :11], prompt, cache=cache)
+        for step in range(3):
+            at = (lengths + step)[:, None]
+            cache.begin(at)
+            logits = decoder.logits(decoder.hidden(tokens.gather(1, at), at, cache=cache))[:, 0]
+            expected = full[torch.arange(3), at[:, 0]]
+            torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_positions_stay_exact_in_half_precision() -> None:
+    config = DecoderConfig(20, width=32, layers=1, heads=2)
+    positions = torch.tensor([[1021]])
+    exact = Decoder(config)._rotation(positions, torch.float32)[0]
+    rounded = Decoder(config).to(torch.bfloat16)._rotation(positions, torch.bfloat16)[0]
+    torch.testing.assert_close(rounded, exact.to(torch.bfloat16), atol=0, rtol=0)
+
+
+def test_padding_gives_no_nan_and_leaves_the_rest_alone() -> None:
+    decoder, tokens = ours(theirs("llama")), sequences(6)
+    segments = torch.tensor([[0, 0, 1, 2, 2, -1]] * 3)
+    positions = torch.tensor([[0, 1, 2, 2, 3, 0]] * 3)
+    states = decoder.hidden(tokens, positions, segments)
+    assert states.isfinite().all()
+    without = decoder.hidden(tokens[:, :5], positions[:, :5], segments[:, :5])
+    torch.testing.assert_close(states[:, :5], without, atol=1e-6, rtol=1e-6)
+
+
+def test_adapters_of_peft_load_both_ways(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    tokens, model = sequences(), theirs("qwen2")
+    lora = {"r": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+    mine = peft.get_peft_model(ours(model), peft.LoraConfig(**lora))
+    assert not torch.allclose(mine(tokens), ours(model)(tokens))
+    mine.save_pretrained(tmp_path / "mine")
+    loaded = peft.PeftModel.from_pretrained(ours(model), tmp_path / "mine")
+    assert torch.equal(loaded(tokens), mine(tokens))
+    positions = torch.arange(21).expand(3, 21)
+    assert torch.equal(loaded.logits(loaded.hidden(tokens, positions)), mine(tokens))
+
+    other = peft.get_peft_model(theirs("qwen2"), peft.LoraConfig(task_type="CAUSAL_LM", **lora)).eval()
+    other.save_pretrained(tmp_path / "other")
+    loaded = peft.PeftModel.from_pretrained(ours(model), tmp_path / "other")
+    expected = other(tokens).logits
+    torch.testing.assert_close(loaded.base_model.model(tokens), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "Rotary scaling 'longrope'"),
+        ({"hidden_act": "gelu"}, "activation is silu"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"num_key_value_heads": 3}, "evenly"),
+        ({"model_type": "mamba"}, "no layout 'mamba'"),
+    ],
+)
+def test_what_the_decoder_cannot_do_it_refuses(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(PanoplyError, match=message):
+        DecoderConfig.from_hf({**theirs("llama").config.to_dict(), **change})
+
+
+def test_initial_weights_depend_on_the_seed_only() -> None:
+    decoders = [Decoder(DecoderConfig(20, width=16, layers=1, heads=2)) for _ in range(3)]
+    for decoder, seed in zip(decoders, [1, 1, 2], strict=True):
+        torch.randn(3)
+        decoder.initialise(seed)
+    first, same, other = (d.model.layers[0].self_attn.q_proj.weight for d in decoders)  # type: ignore[union-attr]
+    assert torch.equal(first, same) and not torch.equal(first, other)  # type: ignore[arg-type]

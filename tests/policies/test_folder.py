@@ -1,0 +1,142 @@
+"""Model folders: shards, replacement as a whole, and every way a folder can be wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from panoply.errors import PanoplyError
+from panoply.policies.decoder import Decoder, DecoderConfig
+from panoply.policies.folder import load_model, save_model
+
+CONFIG = DecoderConfig(20, width=16, layers=2, heads=2)
+TOKENS = torch.tensor([[1, 5, 7, 19, 2]])
+
+
+@pytest.fixture
+def model() -> Decoder:
+    decoder = Decoder(CONFIG)
+    decoder.initialise(3)
+    return decoder
+
+
+@pytest.fixture
+def folder(model: Decoder, tmp_path: Path) -> Path:
+    save_model(model, tmp_path / "m")
+    return tmp_path / "m"
+
+
+def test_shards_hold_the_same_model(model: Decoder, tmp_path: Path) -> None:
+    import transformers
+
+    save_model(model, tmp_path / "m", shard_bytes=4000)
+    names = sorted(p.name for p in (tmp_path / "m").glob("*.safetensors"))
+    assert len(names) > 2 and names[0] == f"model-00001-of-{len(names):05d}.safetensors"
+    assert torch.equal(load_model(tmp_path / "m")(TOKENS), model(TOKENS))
+    reopened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    torch.testing.assert_close(reopened(TOKENS).logits, model(TOKENS), atol=1e-5, rtol=1e-5)
+
+
+def test_a_tied_head_stays_one_parameter(tmp_path: Path) -> None:
+    config = DecoderConfig(20, width=16, layers=1, heads=2, tied=True)
+    save_model(Decoder(config), tmp_path / "m")
+    assert "lm_head.weight" not in load_file(tmp_path / "m" / "model.safetensors")
+    again = load_model(tmp_path / "m")
+    assert isinstance(again, Decoder)
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+    assert all(p.requires_grad for p in again.parameters())
+
+
+def test_replacing_a_model_drops_its_shards_and_keeps_the_rest(model: Decoder, tmp_path: Path) -> None:
+    save_model(model, tmp_path / "m", shard_bytes=4000, companions={"generation_config.json": b"{}"})
+    (tmp_path / "m" / "notes.txt").write_text("mine")
+    save_model(model, tmp_path / "m")
+    kept = {"config.json", "generation_config.json", "model.safetensors", "notes.txt"}
+    assert {p.name for p in (tmp_path / "m").iterdir()} == kept
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_failed_save_leaves_the_old_model(
+    model: Decoder, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    before = model(TOKENS)
+    monkeypatch.setattr("panoply.policies.folder.save_file", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        save_model(Decoder(CONFIG), folder)
+    assert torch.equal(load_model(folder)(TOKENS), before)
+    assert [p.name for p in folder.parent.iterdir()] == ["m"]
+
+
+def test_a_folder_of_other_things_is_not_replaced(model: Decoder, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(PanoplyError, match="holds other files and no model"):
+        save_model(model, tmp_path)
+
+
+def test_what_the_folder_knew_beside_the_shape_is_kept(folder: Path, tmp_path: Path) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "eos_token_id": 7, "house": "mine"}))
+    save_model(load_model(folder), tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert again["eos_token_id"] == 7 and again["house"] == "mine"
+
+
+def spoil(folder: Path, how: str) -> None:
+    weights = load_file(folder / "model.safetensors")
+    file = folder / "model.safetensors"
+    if how == "cut":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif how == "garbage":
+        file.write_bytes(b"not a model")
+    elif how == "pickle":
+        file.rename(folder / "pytorch_model.bin")
+    elif how == "none":
+        file.unlink()
+    elif how == "missing":
+        del weights["model.layers.1.mlp.up_proj.weight"]
+        save_file(weights, file)
+    elif how == "surplus":
+        save_file({**weights, "model.layers.7.mlp.up_proj.weight": torch.zeros(2)}, file)
+    elif how == "shape":
+        save_file({**weights, "model.norm.weight": torch.zeros(8)}, file)
+    elif how == "config":
+        (folder / "config.json").write_text("{")
+    elif how == "no config":
+        (folder / "config.json").unlink()
+    elif how == "shard":
+        index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("cut", "corrupt or cut short"),
+        ("garbage", "corrupt or cut short"),
+        ("pickle", "never opened"),
+        ("none", "holds no weights"),
+        ("missing", "lack model.layers.1.mlp.up_proj.weight"),
+        ("surplus", "hold model.layers.7.mlp.up_proj.weight"),
+        ("shape", r"model.norm.weight is \(8,\), not \(16,\)"),
+        ("config", "not valid JSON"),
+        ("no config", "no config.json"),
+        ("shard", "lacks the shard model-00001-of-00002.safetensors"),
+    ],
+)
+def test_a_wrong_folder_is_named_in_a_sentence(folder: Path, how: str, message: str) -> None:
+    spoil(folder, how)
+    with pytest.raises(PanoplyError, match=message) as raised:
+        load_model(folder)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_folder_that_is_not_there() -> None:
+    with pytest.raises(PanoplyError, match="There is no folder"):
+        load_model("nowhere/at/all")

@@ -1,0 +1,89 @@
+"""Other architectures behind the decoder's interface, against transformers itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from panoply.errors import PanoplyError
+from panoply.policies.folder import load_model, save_model
+from panoply.policies.foreign import Foreign
+
+SIZE = {"vocab_size": 41, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "max_position_embeddings": 64}
+GROUPED = {**HEADS, "num_key_value_heads": 2, "head_dim": 8}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt_neox": ("gpt_neox", HEADS),
+    "olmo2": ("olmo2", GROUPED),
+    "gemma2": ("gemma2", {**GROUPED, "sliding_window": 5, "final_logit_softcapping": 3.0, "pad_token_id": 0}),
+    "gemma3_text": ("gemma3_text", {**GROUPED, "sliding_window": 5, "pad_token_id": 0}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {**HEADS, "num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+    ),
+}
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 2}
+
+
+def build(name: str, **more: Any) -> Any:
+    model_type, settings = MODELS[name]
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(model_type, **SIZE, **{**settings, **SPECIAL, **more})
+    kernel = "eager" if name == "gemma2" else "sdpa"
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=kernel).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    return model
+
+
+def tokens(length: int) -> torch.Tensor:
+    return torch.randint(3, 41, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_plain_cached_and_shared_agree_with_transformers(name: str) -> None:
+    inner, text = build(name), tokens(16)
+    model = Foreign(inner)
+    with torch.no_grad():
+        expected = inner(text).logits
+        torch.testing.assert_close(model(text), expected, atol=1e-4, rtol=1e-4)
+
+        row = torch.cat([text[:, :6], text[:, 6:].flip(1), text[:, 6:]], dim=1)
+        positions = torch.cat([torch.arange(16), torch.arange(6, 16)]).expand(2, 26)
+        segments = torch.tensor([0] * 6 + [1] * 10 + [2] * 10).expand(2, 26)
+        shared = model.logits(model.hidden(row, positions, segments))
+        both = torch.cat([shared[:, :6], shared[:, 16:]], dim=1)
+        torch.testing.assert_close(both, expected, atol=1e-4, rtol=1e-4)
+
+        cache = model.new_cache(2, 32)
+        for part in torch.arange(16).expand(2, 16).split([9, 1, 6], dim=1):
+            cache.begin(part)
+            logits = model.logits(model.hidden(text.gather(1, part), part, cache=cache))
+            torch.testing.assert_close(logits, expected[:, part[0]], atol=1e-4, rtol=1e-4)
+
+
+def test_a_foreign_folder_loads_scores_and_saves(tmp_path: Path) -> None:
+    inner, text = build("gpt_neox"), tokens(9)
+    inner.save_pretrained(tmp_path / "m")
+    model = load_model(tmp_path / "m")
+    assert isinstance(model, Foreign) and model.config.max_positions == 64
+    torch.testing.assert_close(model(text), inner(text).logits, atol=1e-5, rtol=1e-5)
+    save_model(model, tmp_path / "again")
+    assert torch.equal(load_model(tmp_path / "again")(text), model(text))
+
+
+def test_an_architecture_that_ignores_masks_is_refused() -> None:
+    config = transformers.MambaConfig(vocab_size=41, hidden_size=16, num_hidden_layers=1, state_size=4)
+    with pytest.raises(PanoplyError, match="mamba"):
+        Foreign(transformers.AutoModelForCausalLM.from_config(config))
+
+
+def test_a_scaled_head_is_refused() -> None:
+    config = transformers.AutoConfig.for_model("granite", **SIZE, **HEADS, **SPECIAL, logits_scaling=8.0)
+    with pytest.raises(PanoplyError, match="not its head times its last hidden state"):
+        Foreign(transformers.AutoModelForCausalLM.from_config(config))

@@ -1,0 +1,107 @@
+"""Chunked scoring against a plain softmax, values and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from panoply.experience import Ragged
+from panoply.policies.scoring import naive_scores, score_actions
+
+ROWS, VOCAB, WIDTH = 7, 11, 5
+ALLOWED = Ragged.from_lists([[0, 3, 5], [], [2], [1, 2, 3, 4, 5, 6], [], [9, 10], [4, 7]])
+ACTIONS = torch.tensor([3, 8, 2, 6, 0, 10, 4])
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(ROWS, WIDTH, generator=generator, dtype=dtype)
+    weight = torch.randn(VOCAB, WIDTH, generator=generator, dtype=dtype)
+    temperature = torch.rand(ROWS, generator=generator, dtype=dtype) + 0.5
+    return hidden.requires_grad_(), weight.requires_grad_(), temperature
+
+
+def reference(
+    hidden: Tensor, weight: Tensor, temperature: Any, allowed: Any, softcap: float
+) -> dict[str, Tensor]:
+    logits = hidden @ weight.t()
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    if temperature is not None:
+        logits = logits / temperature[:, None]
+    if allowed is not None:
+        for row, ids in enumerate(allowed.tolist()):
+            mask = torch.ones(VOCAB, dtype=torch.bool)
+            mask[ids or slice(None)] = False
+            logits = logits.clone()
+            logits[row] = logits[row].masked_fill(mask, float("-inf"))
+    return naive_scores(logits, ACTIONS)
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 3])
+@pytest.mark.parametrize("restricted", [False, True])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_values_and_gradients_are_those_of_a_plain_softmax(
+    chunk: int, restricted: bool, softcap: float
+) -> None:
+    hidden, weight, temperature = inputs()
+    options = (temperature, ALLOWED) if restricted else (None, None)
+    expected = reference(hidden, weight, *options, softcap)
+    found = score_actions(hidden, weight, ACTIONS, *options, entropy=True, chunk=chunk, softcap=softcap)
+    mix = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
+    for name in ("logp", "entropy"):
+        torch.testing.assert_close(found[name], expected[name])
+        theirs = torch.autograd.grad((expected[name] * mix).sum(), [hidden, weight], retain_graph=True)
+        ours = torch.autograd.grad((found[name] * mix).sum(), [hidden, weight], retain_graph=True)
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_gradcheck_of_both_outputs_together() -> None:
+    hidden, weight, temperature = inputs()
+
+    def both(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        scores = score_actions(h, w, ACTIONS, temperature, ALLOWED, entropy=True, chunk=2)
+        return scores["logp"], scores["entropy"]
+
+    assert torch.autograd.gradcheck(both, (hidden, weight))
+
+
+def test_a_row_with_one_choice_is_certain() -> None:
+    hidden, weight, _ = inputs()
+    scores = score_actions(hidden, weight, ACTIONS, allowed=ALLOWED, entropy=True)
+    assert scores["logp"][2] == 0 and scores["entropy"][2] == 0
+
+
+def test_what_is_not_allowed_has_no_probability() -> None:
+    hidden, weight, _ = inputs()
+    scores = score_actions(hidden, weight, torch.full((ROWS,), 8), allowed=ALLOWED)
+    assert scores["logp"][0] == float("-inf") and scores["logp"][1].isfinite()
+
+
+def test_no_logits_are_kept_for_the_backward_pass() -> None:
+    hidden, weight, _ = inputs(torch.float32)
+    kept: list[int] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        score_actions(hidden, weight, ACTIONS, entropy=True)
+    assert kept and max(kept) < ROWS * VOCAB
+
+
+def test_extreme_logits_stay_finite() -> None:
+    hidden, weight, _ = inputs(torch.float32)
+    scores = score_actions(hidden * 1e4, weight, ACTIONS, entropy=True)
+    (scores["logp"].sum() + scores["entropy"].sum()).backward()
+    assert hidden.grad is not None and hidden.grad.isfinite().all() and scores["entropy"].isfinite().all()
+
+
+def test_no_rows_give_no_scores() -> None:
+    hidden, weight, _ = inputs()
+    scores = score_actions(hidden[:0], weight, ACTIONS[:0], entropy=True)
+    assert scores["logp"].shape == (0,) and scores["entropy"].shape == (0,)
