@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from panoply.api import Trained, evaluate, export, load_policy, plan, sample, train
     from panoply.errors import PanoplyError
     from panoply.experience import Experience, Ragged, Segments, Table
-    from panoply.method import Dataset, OnPolicy
-    from panoply.part import Part, part
+    from panoply.regimes import Dataset, OnPolicy
+    from panoply.parts import Part, part
     from panoply.registry import method, world
 
 _HOME = {
     "api": ("Trained", "evaluate", "export", "load_policy", "plan", "sample", "train"),
     "errors": ("PanoplyError",),
     "experience": ("Experience", "Ragged", "Segments", "Table"),
-    "method": ("Dataset", "OnPolicy"),
-    "part": ("Part", "part"),
+    "regimes": ("Dataset", "OnPolicy"),
+    "parts": ("Part", "part"),
     "registry": ("method", "world"),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}

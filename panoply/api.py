@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from panoply.checkpoint import Checkpoint
 from panoply.errors import PanoplyError
-from panoply.plan import Plan, make_plan
+from panoply.planning import Plan, make_plan
 from panoply.run import Run, model_folder
 
 if TYPE_CHECKING:
-    from panoply.evaluate.held_out import Evaluation
+    from panoply.evaluation.held_out import Evaluation
     from panoply.policies.text import TextPolicy
     from panoply.progress import Progress
 
@@ -145,7 +145,7 @@ def evaluate(
     settings: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Held-out success of a run or model folder: greedy, sampled, and unbiased pass@k."""
-    from panoply.evaluate import held_out
+    from panoply.evaluation import held_out
     from panoply.policies.build import open_policy
 
     built = _world(source, world, settings or {})

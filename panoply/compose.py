@@ -8,8 +8,8 @@ from typing import Any
 
 from panoply import registry
 from panoply.errors import PanoplyError, unknown
-from panoply.method import REGIMES, Method
-from panoply.part import Part, check
+from panoply.regimes import REGIMES, Method
+from panoply.parts import Part, check
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
 
-    from panoply.evaluate.held_out import Evaluation
+    from panoply.evaluation.held_out import Evaluation
     from panoply.experience import Experience
     from panoply.loops.job import Job
 

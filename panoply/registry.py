@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from panoply import part as part_module
+from panoply import parts as part_module
 from panoply.errors import PanoplyError, unknown
-from panoply.method import Method
-from panoply.part import SLOTS, Part, _fits, options
+from panoply.regimes import Method
+from panoply.parts import SLOTS, Part, _fits, options
 
 Kind = Literal["method", "world", "recipe", "protocol", "system", "survey"]
 T = TypeVar("T", bound=type)
@@ -131,8 +131,7 @@ def parts(slot: str) -> Mapping[str, type[Part]]:
     """The parts of a slot: the slot's own folder, and whatever methods and plug-ins have registered so far."""
     if slot not in SLOTS:
         raise unknown("slot", slot, SLOTS)
-    folder = {"reward": "rewards", "loss": "losses"}.get(slot, slot)
-    _import_below(f"panoply.{folder}")
+    _import_below(f"panoply.slots.{slot}")
     return part_module.registered(slot)
 
 

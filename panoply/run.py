@@ -17,7 +17,7 @@ from typing import IO, Any, Literal
 from panoply import checkpoint
 from panoply.checkpoint import Checkpoint, write_atomically
 from panoply.errors import PanoplyError
-from panoply.plan import Plan
+from panoply.planning import Plan
 
 CONFIG, RESULT, METRICS, EPISODES = "run.json", "result.json", "metrics.jsonl", "episodes.jsonl"
 Status = Literal["finished", "running", "stopped", "diverged"]

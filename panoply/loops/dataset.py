@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panoply.experience import Experience
 from panoply.loops.job import Job
-from panoply.method import Dataset
+from panoply.regimes import Dataset
 from panoply.seeds import torch_rng
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from panoply import checkpoint
 from panoply.errors import PanoplyError
-from panoply.evaluate.held_out import Evaluation, evaluate
+from panoply.evaluation.held_out import Evaluation, evaluate
 from panoply.experience import Experience, Segments
 from panoply.loops.learner import Learner
-from panoply.part import Part
-from panoply.plan import Plan
+from panoply.parts import Part
+from panoply.planning import Plan
 from panoply.policies.build import open_policy
 from panoply.progress import Progress
 from panoply.rollout.text import Collector

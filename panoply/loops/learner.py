@@ -17,9 +17,9 @@ from torch import Tensor
 from panoply.batch import LOG_RATIO_LIMIT, Batch
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
-from panoply.method import Method
-from panoply.part import Part
-from panoply.schedule.schedules import at
+from panoply.regimes import Method
+from panoply.parts import Part
+from panoply.slots.schedule.schedules import at
 
 DESCENT = {"surrogate": -1.0, "regularise": 1.0, "loss": 1.0}
 """Surrogates are ascended, everything else descended."""

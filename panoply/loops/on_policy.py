@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panoply.experience import Experience
 from panoply.loops.job import Job, check_agreement
-from panoply.method import OnPolicy
+from panoply.regimes import OnPolicy
 from panoply.seeds import torch_rng
 
 

@@ -1,4 +1,4 @@
-"""Keys and values of rows being decoded. Slot j of a row holds the key of position j, whatever the other rows do."""
+"""Keys and values of rows being decoded. Slot j of a row holds the key of its position j."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class Cache:
         dtype: torch.dtype,
         device: torch.device | str,
     ):
-        shape = (rows, kv_heads, capacity, head_dim)
+        shape = (rows, capacity, kv_heads, head_dim)
         self.rows, self.capacity = rows, capacity
         # Zeros, not empty: an invisible key has weight 0, and 0 x NaN is NaN.
         self._keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self._values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self._slots = torch.zeros(0, 1, 0, 1, dtype=torch.long, device=device)
+        self._rows = torch.arange(rows, device=device)[:, None]
+        self._slots = self._rows[:0]
         self._width = 0
 
     def begin(self, positions: Tensor, width: int | None = None) -> None:
@@ -39,37 +40,34 @@ class Cache:
         self._width = int(positions.max()) + 1 if width is None else width
         if self._width > self.capacity:
             self.grow(max(self._width, 2 * self.capacity))
-        self._slots = positions[:, None, :, None]
+        self._slots = positions
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write [B, kv_heads, T, head_dim]; give views of all that is visible, [B, kv_heads, width, head_dim]."""
-        index = self._slots.expand_as(k)
-        seen = []
-        for buffer, new in ((self._keys[layer], k), (self._values[layer], v)):
-            rows = buffer[: len(new)]
-            rows.scatter_(2, index, new)
-            seen.append(rows[:, :, : self._width])
-        return seen[0], seen[1]
+        """Write [B, kv_heads, T, head_dim]; give views of what is seen, [B, kv_heads, width, head_dim]."""
+        at, rows, width = (self._rows[: len(k)], self._slots), len(k), self._width
+        keys, values = self._keys[layer], self._values[layer]
+        keys[at], values[at] = k.transpose(1, 2), v.transpose(1, 2)
+        return keys[:rows, :width].transpose(1, 2), values[:rows, :width].transpose(1, 2)
 
     def grow(self, capacity: int) -> None:
         """Make room for more positions. Views given out before stay with the old buffers."""
         for buffers in (self._keys, self._values):
             for layer, buffer in enumerate(buffers):
-                rows, heads, old, size = buffer.shape
-                buffers[layer] = buffer.new_zeros(rows, heads, capacity, size)
-                buffers[layer][:, :, :old] = buffer
+                rows, old, heads, size = buffer.shape
+                buffers[layer] = buffer.new_zeros(rows, capacity, heads, size)
+                buffers[layer][:, :old] = buffer
         self.capacity = capacity
 
     def take(self, rows: Tensor, width: int, capacity: int) -> Cache:
         """A copy of some rows: their first `width` positions, with room for `capacity`."""
-        heads, size = self._keys[0].shape[1], self._keys[0].shape[3]
         like = self._keys[0]
+        heads, size = like.shape[2:]
         copy = Cache(len(self._keys), len(rows), heads, capacity, size, like.dtype, like.device)
         copy.put(torch.arange(len(rows), device=rows.device), self, rows, width)
         return copy
 
     def put(self, at: Tensor, source: Cache, rows: Tensor, width: int) -> None:
-        """Copy the first `width` positions of `rows` of `source`, which may repeat, to rows `at` of this cache.
+        """Copy the first `width` positions of `rows` of `source`, which may repeat, to rows `at` of this one.
 
         This is how one prefilled prompt reaches its whole group, and, with itself as source, how gaps close.
         """
@@ -77,4 +75,4 @@ class Cache:
             self.grow(max(width, 2 * self.capacity))
         for mine, theirs in ((self._keys, source._keys), (self._values, source._values)):
             for target, given in zip(mine, theirs, strict=True):
-                target[:, :, :width].index_copy_(0, at, given[:, :, :width].index_select(0, rows))
+                target[:, :width].index_copy_(0, at, given[:, :width].index_select(0, rows))

@@ -38,6 +38,10 @@ class ForeignConfig:
 
     @classmethod
     def of(cls, config: Any) -> ForeignConfig:
+        if not getattr(config, "num_attention_heads", None):
+            raise PanoplyError(
+                f"The architecture '{config.model_type}' has no attention heads to mask or cache."
+            )
         heads, width = int(config.num_attention_heads), int(config.hidden_size)
         kinds = tuple(dict.fromkeys(getattr(config, "layer_types", None) or ()))
         if unknown := [k for k in kinds if k not in KINDS]:

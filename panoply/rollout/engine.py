@@ -1,4 +1,4 @@
-"""The text engine: batched decoding that prefills a prompt once, lets rows come and go, and goes on after a turn."""
+"""The text engine: batched decoding in which a prompt is prefilled once and rows come, go, and go on."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ __all__ = [
 class TextEngine:
     """Samples from a model with a key-value cache.
 
-    Up to `slots` rows run at once; others wait. Ended rows give their slots to waiting ones, and leave the batch
-    once they are `compact` of it. A forward pass over prompts or observations takes at most `prefill_tokens`.
-    The host looks for ended turns every `patience` tokens: more than 1 pays only where looking waits for a GPU.
+    Up to `slots` rows run at once; others wait. Ended rows give their slots to waiting ones or leave the
+    batch, once they are a fraction `compact` of it. A forward pass over prompts or observations takes at most
+    `prefill_tokens`. The host looks for ended turns every `patience` tokens: more than 1 pays only where
+    looking waits for a GPU.
 
     A row's tokens depend on its prompt and seed alone, up to the rounding of kernels that sum differently in
     batches of other shapes.
@@ -69,8 +70,8 @@ class TextEngine:
     ) -> Rollouts:
         """Sample every request's rows to their ends.
 
-        Without `on_stop` a row is one turn. With it, a turn that stopped or reached `max_tokens` is shown to it
-        and what it returns is appended; a row whose observation no longer fits the context is truncated there.
+        Without `on_stop` a row is one turn. With it, a turn that stopped or reached `max_tokens` is shown to
+        it and what it returns is appended; a row whose observation does not fit the context is truncated.
         """
         self._check(requests, sampling)
         with torch.no_grad(), _evaluating(self.model):
@@ -86,8 +87,8 @@ class TextEngine:
                 raise PanoplyError(f"The prompt of request {index} is empty; give at least one token.")
             if length >= context:
                 raise PanoplyError(
-                    f"The prompt of request {index} has {length} tokens, but the model's context is {context} "
-                    "and must hold a sampled token too."
+                    f"The prompt of request {index} has {length} tokens, but the model's context is "
+                    f"{context} and must hold a sampled token too."
                 )
             _check_ids(request.prompt, vocabulary, f"The prompt of request {index}")
         _check_ids(sampling.stop_tokens, vocabulary, "stop_tokens")

@@ -24,8 +24,8 @@ _AHEAD = 256
 class Generation:
     """Rows run in slots. A slot's newest token is not yet in the cache: a step feeds it and draws the next.
 
-    So a prompt's or an observation's last token goes the same way as a sampled one, and one kind of step serves
-    all. The step touches only tensors of the device; `settle` is where the host looks.
+    So a prompt's or an observation's last token goes the same way as a sampled one, and one kind of step
+    serves all. The step touches only tensors of the device; `settle` is where the host looks.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Generation:
         )
 
     def step(self) -> None:
-        """Feed every slot's newest token and draw the next. Slots that ended repeat themselves, unrecorded."""
+        """Feed every slot's newest token and draw the next. Ended slots repeat themselves, unrecorded."""
         slots = self.slots
         self._reserve(self.reach + 1)
         self.cache.begin(slots.position[:, None], self.reach)
@@ -123,7 +123,7 @@ class Generation:
             self.slots = slots.marked(self._tensor(hits), STOP)
 
     def settle(self, compact: float) -> None:
-        """Deal with turns that ended; fill or close the gaps once they are a fraction `compact` of the slots."""
+        """Deal with turns that ended; fill or close the gaps once they are `compact` of the slots."""
         ended = (self.slots.status > RUNNING).nonzero().flatten()
         if not len(ended):
             return

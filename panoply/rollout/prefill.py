@@ -17,7 +17,7 @@ _PIECE = 1024
 def feed(model: CachedModel, cache: Cache, tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> int:
     """Write tokens of unequal length into the first rows of a cache, row i from position `starts[i]` on.
 
-    Gives the number of slots then in use. Padding goes to later slots or, where there is none, to the one past.
+    Gives the number of slots then in use. Padding goes to later slots, at most to the one past those.
     """
     width = max(start + len(row) for start, row in zip(starts, tokens, strict=True))
     filled = padded(tokens, model.device)
@@ -54,7 +54,7 @@ def chunks(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
 
 
 class Prompts:
-    """Distinct prompts, all but their last token prefilled when the first row needs it, kept until the last has.
+    """Distinct prompts, prefilled but for their last token when a first row needs them, kept for the last.
 
     The last token is left to the decoding step, as every row's newest token is.
     """

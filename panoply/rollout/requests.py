@@ -39,7 +39,7 @@ class CachedModel(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and a seed for each sample of it. A seed fixes its row's random stream, whatever else runs."""
+    """One prompt and a seed for each sample of it. A seed fixes its row's random stream."""
 
     prompt: Sequence[int]
     seeds: Sequence[int]

@@ -1,4 +1,4 @@
-"""What an engine sampled, as flat columns, and the recorder that builds it without looking at single tokens."""
+"""What an engine sampled, as flat columns, and the recorder that builds them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Rollouts:
     """Rows in the order of the requests and, within one, of its seeds. Everything is on the CPU.
 
     `decisions` has one row a sampled token, ordered by row and position: `context` (the row), `position`,
-    `turn`, `action`, `logp`, `end`, and where they apply `temperature`, `allowed`, `entropy`. `context` has one
-    row each: `tokens` (prompt, samples and observations), `prompt` (equal for equal prompts) and `shared` (its
-    length). They are an Experience's tables but for the keys that only a collector knows.
+    `turn`, `action`, `logp`, `end`, and where they apply `temperature`, `allowed`, `entropy`. `context` has
+    one row each: `tokens` (prompt, samples and observations), `prompt` (equal for equal prompts) and `shared`
+    (its length). They are an Experience's tables but for the keys that only a collector knows.
     """
 
     decisions: Table

@@ -1,4 +1,4 @@
-"""How a token is drawn: the processed distribution, a random stream per row, and what is recorded of the draw."""
+"""How a token is drawn: the processed distribution, a random stream per row, and what is recorded."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Draw:
-    """One token a row, and the distribution it was drawn from. `allowed` is [B, V], absent when nothing is cut."""
+    """One token a row, and what it was drawn from. `allowed` is [B, V], None if nothing is cut."""
 
     action: Tensor
     logp: Tensor
@@ -125,17 +125,19 @@ def truncated(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
 
 
 def invert(logp: Tensor, uniform: Tensor) -> Tensor:
-    """The token whose share of the cumulative distribution holds `uniform`, never one of probability zero.
+    """The token whose share of the cumulative distribution holds `uniform` < 1; never one of probability 0.
 
     The sum is taken in float64: in float32 the tail of a large vocabulary would be lost in rounding.
     """
     p = logp.exp()
     cumulative = p.cumsum(-1, dtype=torch.float64)
     target = uniform[:, None] * cumulative[:, -1:]
-    found = torch.searchsorted(cumulative, target, right=True).clamp_(max=p.shape[-1] - 1)
-    # A parallel sum need not be monotone to the last bit, so the edge of a flat stretch may be hit.
-    possible = p.gather(-1, found) > 0
-    return torch.where(possible, found, p.argmax(-1, keepdim=True))[:, 0]
+    found = torch.searchsorted(cumulative, target, right=True)
+    if p.device.type != "cpu":
+        # A parallel sum need not be monotone to the last bit, so the edge of a flat stretch may be hit.
+        found = found.clamp_(max=p.shape[-1] - 1)
+        found = torch.where(p.gather(-1, found) > 0, found, p.argmax(-1, keepdim=True))
+    return found[:, 0]
 
 
 def stream(seeds: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 RUNNING, DEAD = 0, -1
-"""Values of `status` besides the reasons for which a turn ends, which a slot has until the host has seen it."""
+"""Values of `status` besides a turn's reasons to end, which a slot has until the host has seen it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Slots:
         return replace(self, status=self.status.index_fill(0, at, status))
 
     def vacated(self, at: Tensor) -> Slots:
-        """Without the rows at `at`. Their slots go on as dead ones at the start of a row, within every bound."""
+        """Without the rows at `at`. Dead slots go on at the start of a row, within every bound."""
         start, position = self.start.index_fill(0, at, 0), self.position.index_fill(0, at, 0)
         return replace(self.marked(at, DEAD), start=start, position=position)
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from panoply.errors import PanoplyError
-from panoply.part import check
+from panoply.parts import check
 from panoply.policies.tokenizer import Tokenizer
 
 SPLITS = ("train", "test")

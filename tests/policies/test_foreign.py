@@ -23,7 +23,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("gemma3_text", {**GROUPED, "sliding_window": 5, "pad_token_id": 0}),
     "qwen2_moe": (
         "qwen2_moe",
-        {**HEADS, "num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+        {
+            **HEADS,
+            "num_key_value_heads": 2,
+            "num_experts": 4,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        },
     ),
 }
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2}
@@ -87,3 +93,9 @@ def test_a_scaled_head_is_refused() -> None:
     config = transformers.AutoConfig.for_model("granite", **SIZE, **HEADS, **SPECIAL, logits_scaling=8.0)
     with pytest.raises(PanoplyError, match="not its head times its last hidden state"):
         Foreign(transformers.AutoModelForCausalLM.from_config(config))
+
+
+def test_a_mask_that_is_not_obeyed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Foreign, "_masks", lambda *_: None)
+    with pytest.raises(PanoplyError, match="does not obey an attention mask"):
+        Foreign(build("olmo2"))

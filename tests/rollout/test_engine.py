@@ -39,7 +39,7 @@ def make_requests(count: int = 5, group: int = 3, seed: int = 0) -> list[Request
 
 
 def rescored(model: Decoder, rollouts: Rollouts) -> Tensor:
-    """Log-probabilities of the sampled tokens from one forward pass a row, under what was recorded of the draw."""
+    """Log-probabilities of the sampled tokens from full forward passes, under what each recorded."""
     decisions, found = rollouts.decisions, []
     for index in range(decisions.rows):
         tokens = rollouts.context.ragged("tokens")[int(decisions["context"][index])]
@@ -151,7 +151,8 @@ def test_frequencies_match_probabilities(model: Decoder) -> None:
     allowed = rollouts.decisions.ragged("allowed")[0]
     p = logits[allowed].softmax(-1)
     counts = rollouts.decisions["action"].bincount(minlength=VOCAB)
-    assert counts[allowed].sum() == count and len(allowed) < VOCAB
+    assert counts[allowed].sum() == count
+    assert len(allowed) < VOCAB
     chi_square = ((counts[allowed] - count * p) ** 2 / (count * p)).sum()
     assert chi_square < 3 * len(allowed)
 
@@ -268,8 +269,8 @@ def test_stop_strings_span_tokens(model: Decoder) -> None:
 def test_nothing_to_do(model: Decoder) -> None:
     for requests in ([], [Request([1, 2], [])]):
         rollouts = TextEngine(model).generate(requests, Sampling())
-        assert len(rollouts) == 0 and rollouts.decisions.rows == 0 and rollouts.completions() == []
-        assert rollouts.sampled.tolist() == rollouts.reasons.tolist() == []
+        assert len(rollouts) == rollouts.decisions.rows == 0
+        assert rollouts.completions() == rollouts.sampled.tolist() == rollouts.reasons.tolist() == []
 
 
 def test_bad_requests_are_refused_in_a_sentence(model: Decoder) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from panoply.data.teacher import teacher_pairs
-from panoply.losses.pairs import logistic
-from panoply.method import Dataset
-from panoply.reduce.averages import token_mean
+from panoply.slots.data.teacher import teacher_pairs
+from panoply.slots.loss.pairs import logistic
+from panoply.regimes import Dataset
+from panoply.slots.reduce.averages import token_mean
 from panoply.registry import method
-from panoply.schedule.schedules import constant
-from panoply.update.optimisers import adam
+from panoply.slots.schedule.schedules import constant
+from panoply.slots.update.optimisers import adam
 
 TINY = {"update.lr": 1e-4, "update.beta2": 0.95, "update.schedule.warmup": 10, "run.steps": 150}
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from panoply.credit.groups import group
-from panoply.method import OnPolicy
-from panoply.reduce.averages import sequence_mean
+from panoply.slots.credit.groups import group
+from panoply.regimes import OnPolicy
+from panoply.slots.reduce.averages import sequence_mean
 from panoply.registry import method
-from panoply.regularise.terms import kl
-from panoply.rewards.signals import signal
-from panoply.sample.groups import groups
-from panoply.surrogate.ratios import clip
-from panoply.update.optimisers import adam
+from panoply.slots.regularise.terms import kl
+from panoply.slots.reward.signals import signal
+from panoply.slots.sample.groups import groups
+from panoply.slots.surrogate.ratios import clip
+from panoply.slots.update.optimisers import adam
 
 TINY = {
     "sample.group": 8,

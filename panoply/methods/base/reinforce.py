@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from panoply.credit.moving import moving_baseline
-from panoply.method import OnPolicy
-from panoply.reduce.averages import sequence_sum
+from panoply.slots.credit.moving import moving_baseline
+from panoply.regimes import OnPolicy
+from panoply.slots.reduce.averages import sequence_sum
 from panoply.registry import method
-from panoply.rewards.signals import signal
-from panoply.sample.groups import groups
-from panoply.surrogate.ratios import log_likelihood
-from panoply.update.optimisers import adam
+from panoply.slots.reward.signals import signal
+from panoply.slots.sample.groups import groups
+from panoply.slots.surrogate.ratios import log_likelihood
+from panoply.slots.update.optimisers import adam
 
 TINY = {"update.lr": 3e-4, "update.beta2": 0.95, "update.schedule.warmup": 10, "run.steps": 150}
 

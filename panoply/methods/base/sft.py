@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from panoply.data.teacher import demonstrations
-from panoply.losses.imitation import nll
-from panoply.method import Dataset
-from panoply.reduce.averages import token_mean
+from panoply.slots.data.teacher import demonstrations
+from panoply.slots.loss.imitation import nll
+from panoply.regimes import Dataset
+from panoply.slots.reduce.averages import token_mean
 from panoply.registry import method
-from panoply.schedule.schedules import linear
-from panoply.update.optimisers import adam
+from panoply.slots.schedule.schedules import linear
+from panoply.slots.update.optimisers import adam
 
 TINY = {
     "update.lr": 2e-3,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from panoply.experience import Experience, Segments
-from panoply.part import part
+from panoply.parts import part
 
 
 def _episodes(experience: Experience, mask: Tensor) -> tuple[Segments, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from panoply.batch import Batch, Values
-from panoply.part import Part, part
+from panoply.parts import Part, part
 
 
 @part("loss", equation="−log π", stream="imitation")

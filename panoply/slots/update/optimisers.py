@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
-from panoply.part import Part, part
-from panoply.schedule.schedules import constant
+from panoply.parts import Part, part
+from panoply.slots.schedule.schedules import constant
 
 _FLAT = constant()
 

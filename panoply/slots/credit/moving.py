@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from panoply.credit.groups import episode_returns
+from panoply.slots.credit.groups import episode_returns
 from panoply.experience import Experience
-from panoply.part import part
+from panoply.parts import part
 
 
 @part("credit", equation="A = R − b,  b ← {decay}·b + (1 − {decay})·mean(R)", state=lambda: {"baseline": None})

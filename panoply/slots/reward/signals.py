@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from panoply.experience import Experience
-from panoply.part import part
+from panoply.parts import part
 
 
 @part("reward", equation="{name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from panoply.experience import Experience
-from panoply.part import part
+from panoply.parts import part
 
 if TYPE_CHECKING:
     from panoply.rollout.text import Collector

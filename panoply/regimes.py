@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from panoply.errors import PanoplyError, unknown
-from panoply.part import Part, show_value
+from panoply.parts import Part, show_value
 
 
 @dataclass(frozen=True)

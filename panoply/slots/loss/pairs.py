@@ -7,7 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 
 from panoply.batch import Batch, Values
-from panoply.part import Part, part
+from panoply.parts import Part, part
 
 
 def _needs(held: Any) -> frozenset[str]:

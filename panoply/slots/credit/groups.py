@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from panoply.experience import Experience, Segments
-from panoply.part import Finding, Part, part
+from panoply.parts import Finding, Part, part
 
 Baseline = Literal["mean", "leave_one_out", "median", "none"]
 Scale = Literal["std", "batch_std", "none"]

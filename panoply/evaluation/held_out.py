@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from panoply.evaluate.pass_at_k import mean_pass_at_k, wilson
+from panoply.evaluation.pass_at_k import mean_pass_at_k, wilson
 from panoply.experience import Segments
 from panoply.policies.text import TextPolicy
 from panoply.rollout.text import Collector

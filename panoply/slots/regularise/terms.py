@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from panoply.batch import Batch, Values
-from panoply.part import Finding, Part, part
+from panoply.parts import Finding, Part, part
 
 DIVERGENCE = {"reverse": "KL(π‖π_{of})", "forward": "KL(π_{of}‖π)"}
 DESCENDED: dict[str, Literal["reverse", "forward"]] = {"k1": "reverse", "k2": "reverse", "k3": "forward"}

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from panoply.batch import Batch, Values
-from panoply.part import Finding, part
+from panoply.parts import Finding, part
 
 
 def ratio_stats(batch: Batch, against: str) -> dict[str, torch.Tensor]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from panoply import compose, registry
 from panoply.errors import PanoplyError, unknown
-from panoply.method import Dataset, Method, OnPolicy
-from panoply.part import check
+from panoply.regimes import Dataset, Method, OnPolicy
+from panoply.parts import check
 
 if TYPE_CHECKING:
     from panoply.worlds.world import TextWorld

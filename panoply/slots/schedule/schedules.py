@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from panoply.part import Part, part
+from panoply.parts import Part, part
 
 
 def _rise(step: int, warmup: int) -> float:
