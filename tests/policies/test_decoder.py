@@ -14,6 +14,7 @@ from panoply.policies.cache import Cache
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import load_model, save_model
 
+AUTO: Any = transformers.AutoModelForCausalLM
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -47,7 +48,7 @@ def theirs(name: str) -> Any:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(model_type, **size, **heads, **settings)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model = AUTO.from_config(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
@@ -111,7 +112,7 @@ def test_decoding_with_a_cache_is_the_full_forward(name: str) -> None:
     full = decoder(tokens)
     cache: Cache = decoder.new_cache(3, 32)
     with torch.no_grad():
-        for part in torch.arange(21).expand(3, 21).split([7, 1, 12, 1], dim=1):
+        for part in torch.arange(21).expand(3, 21).split_with_sizes([7, 1, 12, 1], dim=1):
             cache.begin(part)
             logits = decoder.logits(decoder.hidden(tokens.gather(1, part), part, cache=cache))
             torch.testing.assert_close(

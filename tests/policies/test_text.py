@@ -53,10 +53,10 @@ def policy(seed: int = 0) -> TextPolicy:
 
 
 def gradients(of: TextPolicy, data: Experience, weight: Tensor) -> dict[str, Tensor]:
-    of.model.zero_grad()
     scores = of.score(data, frozenset({"entropy"}))
-    ((scores["logp"] - 0.3 * scores["entropy"]) * weight).sum().backward()
-    return {n: p.grad.clone() for n, p in of.model.named_parameters() if p.grad is not None}
+    loss = ((scores["logp"] - 0.3 * scores["entropy"]) * weight).sum()
+    names, weights = zip(*of.model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, weights), strict=True))
 
 
 def by_hand(of: TextPolicy, data: Experience) -> Tensor:
@@ -136,7 +136,7 @@ def test_temperature_and_allowed_apply_row_by_row() -> None:
     model, data = policy(), experience(RAGGED)
     heat = torch.linspace(0.5, 2, len(data))
     allowed = [[int(a), (int(a) + 1) % 14] if i % 2 else [] for i, a in enumerate(data["action"])]
-    columns = {"temperature": heat, "allowed": Ragged.from_lists(allowed)}
+    columns: dict[str, Tensor | Ragged] = {"temperature": heat, "allowed": Ragged.from_lists(allowed)}
     with torch.no_grad():
         found = model.score(data.with_columns(**columns))["logp"]
         for i in (0, 1, 17, 30):

@@ -20,7 +20,7 @@ TINY = {
     "update.lr": 3e-4,
     "update.beta2": 0.95,
     "update.schedule.warmup": 10,
-    "run.steps": 100,
+    "run.steps": 150,
 }
 """For models of about a million parameters: a larger step, a wider upper bound, no pull to the start."""
 
