@@ -1,0 +1,67 @@
+# On a machine with only Python and make:  make demo | make test | make check
+#
+#   TORCH     what pip installs as torch       make demo TORCH="torch==2.11.0"
+#   PIP_ARGS  more arguments for pip           make demo PIP_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+#   SEED, ARGS  passed to the demo             make demo SEED=3 ARGS=--from-scratch
+
+PYTHON   ?= python3
+VENV     ?= .venv
+TORCH    ?= torch==2.13.0
+PIP_ARGS ?=
+SEED     ?= 0
+ARGS     ?=
+BIN      := $(VENV)/bin
+WHEEL_VENV := build/wheel-venv
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-learn check format wheel warm-start clean
+
+help: ## show this list
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/core: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Panoply needs Python 3.11 or newer: make PYTHON=python3.12 …"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(PIP_ARGS) "$(TORCH)"
+	$(BIN)/pip install --quiet $(PIP_ARGS) -e .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/core
+	$(BIN)/pip install --quiet $(PIP_ARGS) -e ".[dev]"
+	@touch $@
+
+demo: $(VENV)/core ## set up, then teach a tiny model arithmetic with GRPO (about a minute)
+	$(BIN)/panoply train grpo --world chain --seed $(SEED) $(ARGS)
+
+test: $(VENV)/dev wheel ## set up and run the whole test suite
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not learn"
+
+test-learn: $(VENV)/dev ## the learning tests: methods reach their mark on several seeds (minutes)
+	$(BIN)/pytest -m learn
+
+check: $(VENV)/dev ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/dev ## apply the formatter
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(VENV)/dev ## build the wheel, install it into an empty environment, try it
+	rm -rf build dist
+	$(BIN)/python -m build --wheel --outdir dist .  > /dev/null
+	$(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/pip install --quiet $(PIP_ARGS) "$(TORCH)"
+	$(WHEEL_VENV)/bin/pip install --quiet $(PIP_ARGS) dist/*.whl
+	cd build && ../$(WHEEL_VENV)/bin/panoply train grpo --world chain --steps 2 --quiet --run smoke
+	cd build && ../$(WHEEL_VENV)/bin/panoply sample smoke "3+4*2+1*5+6*2+7=" --temperature 0
+	rm -rf build
+
+warm-start: $(VENV)/core ## remake the shipped warm start of chain by imitation (about two minutes)
+	$(BIN)/panoply train sft --world chain --model fresh --threads 1 --run runs/chain-start
+	rm -rf panoply/assets/chain-start
+	$(BIN)/panoply export runs/chain-start panoply/assets/chain-start --which last
+
+clean: ## remove what was built, not the runs
+	rm -rf build dist $(VENV) *.egg-info .mypy_cache .ruff_cache
