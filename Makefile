@@ -1,7 +1,7 @@
 # On a machine with only Python and make:  make demo | make test | make check
 #
 #   TORCH     what pip installs as torch       make demo TORCH="torch==2.11.0"
-#   PIP_ARGS  more arguments for pip           make demo PIP_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+#   PIP_ARGS  more arguments for pip           make demo PIP_ARGS="--index-url URL"
 #   SEED, ARGS  passed to the demo             make demo SEED=3 ARGS=--from-scratch
 
 PYTHON   ?= python3

@@ -1,7 +1,7 @@
 """Panoply: policy optimization in which a paper is a diff.
 
-    import panoply as pp
-    result = pp.train("grpo", world="chain")
+import panoply as pp
+result = pp.train("grpo", world="chain")
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from panoply.api import Trained, evaluate, export, load_policy, plan, sample, train
     from panoply.errors import PanoplyError
     from panoply.experience import Experience, Ragged, Segments, Table
-    from panoply.regimes import Dataset, OnPolicy
     from panoply.parts import Part, part
+    from panoply.regimes import Dataset, OnPolicy
     from panoply.registry import method, world
 
 _HOME = {
@@ -27,7 +27,7 @@ _HOME = {
     "registry": ("method", "world"),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
-__all__ = sorted(_WHERE)  # noqa: PLE0605
+__all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str) -> Any:

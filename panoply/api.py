@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from panoply.policies.text import TextPolicy
     from panoply.progress import Progress
 
-SLOT_NAMES = ("sample", "reward", "select", "credit", "surrogate", "regularise", "reduce", "update", "data", "losses")
+SLOT_NAMES = (
+    "sample",
+    "reward",
+    "select",
+    "credit",
+    "surrogate",
+    "regularise",
+    "reduce",
+    "update",
+    "data",
+    "losses",
+)
 
 
 @dataclass(frozen=True)
@@ -111,7 +122,9 @@ def _warm_start(world: str, run: str | Path | None, progress: Progress, choices:
     """Imitate the world's careless teacher with new weights; the run's last model is the warm start."""
     kept = {k: choices[k] for k in ("seed", "threads", "device", "plugins") if choices.get(k) is not None}
     settings = {k: v for k, v in (choices.get("settings") or {}).items() if k.startswith("world.")}
-    made = plan("sft", world, model="fresh", settings=settings, evaluate_every=0, checkpoint_every=500, **kept)
+    made = plan(
+        "sft", world, model="fresh", settings=settings, evaluate_every=0, checkpoint_every=500, **kept
+    )
     progress.say(f"Imitating the teacher of {world} for {made.options.steps} steps to make the warm start.")
     folder = Path(f"{run}-start") if run else None
     return last_model(_train(made, Run.create(made, folder), progress).run)
@@ -161,7 +174,9 @@ def _world(source: str | Path, name: str | None, settings: Mapping[str, Any]) ->
         try:
             run = Run.open(source)
         except PanoplyError as error:
-            raise PanoplyError(f"{source} is not a run: name the world to evaluate it on with --world.") from error
+            raise PanoplyError(
+                f"{source} is not a run: name the world to evaluate it on with --world."
+            ) from error
         return run.plan().world()
     return make_plan("sft", name, settings=settings).world()
 

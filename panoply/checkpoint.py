@@ -40,11 +40,15 @@ class _clear_errors:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, OSError):
             reason = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror or error)
-            raise PanoplyError(f"Cannot {self.doing}: {reason}. Finished checkpoints are untouched.") from error
+            raise PanoplyError(
+                f"Cannot {self.doing}: {reason}. Finished checkpoints are untouched."
+            ) from error
         if error is not None and type(error).__name__ == "SafetensorError":
             full = "No space" in str(error) or "os error 28" in str(error)
             reason = "the disk is full" if full else str(error)
-            raise PanoplyError(f"Cannot {self.doing}: {reason}. Finished checkpoints are untouched.") from error
+            raise PanoplyError(
+                f"Cannot {self.doing}: {reason}. Finished checkpoints are untouched."
+            ) from error
 
 
 @dataclass(frozen=True)

@@ -151,8 +151,12 @@ def _plugin_arguments(parser: Parser) -> None:
 def _training_arguments(parser: Parser, *, training: bool) -> None:
     parser.add_argument("method", nargs="?" if training else None)
     parser.add_argument("--world", default="chain", help="where the policy acts (default chain)")
-    parser.add_argument("--model", help="start (the world's warm start, the default), fresh, a folder or a run")
-    parser.add_argument("--reference", help="what KL and preference terms compare with: start, none, a folder")
+    parser.add_argument(
+        "--model", help="start (the world's warm start, the default), fresh, a folder or a run"
+    )
+    parser.add_argument(
+        "--reference", help="what KL and preference terms compare with: start, none, a folder"
+    )
     parser.add_argument("--steps", type=int, help="optimisation steps")
     parser.add_argument("--minutes", type=float, help="stop after this time")
     parser.add_argument("--seed", type=int)
@@ -193,7 +197,18 @@ def _settings(words: Sequence[str]) -> dict[str, str]:
 def _choices(chosen: argparse.Namespace) -> dict[str, Any]:
     from panoply.api import SLOT_NAMES
 
-    names = ("model", "reference", "steps", "minutes", "seed", "preset", "device", "dtype", "threads", *SLOT_NAMES)
+    names = (
+        "model",
+        "reference",
+        "steps",
+        "minutes",
+        "seed",
+        "preset",
+        "device",
+        "dtype",
+        "threads",
+        *SLOT_NAMES,
+    )
     found = {name: getattr(chosen, name) for name in names if getattr(chosen, name) is not None}
     if getattr(chosen, "sinks", None):
         found["sinks"] = tuple(chosen.sinks)

@@ -8,8 +8,8 @@ from typing import Any
 
 from panoply import registry
 from panoply.errors import PanoplyError, unknown
-from panoply.regimes import REGIMES, Method
 from panoply.parts import Part, check
+from panoply.regimes import REGIMES, Method
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ def borrow(method: Method, slot: str, source: str, preset: str | None = None) ->
         raise unknown(f"{slot} part or method", source, known)
     lender = resolve(source, preset=preset).method
     if slot not in lender.slot_of:
-        raise PanoplyError(f"'{source}' has no slot '{slot}': it is a {lender.regime} method, with {', '.join(lender.slot_of)}.")
+        raise PanoplyError(
+            f"'{source}' has no slot '{slot}': it is a {lender.regime} method, with {', '.join(lender.slot_of)}."
+        )
     return method.but(**{slot: lender.slots()[slot]})
 
 
@@ -90,7 +92,9 @@ def _assign_several(
         made = _assign_part(f"{slot}.{name}", made, setting, value)
     elif word != "true":
         if "weight" not in cls.annotations():
-            raise PanoplyError(f"{slot}.{name} has no weight: set it to true or false, or set {slot}.{name}.SETTING.")
+            raise PanoplyError(
+                f"{slot}.{name} has no weight: set it to true or false, or set {slot}.{name}.SETTING."
+            )
         made = _assign_part(f"{slot}.{name}", made, "weight", value)
     return tuple(made if p.info.name == name else p for p in held) if present else (*others, made)
 

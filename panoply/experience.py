@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -55,7 +56,7 @@ class Ragged:
 
     def tolist(self) -> list[list[int]]:
         values, offsets = self.values.tolist(), self.offsets.tolist()
-        return [values[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+        return [values[a:b] for a, b in pairwise(offsets)]
 
     def to(self, device: torch.device | str) -> Ragged:
         return Ragged(self.values.to(device), self.offsets.to(device))
@@ -139,7 +140,9 @@ class Segments:
     """Rows sharing a key. Reductions give one value a segment; `rows` spreads those back over the rows."""
 
     def __init__(self, key: Tensor):
-        self.keys, self.index = key.unique(return_inverse=True)
+        self.keys: Tensor
+        self.index: Tensor
+        self.keys, self.index = torch.unique(key, return_inverse=True)
         self.count = self.index.bincount(minlength=len(self.keys))
 
     def __len__(self) -> int:
@@ -245,7 +248,7 @@ class Experience:
         """Some decisions, with only the context rows and pairs they need. `rows` is a mask or an index."""
         rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
         decisions = self.decisions.take(rows)
-        used, renumbered = decisions.tensor("context").unique(return_inverse=True)
+        used, renumbered = torch.unique(decisions.tensor("context"), return_inverse=True)
         pairs = self.pairs
         if pairs is not None:
             kept = decisions.tensor("episode")

@@ -20,7 +20,19 @@ from typing import Any, ClassVar, Self
 from panoply.errors import PanoplyError, unknown
 from panoply.experience import Unit
 
-SLOTS = ("sample", "reward", "select", "credit", "surrogate", "regularise", "reduce", "update", "data", "loss", "schedule")
+SLOTS = (
+    "sample",
+    "reward",
+    "select",
+    "credit",
+    "surrogate",
+    "regularise",
+    "reduce",
+    "update",
+    "data",
+    "loss",
+    "schedule",
+)
 """The questions a method answers, and the schedules that numbers in the answers may follow."""
 
 Finding = tuple[str, str]
@@ -119,7 +131,7 @@ def part(
     prepare: Callable[..., Mapping[str, Any]] | None = None,
     inert: Callable[[Any, Any], Iterable[Finding]] | None = None,
     impossible: Callable[[Any, Any], Iterable[Finding]] | None = None,
-) -> Callable[[Callable[..., Any]], type[Part]]:
+) -> Callable[[Callable[..., Any]], Callable[..., Part]]:
     """Register a function as a part of `slot`.
 
     unit      what one value of a term belongs to; micro-batches never cut one
@@ -134,15 +146,15 @@ def part(
     if slot not in SLOTS:
         raise unknown("slot", slot, SLOTS)
 
-    def register(function: Callable[..., Any]) -> type[Part]:
+    def register(function: Callable[..., Any]) -> Callable[..., Part]:
         name = function.__name__.rstrip("_")
         keywords = [p for p in inspect.signature(function).parameters.values() if p.kind == p.KEYWORD_ONLY]
         fields = [
             (p.name, Any) if p.default is p.empty else (p.name, Any, dataclasses.field(default=p.default))
             for p in keywords
         ]
-        made = dataclasses.make_dataclass(name, fields, bases=(Part,), frozen=True, repr=False)
-        made.__repr__ = Part.__str__  # type: ignore[method-assign]
+        made: Any = dataclasses.make_dataclass(name, fields, bases=(Part,), frozen=True, repr=False)
+        made.__repr__ = Part.__str__
         made.__doc__, made.__module__ = function.__doc__, function.__module__
         made.info = PartInfo(
             slot, name, function, equation, unit, stream,
@@ -150,7 +162,7 @@ def part(
             idle, state, prepare, inert, impossible,
         )  # fmt: skip
         _PARTS[slot][name] = made
-        return made
+        return typing.cast(Callable[..., Part], made)
 
     return register
 
@@ -215,7 +227,13 @@ def _fits(value: Any, annotation: Any) -> tuple[bool, Any]:
 
 
 def describe(annotation: Any) -> str:
-    named = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", type(None): "none"}
+    named = {
+        int: "a whole number",
+        float: "a number",
+        str: "a word",
+        bool: "true or false",
+        type(None): "none",
+    }
     words = []
     for option in options(annotation):
         if typing.get_origin(option) is typing.Literal:

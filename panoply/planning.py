@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from panoply import compose, registry
 from panoply.errors import PanoplyError, unknown
-from panoply.regimes import Dataset, Method, OnPolicy
 from panoply.parts import check
+from panoply.regimes import Dataset, Method, OnPolicy
 
 if TYPE_CHECKING:
     from panoply.worlds.world import TextWorld
@@ -90,12 +90,13 @@ class Plan:
         for plugin in data.get("plugins", ()):
             registry.load_plugin(plugin)
         method, world = dict(data["method"]), dict(data["world"])
+        options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["run"].items()}
         return cls(
             method.pop("id"),
             compose.method_from_json(method),
             world.pop("id"),
             world,
-            Options(**{k: tuple(v) if isinstance(v, list) else v for k, v in data["run"].items()}),
+            Options(**options),
             frozenset(data.get("chosen", ())),
             tuple(data.get("plugins", ())),
         )
@@ -134,7 +135,9 @@ def make_plan(
     of_world = _split(given, "world.")
     of_run = _split(given, "run.")
     entry = registry.find("method", method)
-    of_preset = _preset(entry, preset, explicit=preset is not None and preset != getattr(world_entry.build, "preset", None))
+    of_preset = _preset(
+        entry, preset, explicit=preset is not None and preset != getattr(world_entry.build, "preset", None)
+    )
     resolved = compose.resolve(
         method, preset=preset if of_preset is not None else None, slots=slots, settings=given
     )
@@ -212,12 +215,16 @@ def check_plan(plan: Plan) -> None:
     if unknown_snapshots:
         raise unknown("snapshot", unknown_snapshots[0], ("behaviour", "reference", "old"))
     if "reference" not in snapshots and "run.reference" in plan.chosen and options.reference != "none":
-        raise PanoplyError("--reference has no effect: no part of this method compares the policy with a reference.")
+        raise PanoplyError(
+            "--reference has no effect: no part of this method compares the policy with a reference."
+        )
     access = plan.world().access
     for path, held in method.parts():
         for need in held.needs():
             if need.startswith("world:") and need.removeprefix("world:") not in access:
-                raise PanoplyError(f"{path} ({held.info.name}) needs a world with '{need[6:]}', and {plan.world_id} has none.")
+                raise PanoplyError(
+                    f"{path} ({held.info.name}) needs a world with '{need[6:]}', and {plan.world_id} has none."
+                )
         for setting, reason in held.info.impossible(held, method) if held.info.impossible else ():
             raise PanoplyError(f"{path}.{setting} cannot be {getattr(held, setting)}: {reason}.")
     for path, reason in inert(plan):
@@ -265,7 +272,9 @@ def cost(plan: Plan, flops_per_second: float | None = None) -> Cost:
         if held.info.prepare is not None:
             extra.append(f"one forward pass a mini-batch for {path}'s prepare step")
     update = plan.method.slots()["update"].settings()  # type: ignore[union-attr]
-    work = 2 * parameters * (sampled + trained * len(snapshots)) + 6 * parameters * trained * update.get("epochs", 1)
+    work = 2 * parameters * (sampled + trained * len(snapshots)) + 6 * parameters * trained * update.get(
+        "epochs", 1
+    )
     seconds = plan.options.steps * work / (flops_per_second or _arithmetic_rate())
     return Cost(parameters, sampled, trained, extra, memory, seconds)
 

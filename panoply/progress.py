@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -118,7 +119,13 @@ def default() -> Progress:
 
 def summary(job: Job, record: Mapping[str, Any]) -> str:
     """One line about a step."""
-    shown = {"success": "success", "reward": "reward", "loss": "loss", "entropy": "entropy", "accuracy": "accuracy"}
+    shown = {
+        "success": "success",
+        "reward": "reward",
+        "loss": "loss",
+        "entropy": "entropy",
+        "accuracy": "accuracy",
+    }
     words = [f"{label} {record[name]:.3f}" for name, label in shown.items() if name in record]
     if "held_out_sampled" in record:
         words.append(f"held out {record['held_out_sampled']:.3f}")
@@ -145,7 +152,7 @@ def plot(values: Sequence[float], width: int, height: int) -> list[str]:
     width -= 8
     if len(values) > width:
         edges = [round(i * len(values) / width) for i in range(width + 1)]
-        values = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+        values = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, high = min(0.0, *values), max(1e-9, *values)
     if 0.5 < high <= 1.0:
         high = 1.0

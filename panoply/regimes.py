@@ -71,7 +71,11 @@ class Method:
         """Paths at which two methods differ, with both values (None where absent)."""
         mine, theirs = self.settings(), other.settings()
         paths = [*mine, *(p for p in theirs if p not in mine)]
-        rows = ((p, *(show_value(s[p]) if p in s else None for s in (mine, theirs))) for p in paths)
+
+        def shown(settings: dict[str, Any], path: str) -> str | None:
+            return show_value(settings[path]) if path in settings else None
+
+        rows = ((p, shown(mine, p), shown(theirs, p)) for p in paths)
         return [row for row in rows if row[1] != row[2]]
 
     def to_json(self) -> dict[str, Any]:
@@ -141,7 +145,12 @@ class Dataset(Method):
     update: Part
 
     regime: ClassVar[str] = "dataset"
-    slot_of: ClassVar[dict[str, str]] = {"data": "data", "losses": "loss", "reduce": "reduce", "update": "update"}
+    slot_of: ClassVar[dict[str, str]] = {
+        "data": "data",
+        "losses": "loss",
+        "reduce": "reduce",
+        "update": "update",
+    }
 
     def terms(self) -> list[Part]:
         return list(self.losses)

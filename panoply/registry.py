@@ -20,8 +20,8 @@ from typing import Any, Literal, TypeVar
 
 from panoply import parts as part_module
 from panoply.errors import PanoplyError, unknown
-from panoply.regimes import Method
 from panoply.parts import SLOTS, Part, _fits, options
+from panoply.regimes import Method
 
 Kind = Literal["method", "world", "recipe", "protocol", "system", "survey"]
 T = TypeVar("T", bound=type)
@@ -52,7 +52,13 @@ class Entry:
         return inspect.getdoc(self.build) or ""
 
     def facts(self) -> dict[str, Any]:
-        return {"id": self.id, "kind": self.kind, "paper": self.paper, "family": self.family, "base": self.base}
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "paper": self.paper,
+            "family": self.family,
+            "base": self.base,
+        }
 
 
 _ENTRIES: dict[str, Entry] = {}
@@ -64,7 +70,9 @@ def _register(entry: Entry) -> None:
         raise PanoplyError(f"'{entry.id}' is not a versioned id such as 'grpo@1'.")
     known = _ENTRIES.get(entry.id)
     if known is not None and known.build.__module__ != entry.build.__module__:
-        raise PanoplyError(f"'{entry.id}' is registered twice, by {known.build.__module__} and {entry.build.__module__}.")
+        raise PanoplyError(
+            f"'{entry.id}' is registered twice, by {known.build.__module__} and {entry.build.__module__}."
+        )
     _ENTRIES[entry.id] = entry
 
 
@@ -230,7 +238,9 @@ def _load_entry_points() -> None:
             try:
                 point.load()
             except Exception as error:
-                raise PanoplyError(f"The installed plug-in '{point.name}' cannot be loaded: {error}.") from error
+                raise PanoplyError(
+                    f"The installed plug-in '{point.name}' cannot be loaded: {error}."
+                ) from error
 
 
 def load_plugin(file: str | Path) -> None:
@@ -253,4 +263,6 @@ def load_plugin(file: str | Path) -> None:
         raise
     except Exception as error:
         del sys.modules[name]
-        raise PanoplyError(f"The plug-in '{file}' cannot be loaded: {type(error).__name__}: {error}.") from error
+        raise PanoplyError(
+            f"The plug-in '{file}' cannot be loaded: {type(error).__name__}: {error}."
+        ) from error

@@ -39,7 +39,9 @@ class Run:
         """A new folder with the resolved plan, versions and command; locked for this process."""
         path = Path(folder) if folder else _fresh_name(plan)
         if (path / CONFIG).exists():
-            raise PanoplyError(f"{path} already holds a run: resume it with --resume {path}, or name another folder.")
+            raise PanoplyError(
+                f"{path} already holds a run: resume it with --resume {path}, or name another folder."
+            )
         if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
             raise PanoplyError(f"{path} is not empty and not a run: name another folder.")
         try:
@@ -84,7 +86,9 @@ class Run:
         except OSError as error:
             self._lock.close()
             self._lock = None
-            raise PanoplyError(f"Another process is writing to {self.folder}: wait for it, or stop it first.") from error
+            raise PanoplyError(
+                f"Another process is writing to {self.folder}: wait for it, or stop it first."
+            ) from error
 
     def release(self) -> None:
         for stream in self._streams.values():
@@ -123,7 +127,9 @@ class Run:
             self._streams[name].writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             self._streams[name].flush()
         except OSError as error:
-            raise PanoplyError(f"Cannot write {name}: {error.strerror}. Finished checkpoints are untouched.") from error
+            raise PanoplyError(
+                f"Cannot write {name}: {error.strerror}. Finished checkpoints are untouched."
+            ) from error
 
     def metrics(self) -> list[dict[str, Any]]:
         return list(_json_lines(self.folder / METRICS))
@@ -136,7 +142,9 @@ class Run:
         for name in (METRICS, EPISODES):
             if (self.folder / name).exists():
                 kept = [r for r in _json_lines(self.folder / name) if r.get("step", 0) <= step]
-                write_atomically(self.folder / name, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept))
+                write_atomically(
+                    self.folder / name, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept)
+                )
 
     def finish(self, result: Mapping[str, Any]) -> None:
         write_atomically(self.folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False))

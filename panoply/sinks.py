@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from panoply.errors import needs_extra, unknown
@@ -23,16 +23,16 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise needs_extra("tensorboard", "tensorboard", "The sink 'tensorboard'") from error
-        self._writer = SummaryWriter(str(run.folder / "tensorboard"))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"))
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         for name, value in metrics.items():
             if isinstance(value, int | float):
-                self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
-        self._writer.flush()  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class WeightsAndBiases:
@@ -41,7 +41,9 @@ class WeightsAndBiases:
             import wandb
         except ImportError as error:
             raise needs_extra("wandb", "wandb", "The sink 'wandb'") from error
-        self._run = wandb.init(project="panoply", name=run.folder.name, dir=str(run.folder), config=run.config)
+        self._run = wandb.init(
+            project="panoply", name=run.folder.name, dir=str(run.folder), config=run.config
+        )
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         self._run.log(dict(metrics), step=step)
@@ -50,7 +52,7 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-SINKS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+SINKS: dict[str, Callable[[Run], Sink]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 def open_sinks(names: Sequence[str], run: Run) -> list[Sink]:

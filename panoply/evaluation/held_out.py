@@ -62,7 +62,13 @@ def evaluate(
 
 
 def _successes(
-    world: TextWorld, policy: TextPolicy, tasks: list[Task], attempts: int, temperature: float, seed: int, shown: int
+    world: TextWorld,
+    policy: TextPolicy,
+    tasks: list[Task],
+    attempts: int,
+    temperature: float,
+    seed: int,
+    shown: int,
 ) -> tuple[list[int], list[str]]:
     """How many of a task's attempts succeeded, and some answers as text."""
     collector = Collector(world, policy, seed, split="test")
@@ -70,5 +76,7 @@ def _successes(
     groups = Segments(experience["group"])
     counts = groups.sum(experience["signal:success"]).round().long().tolist()
     rows = experience.context.ragged("tokens")
-    texts = [world.render(t, rows[i * attempts].tolist()[len(t.prompt) :]) for i, t in enumerate(tasks[:shown])]
+    texts = [
+        world.render(t, rows[i * attempts].tolist()[len(t.prompt) :]) for i, t in enumerate(tasks[:shown])
+    ]
     return counts, texts

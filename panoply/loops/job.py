@@ -118,7 +118,7 @@ class Job:
 
     def finish(self) -> dict[str, Any]:
         """Store the end of the run and close it."""
-        if not self.after.get("step") == self.step:
+        if self.after.get("step") != self.step:
             self._evaluate()
             self._save()
         result = {
@@ -149,7 +149,9 @@ class Job:
 
     def _evaluate(self) -> dict[str, float]:
         with self.phase("evaluate"):
-            found: Evaluation = evaluate(self.world, self.policy, self.plan.options.held_out, seed=self.plan.options.seed)
+            found: Evaluation = evaluate(
+                self.world, self.policy, self.plan.options.held_out, seed=self.plan.options.seed
+            )
         if found.sampled > self.best["success"]:
             self.best = {"step": self.step, "success": found.sampled}
         self.after = {"step": self.step, **found.to_json()}
@@ -160,23 +162,26 @@ class Job:
         times = {f"seconds_{name}": round(t, 4) for name, t in self._phases.items()}
         spent = sum(t for name, t in self._phases.items() if name != "evaluate")
         self._phases = {}
-        return {**times, "tokens_per_second": round(len(experience) / max(spent, 1e-9)), "peak_memory_mb": peak_memory()}
+        return {
+            **times,
+            "tokens_per_second": round(len(experience) / max(spent, 1e-9)),
+            "peak_memory_mb": peak_memory(),
+        }
 
     def _save(self) -> None:
         options = self.plan.options
+        plain, tensors = _split_tensors(self.states)
         state = {
             "step": self.step,
             "seconds": self.seconds,
             "collector": self.collect.state,
-            "parts": self.states,
+            "parts": plain,
             "best": self.best,
             "best_step": self.best["step"],
             "before": self.before,
             "after": self.after,
             "threads": torch.get_num_threads(),
         }
-        plain, tensors = _split_tensors(state["parts"])
-        state["parts"] = plain
         checkpoint.save(
             self.run.checkpoints, self.step, self.policy.save, state, {**self.learner.state(), **tensors}
         )
@@ -226,7 +231,7 @@ def describe(experience: Experience) -> dict[str, float]:
     """Metrics of a batch of experience itself."""
     episodes = experience.by("episode")
     ends = episodes.last(experience["end"]) if "end" in experience else None
-    found = {"decisions": len(experience), "episodes": len(episodes)}
+    found: dict[str, float] = {"decisions": len(experience), "episodes": len(episodes)}
     found["length"] = float(episodes.count.float().mean())
     for name in experience.decisions:
         if name.startswith("signal:"):
@@ -255,7 +260,7 @@ def check_agreement(plan: Plan, gap: float) -> None:
 
 def sampled_episodes(job: Job, experience: Experience, most: int = 8) -> list[dict[str, Any]]:
     """A few whole groups as records: ids are the record, text its rendering."""
-    chosen = experience["episode"].unique()[:most]
+    chosen = experience.by("episode").keys[:most]
     rows = []
     for episode in chosen.tolist():
         mask = experience["episode"] == episode
@@ -294,7 +299,9 @@ def _split_tensors(states: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, A
     return plain, tensors
 
 
-def _join_tensors(plain: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+def _join_tensors(
+    plain: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Tensor]
+) -> dict[str, dict[str, Any]]:
     states = {path: dict(state) for path, state in plain.items()}
     for name, tensor in tensors.items():
         if name.startswith("part:"):

@@ -17,8 +17,8 @@ from torch import Tensor
 from panoply.batch import LOG_RATIO_LIMIT, Batch
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
-from panoply.regimes import Method
 from panoply.parts import Part
+from panoply.regimes import Method
 from panoply.slots.schedule.schedules import at
 
 DESCENT = {"surrogate": -1.0, "regularise": 1.0, "loss": 1.0}
@@ -43,7 +43,9 @@ class Learner:
         self.terms = method.terms()
         self.reduce: Part = method.slots()["reduce"]  # type: ignore[assignment]
         self.update: Part = method.slots()["update"]  # type: ignore[assignment]
-        self.needs = frozenset(n for t in self.terms for n in t.needs() if not n.startswith(("logp@", "world:")))
+        self.needs = frozenset(
+            n for t in self.terms for n in t.needs() if not n.startswith(("logp@", "world:"))
+        )
         self.total_steps = total_steps
         self.micro_tokens = micro_tokens
         self.settings = self.update.settings()
@@ -62,7 +64,9 @@ class Learner:
     def gradient(self, experience: Experience, step: int = 0) -> dict[str, Tensor]:
         """The gradient of the loss on a mini-batch by parameter name, without moving (for tests and probes)."""
         self._accumulate(experience, step)
-        return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in self.parameters.items()}
+        return {
+            n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in self.parameters.items()
+        }
 
     def _accumulate(self, experience: Experience, step: int) -> dict[str, float]:
         rows = self._with_weights(experience)
@@ -87,7 +91,9 @@ class Learner:
         for i, term in enumerate(self.terms):
             if term.info.unit != "decision":
                 share = 1.0 / max(1, _units(experience, term))
-                columns[f"weight:{i}"] = torch.full((len(experience),), share, device=experience["action"].device)
+                columns[f"weight:{i}"] = torch.full(
+                    (len(experience),), share, device=experience["action"].device
+                )
         return experience.with_columns(**columns)
 
     def _loss(self, batch: Batch, step: int, totals: _Totals) -> Tensor:
@@ -244,7 +250,7 @@ def _units(experience: Experience, term: Part) -> int:
     if term.info.unit == "pair":
         return experience.pairs.rows if experience.pairs is not None else 0
     mask = experience.stream(term.info.stream)
-    return len(experience[term.info.unit][mask].unique())
+    return len(torch.unique(experience[term.info.unit][mask]))
 
 
 COARSER = ("decision", "turn", "episode", "group")
@@ -297,4 +303,6 @@ def _guard(metrics: Mapping[str, float]) -> None:
         if not math.isfinite(metrics[name]):
             raise Diverged(f"Stopped: {name} is {metrics[name]}; the weights of the last good step are kept.")
     if metrics.get("ratio_max", 1.0) >= math.exp(LOG_RATIO_LIMIT):
-        raise Diverged("Stopped: the policy has moved e²⁰-fold on some decision; the last good weights are kept.")
+        raise Diverged(
+            "Stopped: the policy has moved e²⁰-fold on some decision; the last good weights are kept."
+        )

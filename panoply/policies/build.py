@@ -45,11 +45,15 @@ def model_source(source: str, world: TextWorld) -> Path | None:
         return model_folder(source)
     shipped = warm_start(world)
     if shipped is None:
-        raise PanoplyError(f"The world {world.name} ships no warm start: name a folder with --model, or use --model fresh.")
+        raise PanoplyError(
+            f"The world {world.name} ships no warm start: name a folder with --model, or use --model fresh."
+        )
     return shipped
 
 
-def open_policy(source: str, world: TextWorld, seed: int, device: str = "auto", dtype: str = "float32") -> TextPolicy:
+def open_policy(
+    source: str, world: TextWorld, seed: int, device: str = "auto", dtype: str = "float32"
+) -> TextPolicy:
     folder = model_source(source, world)
     where, kind = pick_device(device), DTYPE[dtype]
     if folder is None:

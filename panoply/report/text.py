@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from panoply import compose, planning, registry
 from panoply.errors import unknown
-from panoply.regimes import Method
 from panoply.parts import SLOTS, Part, show_value
 from panoply.planning import Plan
+from panoply.regimes import Method
 from panoply.registry import Entry
 from panoply.run import Run
 
@@ -23,7 +23,9 @@ def table(rows: Sequence[Sequence[str]], gap: str = "  ") -> str:
     if not rows:
         return ""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(gap.join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        gap.join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def indent(text: str, by: str = "  ") -> str:
@@ -48,15 +50,20 @@ def shown(name: str, preset: str | None = None) -> str:
 
 def _method_page(entry: Entry, preset: str | None) -> str:
     resolved = compose.resolve(entry.id, preset=preset).method
-    pieces = [f"{entry.id}  ({resolved.regime})", indent(entry.doc), "equation", indent("\n".join(resolved.equation()))]
+    pieces = [
+        f"{entry.id}  ({resolved.regime})",
+        indent(entry.doc),
+        "equation",
+        indent("\n".join(resolved.equation())),
+    ]
     pieces += ["parts", indent(_parts(resolved))]
     if entry.base is not None:
         base = compose.resolve(entry.base, preset=preset).method
         rows = [(path, b or "–", "→", a or "–") for path, a, b in resolved.diff(base)]
         pieces += [f"changes from {entry.base}", indent(table(rows) or "none")]
     for name, settings in entry.presets.items():
-        rows = [(path, show_value(value)) for path, value in settings.items()]
-        pieces += [f"preset {name}", indent(table(rows))]
+        changes = [(path, show_value(value)) for path, value in settings.items()]
+        pieces += [f"preset {name}", indent(table(changes))]
     descended = _descended(resolved)
     if descended:
         pieces += ["divergence really descended", indent(descended)]
@@ -92,7 +99,11 @@ def _part_page(cls: type[Part]) -> str:
     pieces = [info.id, indent(inspect.getdoc(info.function) or "")]
     if rows:
         pieces += ["settings", indent(table([("name", "default", "takes"), *rows]))]
-    facts = [("unit", info.unit), ("stream", info.stream)] if info.slot in ("surrogate", "regularise", "loss") else []
+    facts = (
+        [("unit", info.unit), ("stream", info.stream)]
+        if info.slot in ("surrogate", "regularise", "loss")
+        else []
+    )
     if facts:
         pieces.append(indent(table(facts)))
     return "\n".join(pieces)
@@ -123,7 +134,10 @@ def planned(made: Plan) -> str:
         ("parameters", f"{needed.parameters:,}"),
         ("tokens a step", f"at most {needed.sampled_tokens:,} sampled, {needed.trained_tokens:,} trained"),
         ("steps", f"{options.steps}" + (f", or {options.minutes:g} minutes" if options.minutes else "")),
-        ("memory", ", ".join(f"{n} {s}" for n, s in memory) + f": {_bytes(sum(needed.memory_bytes.values()))}"),
+        (
+            "memory",
+            ", ".join(f"{n} {s}" for n, s in memory) + f": {_bytes(sum(needed.memory_bytes.values()))}",
+        ),
         ("time", f"at least {_seconds(needed.seconds)} (arithmetic alone on this machine's CPU)"),
     ]
     pieces = [
@@ -149,7 +163,13 @@ def _bytes(size: int) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.1f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 # ------------------------------------------------------------------ lists and results
@@ -161,7 +181,9 @@ def listed(entries: Sequence[Entry]) -> str:
 
 
 def listed_parts() -> str:
-    rows = [(slot, name, cls.info.summary) for slot in SLOTS for name, cls in sorted(registry.parts(slot).items())]
+    rows = [
+        (slot, name, cls.info.summary) for slot in SLOTS for name, cls in sorted(registry.parts(slot).items())
+    ]
     return table([("slot", "part", ""), *rows])
 
 
@@ -170,7 +192,9 @@ def trained(result: Trained) -> str:
     rows = [("held-out success", "before", "", "after")]
     for name in ("greedy", "sampled"):
         low, high = after[f"{name}_interval"]
-        rows.append((name, f"{before[name]:.3f}", "→", f"{after[name]:.3f}  (95 % interval {low:.2f}–{high:.2f})"))
+        rows.append(
+            (name, f"{before[name]:.3f}", "→", f"{after[name]:.3f}  (95 % interval {low:.2f}–{high:.2f})")
+        )
     run = result.run
     nexts = [
         (f"panoply eval {run} --attempts 16 --k 1,16", "pass@k with intervals"),
@@ -178,7 +202,14 @@ def trained(result: Trained) -> str:
         ("panoply show grpo", "the equation and the parts that just ran"),
         ("panoply train grpo --credit reinforce", "swap one part for another method's"),
     ]
-    return "\n".join([table(rows), f"{result.seconds:.0f} s of training, run folder {run}", "what next", indent(table(nexts))])
+    return "\n".join(
+        [
+            table(rows),
+            f"{result.seconds:.0f} s of training, run folder {run}",
+            "what next",
+            indent(table(nexts)),
+        ]
+    )
 
 
 def evaluated(found: Evaluation) -> str:

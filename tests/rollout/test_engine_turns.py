@@ -10,6 +10,7 @@ from panoply.errors import PanoplyError
 from panoply.experience import TERMINATED, TRUNCATED
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.rollout.engine import CONTEXT, LENGTH, STOP, Request, Rollouts, Sampling, TextEngine, Turn
+from panoply.rollout.sampling import invert, stream, uniforms
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +46,10 @@ def in_one_pass(model: Decoder, rollouts: Rollouts) -> Tensor:
     return torch.cat(found)
 
 
-@pytest.mark.parametrize(("slots", "patience"), [(512, 1), (3, 1), (5, 4)])
-def test_going_on_equals_starting_again(model: Decoder, slots: int, patience: int) -> None:
+@pytest.mark.parametrize(("slots", "patience", "budget"), [(512, 1, 8), (512, 6, 999), (3, 1, 8), (5, 4, 99)])
+def test_going_on_equals_starting_again(model: Decoder, slots: int, patience: int, budget: int) -> None:
     sampling = Sampling(max_tokens=6, stop_tokens=(3, 4, 5, 6))
-    engine = TextEngine(model, slots=slots, patience=patience, prefill_tokens=8)
+    engine = TextEngine(model, slots=slots, patience=patience, prefill_tokens=budget)
     rollouts = engine.generate(make_requests(), sampling, reply)
     assert rollouts.reasons.lengths.tolist() == [3] * 12
     assert (rollouts.decisions["logp"] - in_one_pass(model, rollouts)).abs().max() < 1e-5
@@ -62,6 +63,18 @@ def test_going_on_equals_starting_again(model: Decoder, slots: int, patience: in
             start, tokens = len(tokens), tokens + said
             tokens += reply(Turn(row, request, None, turn, tokens, start, reason)) or []
         assert rollouts.context.ragged("tokens")[row].tolist() == tokens
+
+
+def test_every_position_of_a_row_has_a_random_number_of_its_own(model: Decoder) -> None:
+    rollouts = TextEngine(model).generate(make_requests(), Sampling(max_tokens=3), reply)
+    seeds = torch.tensor([seed for request in make_requests() for seed in request.seeds])
+    decisions, tokens = rollouts.decisions, rollouts.context.ragged("tokens")
+    for row, at, action in zip(
+        *(decisions[c].tolist() for c in ("context", "position", "action")), strict=True
+    ):
+        with torch.no_grad():
+            logp = model(tokens[row][None, :at])[:, -1].log_softmax(-1)
+        assert invert(logp, uniforms(stream(seeds[[row]]), torch.tensor([at]))).tolist() == [action]
 
 
 def test_what_on_stop_is_shown(model: Decoder) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from panoply.regimes import Dataset
+from panoply.registry import method
 from panoply.slots.data.teacher import teacher_pairs
 from panoply.slots.loss.pairs import logistic
-from panoply.regimes import Dataset
 from panoply.slots.reduce.averages import token_mean
-from panoply.registry import method
 from panoply.slots.schedule.schedules import constant
 from panoply.slots.update.optimisers import adam
 

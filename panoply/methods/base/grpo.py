@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from panoply.slots.credit.groups import group
 from panoply.regimes import OnPolicy
-from panoply.slots.reduce.averages import sequence_mean
 from panoply.registry import method
+from panoply.slots.credit.groups import group
+from panoply.slots.reduce.averages import sequence_mean
 from panoply.slots.regularise.terms import kl
 from panoply.slots.reward.signals import signal
 from panoply.slots.sample.groups import groups

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from panoply.slots.credit.moving import moving_baseline
 from panoply.regimes import OnPolicy
-from panoply.slots.reduce.averages import sequence_sum
 from panoply.registry import method
+from panoply.slots.credit.moving import moving_baseline
+from panoply.slots.reduce.averages import sequence_sum
 from panoply.slots.reward.signals import signal
 from panoply.slots.sample.groups import groups
 from panoply.slots.surrogate.ratios import log_likelihood

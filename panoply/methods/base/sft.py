@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from panoply.regimes import Dataset
+from panoply.registry import method
 from panoply.slots.data.teacher import demonstrations
 from panoply.slots.loss.imitation import nll
-from panoply.regimes import Dataset
 from panoply.slots.reduce.averages import token_mean
-from panoply.registry import method
 from panoply.slots.schedule.schedules import linear
 from panoply.slots.update.optimisers import adam
 

@@ -25,9 +25,11 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
         return []
     if held.baseline == "leave_one_out":
         return [("baseline", "leave_one_out needs another episode in the group, and sample.group is 1")]
-    return [("baseline", "a group of one episode is its own mean, so every advantage is 0 (sample.group is 1)")] if (
-        held.baseline != "none"
-    ) else []
+    return (
+        [("baseline", "a group of one episode is its own mean, so every advantage is 0 (sample.group is 1)")]
+        if (held.baseline != "none")
+        else []
+    )
 
 
 def _equation(held: Part) -> str:
@@ -37,7 +39,9 @@ def _equation(held: Part) -> str:
         "median": "R − median_group(R)",
         "none": "R",
     }[held.settings()["baseline"]]
-    scale = {"std": " / (std_group(R) + ε)", "batch_std": " / (std_batch(R) + ε)", "none": ""}[held.settings()["scale"]]
+    scale = {"std": " / (std_group(R) + ε)", "batch_std": " / (std_batch(R) + ε)", "none": ""}[
+        held.settings()["scale"]
+    ]
     return f"A = ({baseline}){scale}" if scale else f"A = {baseline}"
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from panoply.slots.credit.groups import episode_returns
 from panoply.experience import Experience
 from panoply.parts import part
+from panoply.slots.credit.groups import episode_returns
 
 
-@part("credit", equation="A = R − b,  b ← {decay}·b + (1 − {decay})·mean(R)", state=lambda: {"baseline": None})
+@part(
+    "credit", equation="A = R − b,  b ← {decay}·b + (1 − {decay})·mean(R)", state=lambda: {"baseline": None}
+)
 def moving_baseline(
     state: dict[str, Any], experience: Experience, *, decay: float = 0.9
 ) -> tuple[dict[str, Any], Tensor]:

@@ -17,7 +17,11 @@ def demonstrations(collect: Collector, *, batch: int = 128) -> Experience:
     return collect.demonstrations(collect.tasks(batch))
 
 
-@part("data", equation="{batch} pairs a step: the reference answer over one the teacher got wrong", needs={"world:teacher", "world:reference"})
+@part(
+    "data",
+    equation="{batch} pairs a step: the reference answer over one the teacher got wrong",
+    needs={"world:teacher", "world:reference"},
+)
 def teacher_pairs(collect: Collector, *, batch: int = 64) -> Experience:
     """Fresh tasks, each with the right answer preferred to a demonstration that fails the verifier."""
     return collect.teacher_pairs(collect.tasks(batch))

@@ -14,9 +14,20 @@ def _needs(held: Any) -> frozenset[str]:
     return frozenset({f"logp@{held.to}"})
 
 
-@part("loss", equation="−log σ(β·(l_chosen − l_rejected)),  l = log π/π_{to},  β = {beta}", unit="pair", stream="imitation", needs=_needs)
+@part(
+    "loss",
+    equation="−log σ(β·(l_chosen − l_rejected)),  l = log π/π_{to},  β = {beta}",
+    unit="pair",
+    stream="imitation",
+    needs=_needs,
+)
 def logistic(
-    batch: Batch, *, weight: float | Part = 1.0, beta: float = 0.1, smoothing: float = 0.0, to: str = "reference"
+    batch: Batch,
+    *,
+    weight: float | Part = 1.0,
+    beta: float = 0.1,
+    smoothing: float = 0.0,
+    to: str = "reference",
 ) -> Values:
     """DPO (arXiv 2305.18290): the pair's log-ratio difference under a Bradley–Terry likelihood.
 

@@ -24,5 +24,10 @@ def groups(
 ) -> Experience:
     """Some tasks, and a group of episodes for each, from the current policy."""
     return collect.episodes(
-        collect.tasks(prompts), group, temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens
+        collect.tasks(prompts),
+        group,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=max_tokens,
     )

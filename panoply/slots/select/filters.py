@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from panoply.slots.credit.groups import episode_returns
 from panoply.experience import Experience
 from panoply.parts import part
+from panoply.slots.credit.groups import episode_returns
 
 
 @part("select", equation="groups with differing returns")

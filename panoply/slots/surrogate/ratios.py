@@ -42,13 +42,19 @@ def _clip_inert(held: Any, method: Any) -> list[Finding]:
     update = method.update.settings()
     if update.get("epochs", 1) * update.get("minibatches", 1) > 1 or held.against != "behaviour":
         return []
-    reason = "with one epoch and one mini-batch the ratio stays at 1 (raise update.epochs or update.minibatches)"
+    reason = (
+        "with one epoch and one mini-batch the ratio stays at 1 (raise update.epochs or update.minibatches)"
+    )
     return [(name, reason) for name in ("low", "high", "dual", "kind")]
 
 
 def _clip_equation(held: Any) -> str:
     bounded = f"clip(ρ, {1 - held.low:g}, {1 + held.high:g})"
-    form = {"min": f"min(ρA, {bounded}·A)", "mask": f"1[ρ in {bounded[8:-1]}]·ρA", "truncate": f"sg({bounded})·A·log π"}
+    form = {
+        "min": f"min(ρA, {bounded}·A)",
+        "mask": f"1[ρ in {bounded[8:-1]}]·ρA",
+        "truncate": f"sg({bounded})·A·log π",
+    }
     dual = f", at least {held.dual:g}·A where A < 0" if held.dual else ""
     return form[held.kind] + dual
 
