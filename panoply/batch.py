@@ -34,19 +34,30 @@ class Batch:
     def by(self, key: str) -> Segments:
         return self.experience.by(key)
 
+    def of_stream(self, name: str) -> Batch:
+        """The decisions of a stream that learn: all that its terms get to see."""
+        mask = self.experience.stream(name)
+        if bool(mask.all()):
+            return self
+        now = {key: column[mask] for key, column in self.now.items()}
+        return Batch(self.experience.take(mask), now, self.prepared)
+
     @property
     def pairs(self) -> Table:
         assert self.experience.pairs is not None, "this term needs preference pairs"
         return self.experience.pairs
 
     def log_ratio(self, against: str = "behaviour") -> Tensor:
-        """log π_now − log π_against per decision, in float32, clamped to ±20."""
-        then = self["logp" if against == "behaviour" else f"logp@{against}"]
-        return (self.now["logp"].float() - then.float()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        """log π_now − log π_against per decision, in float32 at least, clamped to ±20."""
+        return self._free_log_ratio(against).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
     def episode_log_ratio(self, against: str) -> Tensor:
         """Σ_t log π_now/π_against, one value per episode, in the order of `by("episode")`."""
-        return self.by("episode").sum(self.now["logp"].float() - self[f"logp@{against}"].float())
+        return self.by("episode").sum(self._free_log_ratio(against))
+
+    def _free_log_ratio(self, against: str) -> Tensor:
+        then = self["logp" if against == "behaviour" else f"logp@{against}"]
+        return _wide(self.now["logp"]) - _wide(then)
 
     def pair_rows(self, per_episode: Tensor) -> tuple[Tensor, Tensor]:
         """An episode column looked up for the chosen and the rejected side of each pair."""
@@ -54,3 +65,8 @@ class Batch:
         chosen = torch.searchsorted(keys, self.pairs.tensor("chosen"))
         rejected = torch.searchsorted(keys, self.pairs.tensor("rejected"))
         return per_episode[chosen], per_episode[rejected]
+
+
+def _wide(x: Tensor) -> Tensor:
+    """float32, or float64 where it already is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -22,14 +22,22 @@ MANIFEST = "manifest.json"
 def write_atomically(path: Path, text: str) -> None:
     """Replace a small file in one step: readers see the old text or the new, never half of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with _clear_errors(f"write {path}"), open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with clear_errors(f"write {path}"):
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
-class _clear_errors:
+class DiskError(PanoplyError):
+    """The disk is full, or the folder may not be written. What was finished before is untouched."""
+
+
+class clear_errors:
     """Turns a full disk or a forbidden folder into one sentence."""
 
     def __init__(self, doing: str):
@@ -39,16 +47,13 @@ class _clear_errors:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, OSError):
-            reason = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror or error)
-            raise PanoplyError(
-                f"Cannot {self.doing}: {reason}. Finished checkpoints are untouched."
-            ) from error
-        if error is not None and type(error).__name__ == "SafetensorError":
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        elif type(error).__name__ == "SafetensorError":
             full = "No space" in str(error) or "os error 28" in str(error)
-            reason = "the disk is full" if full else str(error)
-            raise PanoplyError(
-                f"Cannot {self.doing}: {reason}. Finished checkpoints are untouched."
-            ) from error
+        else:
+            return
+        reason = "the disk is full" if full else str(getattr(error, "strerror", None) or error)
+        raise DiskError(f"Cannot {self.doing}: {reason}. Finished checkpoints are untouched.") from error
 
 
 @dataclass(frozen=True)
@@ -77,16 +82,19 @@ class Checkpoint:
     def problem(self) -> str | None:
         """Why the checkpoint cannot be used, or None."""
         try:
-            manifest = json.loads((self.folder / MANIFEST).read_text())
-        except (OSError, ValueError):
+            files = json.loads((self.folder / MANIFEST).read_text())["files"]
+            listing = {
+                str(name): (int(facts["bytes"]), str(facts["sha256"])) for name, facts in files.items()
+            }
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return "it has no readable manifest"
-        for name, expected in manifest["files"].items():
+        for name, (size, digest) in listing.items():
             file = self.folder / name
             if not file.is_file():
                 return f"{name} is missing"
-            if file.stat().st_size != expected["bytes"]:
-                return f"{name} is cut short ({file.stat().st_size} of {expected['bytes']} bytes)"
-            if _digest(file) != expected["sha256"]:
+            if file.stat().st_size != size:
+                return f"{name} is cut short ({file.stat().st_size} of {size} bytes)"
+            if _digest(file) != digest:
                 return f"{name} is corrupt"
         return None
 
@@ -104,7 +112,7 @@ def save(
     final = folder / f"step-{step:07d}"
     hidden = folder / f".writing-{step:07d}-{os.getpid()}"
     try:
-        with _clear_errors(f"save the checkpoint of step {step}"):
+        with clear_errors(f"save the checkpoint of step {step}"):
             shutil.rmtree(hidden, ignore_errors=True)
             hidden.mkdir(parents=True)
             save_model(hidden / "model")
@@ -119,7 +127,7 @@ def save(
                 _flush(file)
             _flush(hidden)
             if final.exists():
-                shutil.rmtree(final)
+                _retire(final)
             os.replace(hidden, final)
             _flush(folder)
     finally:
@@ -129,7 +137,8 @@ def save(
 
 def listed(folder: Path) -> list[Checkpoint]:
     """Finished checkpoints, oldest first."""
-    return [Checkpoint(p) for p in sorted(folder.glob("step-*")) if p.is_dir()]
+    found = (p for p in folder.glob("step-*") if p.is_dir() and p.name.removeprefix("step-").isdigit())
+    return sorted((Checkpoint(p) for p in found), key=lambda c: c.step)
 
 
 def latest_usable(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -142,13 +151,28 @@ def latest_usable(folder: Path, warn: Callable[[str], None]) -> Checkpoint | Non
     return None
 
 
+def set_aside(folder: Path, after: int) -> None:
+    """Rename checkpoints of later steps to `broken-…`: they could not be used, and are not to be counted or pruned."""
+    for checkpoint in listed(folder):
+        if checkpoint.step > after:
+            target = folder / f"broken-{checkpoint.step:07d}"
+            with clear_errors(f"set the broken checkpoint {checkpoint.folder.name} aside"):
+                shutil.rmtree(target, ignore_errors=True)
+                os.replace(checkpoint.folder, target)
+
+
 def prune(folder: Path, keep: int, best: int | None) -> None:
     """Remove all but the last `keep` checkpoints and the best one, and what a killed writer left behind."""
     for checkpoint in listed(folder)[: -keep or None]:
         if checkpoint.step != best:
-            shutil.rmtree(checkpoint.folder, ignore_errors=True)
-    for left in folder.glob(".writing-*"):
+            _retire(checkpoint.folder)
+    for left in (*folder.glob(".writing-*"), *folder.glob(".retired-*")):
         shutil.rmtree(left, ignore_errors=True)
+
+
+def _retire(folder: Path) -> None:
+    """Take a checkpoint out of the list in one step; `prune` removes it, so a kill never leaves half of one listed."""
+    os.replace(folder, folder.with_name(f".retired-{folder.name}-{os.getpid()}"))
 
 
 def _digest(file: Path) -> str:

@@ -232,9 +232,13 @@ class Experience:
         return self.decisions.rows
 
     def by(self, key: str) -> Segments:
-        """Segments of the decisions that share a value of `key`."""
+        """Segments of the decisions that share a value of `key`; a turn is one of its episode's."""
         if key not in self._segments:
-            self._segments[key] = Segments(self[key])
+            value = self[key]
+            if key == "turn":
+                turns = Segments(value)
+                value = self.by("episode").index * len(turns) + turns.index
+            self._segments[key] = Segments(value)
         return self._segments[key]
 
     def with_columns(self, **columns: Column) -> Experience:

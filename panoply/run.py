@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import platform
 import re
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from panoply import checkpoint
-from panoply.checkpoint import Checkpoint, write_atomically
+from panoply.checkpoint import Checkpoint, DiskError, clear_errors, write_atomically
 from panoply.errors import PanoplyError
 from panoply.planning import Plan
 
@@ -37,28 +40,26 @@ class Run:
     @classmethod
     def create(cls, plan: Plan, folder: str | Path | None = None) -> Run:
         """A new folder with the resolved plan, versions and command; locked for this process."""
-        path = Path(folder) if folder else _fresh_name(plan)
-        if (path / CONFIG).exists():
-            raise PanoplyError(
-                f"{path} already holds a run: resume it with --resume {path}, or name another folder."
-            )
-        if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
-            raise PanoplyError(f"{path} is not empty and not a run: name another folder.")
-        try:
-            (path / "checkpoints").mkdir(parents=True)
-        except OSError as error:
-            raise PanoplyError(f"Cannot make the run folder {path}: {error.strerror}.") from error
+        path = _make_folder(Path(folder)) if folder else _fresh_folder(plan)
         config = {
             "panoply": versions()["panoply"],
             "created": time.strftime("%Y-%m-%dT%H:%M:%S"),
-            "command": " ".join(["panoply", *sys.argv[1:]]) if sys.argv[0].endswith("panoply") else "python",
+            "command": shlex.join(["panoply", *sys.argv[1:]])
+            if sys.argv[0].endswith("panoply")
+            else "python",
             "versions": versions(),
             "hash": plan.hash(),
             "plan": plan.to_json(),
         }
         run = cls(path, config)
         run.acquire()
-        write_atomically(path / CONFIG, json.dumps(config, indent=1, ensure_ascii=False))
+        try:
+            with clear_errors(f"make the run folder {path}"):
+                run.checkpoints.mkdir(exist_ok=True)
+            write_atomically(path / CONFIG, json.dumps(config, indent=1, ensure_ascii=False))
+        except PanoplyError:
+            run.release()
+            raise
         return run
 
     @classmethod
@@ -69,30 +70,48 @@ class Run:
         if not (path / CONFIG).is_file():
             raise PanoplyError(f"'{folder}' is not a run: it has no {CONFIG}.")
         try:
-            return cls(path, json.loads((path / CONFIG).read_text()))
+            config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
         except ValueError as error:
             raise PanoplyError(f"'{folder}' cannot be read: its {CONFIG} is not JSON.") from error
+        except OSError as error:
+            raise PanoplyError(f"'{folder}' cannot be read: {error.strerror}.") from error
+        if not isinstance(config, dict) or not isinstance(config.get("plan"), dict):
+            raise PanoplyError(f"'{folder}' cannot be read: its {CONFIG} holds no plan.")
+        return cls(path, config)
 
     def plan(self) -> Plan:
-        return Plan.from_json(self.config["plan"])
+        try:
+            return Plan.from_json(self.config["plan"])
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            made = self.config.get("panoply", "another version")
+            raise PanoplyError(
+                f"The plan in {self.folder / CONFIG} (made by panoply {made}) cannot be read: {error}."
+            ) from error
 
     # -------------------------------------------------------------- one writer at a time
 
     def acquire(self) -> None:
         """Take the folder's lock, which the system releases when the process ends, however it ends."""
-        self._lock = open(self.folder / "lock", "a")  # noqa: SIM115
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            self._lock = None
-            raise PanoplyError(
-                f"Another process is writing to {self.folder}: wait for it, or stop it first."
-            ) from error
+        with clear_errors(f"write to {self.folder}"):
+            lock = open(self.folder / "lock", "a")  # noqa: SIM115
+        for wait in (0.05, 0.1, 0.2, None):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if wait is not None:  # `status` of another process may be looking for a moment
+                    time.sleep(wait)
+                    continue
+                lock.close()
+                raise PanoplyError(
+                    f"Another process is writing to {self.folder}: wait for it, or stop it first."
+                ) from error
+            self._lock = lock
+            return
 
     def release(self) -> None:
         for stream in self._streams.values():
-            stream.close()
+            with contextlib.suppress(OSError):  # what a full disk refused was reported when it was written
+                stream.close()
         self._streams = {}
         if self._lock is not None:
             self._lock.close()
@@ -104,12 +123,22 @@ class Run:
             return "diverged" if result.get("diverged") else "finished"
         if self._lock is not None:
             return "running"
-        with open(self.folder / "lock", "a") as probe:
+        try:
+            probe = open(self.folder / "lock")  # noqa: SIM115
+        except OSError:
+            return "stopped"
+        with probe:
             try:
                 fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
                 return "running"
         return "stopped"
+
+    def discard(self) -> None:
+        """Remove the folder of a run that failed before its first checkpoint: there is nothing to go on with."""
+        self.release()
+        if not any(self.checkpoints.glob("*")):
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     # -------------------------------------------------------------- records
 
@@ -121,15 +150,17 @@ class Run:
         self._append(EPISODES, episodes)
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        if name not in self._streams:
-            self._streams[name] = open(self.folder / name, "a")  # noqa: SIM115
-        try:
-            self._streams[name].writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        with clear_errors(f"write {self.folder / name}"):
+            if name not in self._streams:
+                self._streams[name] = open(self.folder / name, "a", encoding="utf-8")  # noqa: SIM115
+            self._streams[name].writelines(_line(row) for row in rows)
             self._streams[name].flush()
-        except OSError as error:
-            raise PanoplyError(
-                f"Cannot write {name}: {error.strerror}. Finished checkpoints are untouched."
-            ) from error
+
+    def sync(self) -> None:
+        """Bring the records to disk, so that a checkpoint never survives a power cut that its records do not."""
+        with clear_errors(f"write to {self.folder}"):
+            for stream in self._streams.values():
+                os.fsync(stream.fileno())
 
     def metrics(self) -> list[dict[str, Any]]:
         return list(_json_lines(self.folder / METRICS))
@@ -138,21 +169,22 @@ class Run:
         return list(_json_lines(self.folder / EPISODES))
 
     def rewind(self, step: int) -> None:
-        """Drop records of steps after `step`: they will be made again."""
+        """Drop records of steps after `step`, the result among them: they will be made again."""
         for name in (METRICS, EPISODES):
             if (self.folder / name).exists():
                 kept = [r for r in _json_lines(self.folder / name) if r.get("step", 0) <= step]
-                write_atomically(
-                    self.folder / name, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept)
-                )
+                write_atomically(self.folder / name, "".join(map(_line, kept)))
+        for name in (RESULT, *(f".{n}.*" for n in (CONFIG, RESULT, METRICS, EPISODES))):
+            for left in self.folder.glob(name):
+                left.unlink(missing_ok=True)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         write_atomically(self.folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False))
 
     def result(self) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, ValueError):
-            found: dict[str, Any] = json.loads((self.folder / RESULT).read_text())
-            return found
+            found = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))
+            return found if isinstance(found, dict) else None
         return None
 
     # -------------------------------------------------------------- checkpoints
@@ -165,7 +197,7 @@ class Run:
         return checkpoint.latest_usable(self.checkpoints, warn)
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint with the highest held-out success, where evaluation was on."""
+        """The checkpoint with the highest held-out success; the newest where that one is gone."""
         newest = self.latest()
         step = newest.state().get("best_step") if newest else None
         found = [c for c in checkpoint.listed(self.checkpoints) if c.step == step]
@@ -217,16 +249,50 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a file; a last line torn by a kill is passed over."""
     if not path.exists():
         return
-    with open(path) as file:
+    with open(path, "rb") as file:
         for line in file:
             try:
-                yield json.loads(line)
+                row = json.loads(line)
             except ValueError:
                 return
+            if not line.endswith(b"\n") or not isinstance(row, dict):
+                return
+            yield row
 
 
-def _fresh_name(plan: Plan) -> Path:
+def _line(row: Mapping[str, Any]) -> str:
+    """One line of JSON; what is not a finite number is null, since JSON has no word for it."""
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+    return json.dumps(finite, ensure_ascii=False) + "\n"
+
+
+def _make_folder(path: Path) -> Path:
+    """An empty folder, a new one, or one whose maker was killed before it had written anything of use."""
+    if (path / CONFIG).exists():
+        raise PanoplyError(
+            f"{path} already holds a run: resume it with --resume {path}, or name another folder."
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        names = {p.name for p in path.iterdir() if not p.name.startswith(f".{CONFIG}.")}
+        if names - {"lock", "checkpoints"} or any((path / "checkpoints").glob("*")):
+            raise PanoplyError(f"{path} is not empty and not a run: name another folder.")
+    except OSError as error:
+        raise DiskError(f"Cannot make the run folder {path}: {error.strerror}.") from error
+    return path
+
+
+def _fresh_folder(plan: Plan) -> Path:
+    """`runs/DATE-METHOD-WORLD-SEED`, with a number where that is taken, even in this very moment."""
     words = [time.strftime("%Y-%m-%d"), plan.method_id, plan.world_id, f"s{plan.options.seed}"]
     stem = re.sub(r"@\d+", "", "-".join(words))
-    candidates = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in range(1, 100_000))
-    return next(c for c in candidates if not c.exists())
+    for n in range(1, 100_000):
+        path = Path("runs") / (stem if n == 1 else f"{stem}-{n}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise DiskError(f"Cannot make the run folder {path}: {error.strerror}.") from error
+        return path
+    raise PanoplyError(f"There are too many runs named {stem}: name another folder with --run.")

@@ -75,8 +75,7 @@ def _successes(
     experience = collector.episodes(tasks, attempts, temperature=temperature)
     groups = Segments(experience["group"])
     counts = groups.sum(experience["signal:success"]).round().long().tolist()
-    rows = experience.context.ragged("tokens")
-    texts = [
-        world.render(t, rows[i * attempts].tolist()[len(t.prompt) :]) for i, t in enumerate(tasks[:shown])
-    ]
+    tokens = experience.context.ragged("tokens")
+    rows = experience.by("episode").first(experience["context"])[: shown * attempts : attempts].tolist()
+    texts = [world.render(t, tokens[r].tolist()[len(t.prompt) :]) for t, r in zip(tasks, rows, strict=False)]
     return counts, texts

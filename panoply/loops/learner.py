@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from panoply.batch import LOG_RATIO_LIMIT, Batch
 from panoply.errors import PanoplyError
-from panoply.experience import Experience
+from panoply.experience import Experience, Segments, Table, Unit
 from panoply.parts import Part
 from panoply.regimes import Method
 from panoply.slots.schedule.schedules import at
@@ -35,6 +35,13 @@ class Scorer(Protocol):
     def score(self, experience: Experience, needs: frozenset[str]) -> dict[str, Tensor]: ...
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]: ...
+
+
+class _Active(NamedTuple):
+    term: Part
+    column: str
+    """The column of its decisions' weights."""
+    weight: float
 
 
 class Learner:
@@ -69,77 +76,90 @@ class Learner:
         }
 
     def _accumulate(self, experience: Experience, step: int) -> dict[str, float]:
-        rows = self._with_weights(experience)
-        prepared = self._prepare(rows)
+        active = self._active(step)
+        rows = self._with_weights(experience, active)
+        prepared = self._prepare(rows, active)
         totals = _Totals()
         self.optimiser.zero_grad(set_to_none=True)
-        for micro in self.micro_batches(self._awake(rows)):
-            loss = self._loss(Batch(micro, self.policy.score(micro, self.needs), prepared), step, totals)
+        for micro in self.micro_batches(self._awake(rows, active)):
+            batch = Batch(micro, self.policy.score(micro, self.needs), prepared)
+            loss = self._loss(batch, active, totals)
             if loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
         return totals.means()
 
     # -------------------------------------------------------------- the objective
 
-    def _with_weights(self, experience: Experience) -> Experience:
-        """Add each decision-unit term's weights, normalised once over the mini-batch by its stream's own count."""
-        columns = {
-            f"weight:{i}": self.reduce(experience, experience.stream(t.info.stream))
-            for i, t in enumerate(self.terms)
-            if t.info.unit == "decision"
-        }
-        for i, term in enumerate(self.terms):
-            if term.info.unit != "decision":
-                share = 1.0 / max(1, _units(experience, term))
-                columns[f"weight:{i}"] = torch.full(
-                    (len(experience),), share, device=experience["action"].device
-                )
+    def _active(self, step: int) -> list[_Active]:
+        """The terms whose weight is not 0 at this step."""
+        weights = [at(t.settings().get("weight", 1.0), step, self.total_steps) for t in self.terms]
+        return [_Active(t, f"weight:{i}", w) for i, (t, w) in enumerate(zip(self.terms, weights, strict=True)) if w]
+
+    def _with_weights(self, experience: Experience, active: Sequence[_Active]) -> Experience:
+        """Add each term's weights, normalised once over the mini-batch by its stream's own count."""
+        columns: dict[str, Tensor] = {}
+        for term, column, _ in active:
+            mask = experience.stream(term.info.stream)
+            if term.info.unit == "decision":
+                columns[column] = self.reduce(experience, mask)
+            else:
+                columns[column] = mask.float() / max(1, _units(experience.take(mask), term.info.unit))
         return experience.with_columns(**columns)
 
-    def _loss(self, batch: Batch, step: int, totals: _Totals) -> Tensor:
+    def _loss(self, batch: Batch, active: Sequence[_Active], totals: _Totals) -> Tensor:
+        """The weighted sum of the terms, each on the decisions of its own stream."""
         loss = batch.now["logp"].new_zeros(())
-        for i, term in enumerate(self.terms):
-            weight = at(term.settings().get("weight", 1.0), step, self.total_steps)
-            if weight == 0:
+        for term, column, weight in active:
+            view = batch.of_stream(term.info.stream)
+            if _units(view.experience, term.info.unit) == 0:
                 continue
-            values, stats = term(batch)
-            shares = batch[f"weight:{i}"]
-            if term.info.unit != "decision":
-                shares = shares[:1].expand(len(values))
+            values, stats = term(view)
+            shares = view[column] if term.info.unit == "decision" else view[column][0]
             term_loss = (values * shares.to(values.dtype)).sum()
             loss = loss + DESCENT[term.info.slot] * weight * term_loss
-            counted = shares > 0
-            totals.add(term, float(term_loss.detach()), {k: v[counted] for k, v in stats.items()})
+            totals.add(term, float(term_loss.detach()), stats)
         totals.loss += float(loss.detach())
         if "entropy" in batch.now:
             totals.add_stats({"entropy": batch.now["entropy"].detach()})
         return loss
 
-    def _prepare(self, rows: Experience) -> dict[str, Any]:
+    def _prepare(self, rows: Experience, active: Sequence[_Active]) -> dict[str, Any]:
         """Detached numbers of the whole mini-batch at current weights, for terms that ask for them."""
-        asking = [t for t in self.terms if t.info.prepare is not None]
+        asking = [term for term, _, _ in active if term.info.prepare is not None]
         if not asking:
             return {}
+        batch = Batch(rows, self._score(rows))
+        found: dict[str, Any] = {}
         with torch.no_grad():
-            batch = Batch(rows, self.policy.score(rows, self.needs))
-            found: dict[str, Any] = {}
             for term in asking:
                 assert term.info.prepare is not None
-                found[term.info.name] = dict(term.info.prepare(batch, **term.settings()))
+                view = batch.of_stream(term.info.stream)
+                found[term.info.name] = dict(term.info.prepare(view, **term.settings()))
         return found
+
+    @torch.no_grad()
+    def _score(self, rows: Experience) -> dict[str, Tensor]:
+        """What the current policy says of all rows, without gradient, a micro-batch at a time."""
+        numbered = rows.with_columns(row=torch.arange(len(rows), device=rows["action"].device))
+        found: dict[str, list[Tensor]] = defaultdict(list)
+        for micro in self.micro_batches(numbered):
+            for name, column in {**self.policy.score(micro, self.needs), "row": micro["row"]}.items():
+                found[name].append(column)
+        joined = {name: torch.cat(columns) for name, columns in found.items()}
+        order = joined.pop("row").argsort()
+        return {name: column[order.to(column.device)] for name, column in joined.items()}
 
     # -------------------------------------------------------------- splitting
 
-    def _awake(self, rows: Experience) -> Experience:
-        """Leave out sequences on which no term has a gradient (every advantage exactly 0): same gradient, less work."""
-        active = [t for t in self.terms if at(t.settings().get("weight", 1.0), 0, 1) != 0 or _scheduled(t)]
-        if any(t.info.idle is None for t in active):
+    def _awake(self, rows: Experience, active: Sequence[_Active]) -> Experience:
+        """Leave out units on which no term has a gradient (every advantage exactly 0): same gradient, less work."""
+        if any(term.info.idle is None for term, _, _ in active):
             return rows
         awake = torch.zeros(len(rows), dtype=torch.bool, device=rows["action"].device)
-        for term in active:
+        for term, _, _ in active:
             awake |= (rows[str(term.info.idle)] != 0) & rows.stream(term.info.stream)
-        sequence = rows.by("context")
-        keep = sequence.rows(sequence.sum(awake.long()) > 0)
+        units = Segments(unit_labels(rows, self.terms))
+        keep = units.rows(units.sum(awake) > 0)
         return rows if bool(keep.all()) else rows.take(keep)
 
     def micro_batches(self, rows: Experience) -> Iterator[Experience]:
@@ -207,7 +227,8 @@ class Learner:
         for full, value in named.items():
             name, _, key = full.rpartition(":")
             parameter = self.parameters[name]
-            device = parameter.device if value.dim() else value.device
+            fused = self.optimiser.defaults.get("fused")  # whose scalars live beside the parameter
+            device = parameter.device if value.dim() or fused else value.device
             self.optimiser.state[parameter][key] = value.clone().to(device)
 
 
@@ -241,50 +262,45 @@ class _Totals:
         return {"loss": self.loss, **self.values, **means, **self.maxima}
 
 
-def _scheduled(term: Part) -> bool:
-    return isinstance(term.settings().get("weight"), Part)
-
-
-def _units(experience: Experience, term: Part) -> int:
-    """How many of a term's units the mini-batch holds."""
-    if term.info.unit == "pair":
+def _units(experience: Experience, unit: Unit) -> int:
+    """How many units there are."""
+    if unit == "decision":
+        return len(experience)
+    if unit == "pair":
         return experience.pairs.rows if experience.pairs is not None else 0
-    mask = experience.stream(term.info.stream)
-    return len(torch.unique(experience[term.info.unit][mask]))
-
-
-COARSER = ("decision", "turn", "episode", "group")
+    return len(experience.by(unit))
 
 
 def unit_labels(rows: Experience, terms: Sequence[Part]) -> Tensor:
-    """A label per decision, 0…n−1 in order of first appearance, of the unit that must stay together.
+    """A label per decision, 0…n−1, of what must stay together: the largest unit of the terms.
 
-    At least a context row, since cutting one only repeats work; episodes joined by a pair stay together.
+    At least a context row, since cutting one only repeats work; episodes joined by a pair stay together too.
     """
     units = {t.info.unit for t in terms}
-    key = "group" if "group" in units else "episode" if units & {"episode", "turn", "pair"} else "context"
-    label = rows.by(key).index
-    if "pair" in units and rows.pairs is not None:
-        label = _join_pairs(rows, label)
-    sequences = rows.by("context")
-    label = sequences.rows(sequences.min(label))
-    _, first_seen = torch.unique(label, return_inverse=True)
-    return first_seen
-
-
-def _join_pairs(rows: Experience, label: Tensor) -> Tensor:
-    """Give episodes that are connected by pairs one label: the smallest, spread until nothing changes."""
-    assert rows.pairs is not None
-    episodes = rows.by("episode")
-    per_episode = episodes.first(label)
-    chosen = torch.searchsorted(episodes.keys, rows.pairs.tensor("chosen"))
-    rejected = torch.searchsorted(episodes.keys, rows.pairs.tensor("rejected"))
+    keys = ["context"]
+    if units & {"episode", "turn", "pair", "group"}:
+        keys.append("group" if "group" in units else "episode")
+    pairs = rows.pairs if "pair" in units else None
+    label = rows.by(keys[-1]).index
     while True:
-        low = torch.minimum(per_episode[chosen], per_episode[rejected])
-        joined = per_episode.scatter_reduce(0, chosen, low, "amin").scatter_reduce(0, rejected, low, "amin")
-        if torch.equal(joined, per_episode):
-            return episodes.rows(joined)
-        per_episode = joined
+        joined = label
+        for key in keys:
+            joined = rows.by(key).rows(rows.by(key).min(joined))
+        joined = joined if pairs is None else _join_pairs(rows, pairs, joined)
+        if torch.equal(joined, label):
+            return Segments(label).index
+        label = joined
+
+
+def _join_pairs(rows: Experience, pairs: Table, label: Tensor) -> Tensor:
+    """Give the two episodes of every pair the smaller of their labels."""
+    episodes = rows.by("episode")
+    per_episode = episodes.min(label)
+    chosen = torch.searchsorted(episodes.keys, pairs.tensor("chosen"))
+    rejected = torch.searchsorted(episodes.keys, pairs.tensor("rejected"))
+    low = torch.minimum(per_episode[chosen], per_episode[rejected])
+    joined = per_episode.scatter_reduce(0, chosen, low, "amin").scatter_reduce(0, rejected, low, "amin")
+    return episodes.rows(joined)
 
 
 def _fill(costs: Sequence[int], limit: int) -> list[int]:
@@ -302,7 +318,7 @@ def _guard(metrics: Mapping[str, float]) -> None:
     for name in ("loss", "gradient_norm"):
         if not math.isfinite(metrics[name]):
             raise Diverged(f"Stopped: {name} is {metrics[name]}; the weights of the last good step are kept.")
-    if metrics.get("ratio_max", 1.0) >= math.exp(LOG_RATIO_LIMIT):
+    if metrics.get("ratio_max", 1.0) >= math.exp(LOG_RATIO_LIMIT - 1e-3):
         raise Diverged(
             "Stopped: the policy has moved e²⁰-fold on some decision; the last good weights are kept."
         )

@@ -68,7 +68,6 @@ class Attention(nn.Module):
         super().__init__()
         width, size = config.width, config.head_dim
         self.index, self.head_dim, self.window = index, size, config.windows[index]
-        self.grouped = config.heads != config.kv_heads
         self.q_proj = nn.Linear(width, config.heads * size, bias=config.qkv_bias)
         self.k_proj = nn.Linear(width, config.kv_heads * size, bias=config.qkv_bias)
         self.v_proj = nn.Linear(width, config.kv_heads * size, bias=config.qkv_bias)
@@ -89,12 +88,24 @@ class Attention(nn.Module):
         q, k, v = rotate(q, rotation).transpose(1, 2), rotate(k, rotation).transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.append(self.index, k, v)
-        mask = sight.mask(self.window, k.shape[2])
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.grouped
-        )
+        mixed = attend(q, k, v, sight.mask(self.window, k.shape[2]))
         out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(rows, length, -1))
         return out
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention, causal without a mask. Query heads may share key heads; how to say so decides the speed."""
+    rows, heads, length, size = q.shape
+    share = heads // k.shape[1]
+    if share > 1 and length == 1 and mask is not None:
+        # One query a row: the heads that share keys are so many queries of one head.
+        folded = F.scaled_dot_product_attention(q.view(rows, -1, share, size), k, v, attn_mask=mask)
+        return folded.reshape(rows, heads, 1, size)
+    if share > 1 and q.is_cuda:
+        # With `enable_gqa` CUDA falls back to kernels that are three times slower under a mask.
+        k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
+    grouped = k.shape[1] < heads
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import tempfile
@@ -57,8 +58,12 @@ def save_model(
     """Write a folder that transformers opens, all of it or nothing.
 
     `companions` are files to lie beside the weights. An older model there is replaced; other files stay.
+    Adapters of PEFT are merged into a copy, so that the folder stands alone.
     """
     folder = Path(folder)
+    if hasattr(model, "peft_config"):
+        adapted: Any = copy.deepcopy(model)
+        model = adapted.merge_and_unload()
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
         raise PanoplyError(f"{folder} holds other files and no model; give a new or empty folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)

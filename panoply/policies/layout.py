@@ -65,7 +65,7 @@ def lay_out(experience: Experience, *, shared: bool = True, dense: int = 384) ->
     inside = before < prefix[context]
     piece = torch.where(inside, prefix_piece[context], suffix_piece[context])
     column = pieces.column[piece] + before - pieces.start[piece]
-    return _fill(tokens, pieces, context, row[context], column, torch.arange(len(position)))
+    return _fill(tokens, pieces, row[context], column)
 
 
 def _assign(experience: Experience, needed: Tensor, shared: bool, dense: int) -> tuple[Tensor, Tensor]:
@@ -136,10 +136,8 @@ def _cut(needed: Tensor, prefix: Tensor, row: Tensor) -> tuple[_Pieces, Tensor, 
     return pieces, prefix_piece, suffix_piece
 
 
-def _fill(
-    tokens: Ragged, pieces: _Pieces, context: Tensor, row: Tensor, column: Tensor, decision: Tensor
-) -> list[Rows]:
-    """Lay the pieces out, a batch of rows per bucket of lengths."""
+def _fill(tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor) -> list[Rows]:
+    """Lay the pieces out, a batch of rows per bucket of lengths; `row` and `column` are the decisions'."""
     within = torch.arange(int(pieces.length.sum()))
     within -= (pieces.length.cumsum(0) - pieces.length).repeat_interleave(pieces.length)
 
@@ -175,7 +173,7 @@ def _fill(
                     if kind
                     else torch.arange(size[1]).expand(size),
                     (blank - 1).flatten().scatter(0, slot, segment[kept]).view(size) if kind else None,
-                    decision[mine],
+                    mine.nonzero().flatten(),
                     seat[row[mine]] * size[1] + column[mine],
                 )
             )

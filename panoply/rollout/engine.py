@@ -50,7 +50,7 @@ class TextEngine:
         *,
         slots: int = 512,
         prefill_tokens: int = 16384,
-        compact: float = 0.25,
+        compact: float = 0.125,
         patience: int = 1,
     ):
         if min(slots, prefill_tokens, patience) < 1:

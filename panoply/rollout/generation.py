@@ -19,6 +19,8 @@ from panoply.rollout.stops import StopStrings
 
 _AHEAD = 256
 """Cache slots set aside for a turn at first; a longer one makes the cache grow."""
+_GRAIN = 64
+"""On a GPU the number of slots seen is a multiple of this: its attention kernels are planned anew per shape."""
 
 
 class Generation:
@@ -83,7 +85,7 @@ class Generation:
         """Feed every slot's newest token and draw the next. Ended slots repeat themselves, unrecorded."""
         slots = self.slots
         self._reserve(self.reach + 1)
-        self.cache.begin(slots.position[:, None], self.reach)
+        self.cache.begin(slots.position[:, None], self._width())
         hidden = self.model.hidden(slots.token[:, None], slots.position[:, None], cache=self.cache)
         position = slots.position + 1
         drawn = self._draw(self.model.logits(hidden[:, 0]), position)
@@ -230,8 +232,14 @@ class Generation:
         self.slots = self.slots.take(order)
         self._measure()
 
+    def _width(self) -> int:
+        """How many cache slots the step is given to see; those past a row's own are masked."""
+        if self.device.type == "cpu":
+            return self.reach
+        return min(-(-self.reach // _GRAIN) * _GRAIN, self.cache.capacity)
+
     def _measure(self) -> None:
-        """How many cache slots the next step's queries see."""
+        """How far the rows reach: one past the last position of any."""
         self.reach = int(self.slots.position.max()) + 1 if len(self.slots) else 0
 
     def _reserve(self, length: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,13 +11,23 @@ import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
-from panoply.experience import DEMONSTRATION, OPEN, OWN, TERMINATED, Column, Experience, Ragged, Table
+from panoply.experience import (
+    DEMONSTRATION,
+    OPEN,
+    OWN,
+    TERMINATED,
+    TRUNCATED,
+    Column,
+    Experience,
+    Ragged,
+    Segments,
+    Table,
+)
 from panoply.policies.text import TextPolicy
 from panoply.rollout.engine import Request, TextEngine, Turn
-from panoply.rollout.rollouts import Rollouts
 from panoply.rollout.sampling import Sampling
 from panoply.seeds import numpy_rng, stable_hash
-from panoply.worlds.world import Task, TextWorld
+from panoply.worlds.world import Play, Reply, Task, TextWorld
 
 Temperature = float | Callable[[Tensor], Tensor]
 
@@ -58,17 +69,59 @@ class Collector:
             stop_tokens=self.world.stop_tokens,
         )
         first = self.state["episodes"]
-        requests = [
-            Request(t.prompt, [self._draw(first + i * group + g) for g in range(group)], t)
-            for i, t in enumerate(tasks)
-        ]
-        turns: dict[int, list[list[int]]] = defaultdict(list)
+        seeds = [self._draw(first + i) for i in range(len(tasks) * group)]
+        plays = [self.world.play(task) for task in tasks for _ in range(group)]
+        played = (
+            self._markov(plays, seeds, sampling)
+            if self.world.markov
+            else self._appended(plays, seeds, sampling)
+        )
+        return self._experience([t for t in tasks for _ in range(group)], group, *played)
 
-        def reply(turn: Turn) -> Sequence[int] | None:
-            turns[turn.row].append(turn.sampled)
-            return self.world.reply(turn.key, turns[turn.row])
+    def _appended(self, plays: list[Play], seeds: list[int], sampling: Sampling) -> Played:
+        """Turns in one context each episode: the world's observations are appended to what came before."""
+        log = _Log(plays)
 
-        return self._experience(tasks, self.engine.generate(requests, sampling, reply, entropy=True))
+        def on_stop(turn: Turn) -> Sequence[int] | None:
+            reply = log.act(turn.row, turn.turn, turn.sampled)
+            return None if reply.done else reply.observation
+
+        starts: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for row, play in enumerate(plays):
+            starts[play.prompt].append(row)
+        requests = [Request(prompt, [seeds[r] for r in rows]) for prompt, rows in starts.items()]
+        order = torch.tensor([r for rows in starts.values() for r in rows])
+        log.rows = order.tolist()
+        rollouts = self.engine.generate(requests, sampling, on_stop, entropy=True)
+        decisions = rollouts.decisions
+        decisions = decisions.plus({"episode": order[decisions.tensor("context")]})
+        return decisions, rollouts.context, log
+
+    def _markov(self, plays: list[Play], seeds: list[int], sampling: Sampling) -> Played:
+        """Turns in contexts of their own: an observation is the whole of the next prompt."""
+        log = _Log(plays)
+        rounds: list[tuple[Table, Table]] = []
+        live, prompts, first = list(range(len(plays))), [p.prompt for p in plays], 0
+        for turn in itertools.count():
+            if not live:
+                break
+            log.rows = live
+            requests = [Request(prompts[r], [stable_hash(seeds[r], turn)]) for r in live]
+            rollouts = self.engine.generate(requests, sampling, entropy=True)
+            decisions, context = rollouts.decisions, rollouts.context
+            row = decisions.tensor("context")
+            moved = {
+                "episode": torch.tensor(live)[row],
+                "turn": torch.full_like(row, turn),
+                "context": row + first,
+            }
+            rounds.append((decisions.plus(moved), context.plus({"prompt": context.tensor("prompt") + first})))
+            first += len(live)
+            replies = [log.act(i, turn, answer) for i, answer in enumerate(rollouts.completions())]
+            for r, reply in zip(live, replies, strict=True):
+                prompts[r] = reply.observation
+            live = [r for r, reply in zip(live, replies, strict=True) if not reply.done]
+        return Table.cat([d for d, _ in rounds]), Table.cat([c for _, c in rounds]), log
 
     def demonstrations(self, tasks: Sequence[Task]) -> Experience:
         """One demonstration a task by the world's careless teacher."""
@@ -101,26 +154,24 @@ class Collector:
 
     # -------------------------------------------------------------- tables
 
-    def _experience(self, tasks: Sequence[Task], rollouts: Rollouts) -> Experience:
-        episode = self._number(len(rollouts))
-        group = self.state["groups"] + rollouts.request
-        self.state["groups"] += len(tasks)
-        row = rollouts.decisions.tensor("context")
-        ids = torch.tensor([t.id for t in tasks])
-        last = rollouts.decisions.tensor("end") != OPEN
-        graded = [
-            self.world.grade(tasks[r], answer)
-            for r, answer in zip(rollouts.request.tolist(), rollouts.completions(), strict=True)
-        ]
+    def _experience(
+        self, tasks: Sequence[Task], group: int, decisions: Table, context: Table, log: _Log
+    ) -> Experience:
+        """Keys, signals and ends for the rows of played episodes, which are numbered 0… in the order of `tasks`."""
+        order = (decisions.tensor("episode") * 2**20 + decisions.tensor("turn")).argsort(stable=True)
+        decisions = decisions.take(order)
+        row, turn = decisions.tensor("episode"), decisions.tensor("turn")
+        episode = self._number(len(tasks))
         columns: dict[str, Column] = {
-            "task": ids[rollouts.request][row],
-            "group": group[row],
+            "task": torch.tensor([t.id for t in tasks])[row],
+            "group": self.state["groups"] + row // group,
             "episode": episode[row],
             "version": torch.full_like(row, self.version),
             "source": torch.full_like(row, OWN),
-            **_on_last(graded, last),
+            **log.columns(row, turn, decisions.tensor("end")),
         }
-        return Experience(rollouts.decisions.plus(columns), rollouts.context)
+        self.state["groups"] += len(tasks) // group
+        return Experience(decisions.plus(columns), context)
 
     def _given(self, tasks: Sequence[Task], answers: Sequence[Sequence[int]]) -> Experience:
         """Foreign episodes: no behaviour log-probability, since no policy of ours took these decisions."""
@@ -161,6 +212,51 @@ class Collector:
 
     def _draw(self, episode: int) -> int:
         return stable_hash("draw", self.seed, self.split, episode)
+
+
+class _Log:
+    """What the world said to each turn of each episode."""
+
+    def __init__(self, plays: list[Play]):
+        self.plays = plays
+        self.rows: list[int] = []
+        """The episode of each of the engine's rows."""
+        self.replies: dict[tuple[int, int], tuple[int, Reply]] = {}
+
+    def act(self, engine_row: int, turn: int, answer: Sequence[int]) -> Reply:
+        row = self.rows[engine_row]
+        before = self.plays[row].state
+        reply = self.plays[row].act(answer)
+        self.replies[row, turn] = (before, reply)
+        return reply
+
+    def columns(self, row: Tensor, turn: Tensor, end: Tensor) -> dict[str, Column]:
+        """`state`, the signals on the last decision of the turn that earned them, and how episodes ended."""
+        turns = Segments(row * 2**20 + turn)
+        found = [self.replies.get(divmod(key, 2**20)) for key in turns.keys.tolist()]
+        last = turns.is_last().nonzero().flatten()
+        names = sorted({name for f in found if f is not None for name in f[1].signals})
+        columns: dict[str, Column] = {
+            "state": turns.rows(torch.tensor([f[0] if f else 0 for f in found], dtype=torch.long)),
+            "end": self._ends(end, row, [f[1] if f else None for f in found], last),
+        }
+        for name in names:
+            column = torch.zeros(len(row))
+            column[last] = torch.tensor([f[1].signals.get(name, 0.0) if f else 0.0 for f in found])
+            columns[f"signal:{name}"] = column
+        return columns
+
+    def _ends(self, end: Tensor, row: Tensor, replies: list[Reply | None], last: Tensor) -> Tensor:
+        """The world's word over the engine's: a turn cut by its length may still end an episode properly."""
+        ends = torch.zeros_like(end)
+        final = Segments(row).is_last()
+        of_turn = torch.tensor([TRUNCATED if r is None or r.truncated else TERMINATED for r in replies])
+        ends[last] = of_turn
+        cut = (end == TRUNCATED) & final
+        return torch.where(cut, TRUNCATED, torch.where(final, ends, OPEN))
+
+
+Played = tuple[Table, Table, _Log]
 
 
 def _on_last(graded: Sequence[dict[str, float]], last: Tensor) -> dict[str, Any]:

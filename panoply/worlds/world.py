@@ -35,6 +35,41 @@ class Task:
         return tuple(self.data.get("given", ()))
 
 
+@dataclass(frozen=True)
+class Reply:
+    """What a world answers to a turn of the policy."""
+
+    signals: Mapping[str, float]
+    """What the turn earned. `success` belongs to the turn that decides it."""
+    observation: tuple[int, ...] = ()
+    """What the policy sees next; context, not decisions."""
+    done: bool = True
+    truncated: bool = False
+    """Ended by a limit of the world's and not by what was done."""
+
+
+class Play(ABC):
+    """One episode under way. `state` is a hash of the world's own state, by which recurring states are found."""
+
+    def __init__(self, prompt: Sequence[int], state: int = 0):
+        self.prompt, self.state = tuple(prompt), state
+
+    @abstractmethod
+    def act(self, answer: Sequence[int]) -> Reply:
+        """Take the policy's turn, and move `state` to what it is after it."""
+
+
+class OneTurn(Play):
+    """A question, an answer, a grade."""
+
+    def __init__(self, world: TextWorld, task: Task):
+        super().__init__(task.prompt, task.id)
+        self.world, self.task = world, task
+
+    def act(self, answer: Sequence[int]) -> Reply:
+        return Reply(self.world.grade(self.task, answer))
+
+
 class TextWorld(ABC):
     """Problems in tokens with a verifier. A world is a frozen dataclass whose fields are its options."""
 
@@ -42,6 +77,8 @@ class TextWorld(ABC):
     """What a method may ask for beside tasks and grades: `reference` (gold answers), `teacher`, `hint`."""
     preset: ClassVar[str] = "tiny"
     """The hyper-parameters, by name, that suit a model of this world's size."""
+    markov: ClassVar[bool] = False
+    """Whether an observation is the whole next prompt. Otherwise it is appended to what came before."""
     step_tokens: ClassVar[int] = 1
     """Tokens of one step of a reference answer. Hints give whole steps."""
 
@@ -91,9 +128,9 @@ class TextWorld(ABC):
         gold = self.gold(task)
         return [[], gold[:-1], [*gold, *gold[-1:]]]
 
-    def reply(self, task: Task, turns: Sequence[Sequence[int]]) -> list[int] | None:
-        """What the world says after these turns of the policy; none ends the episode."""
-        return None
+    def play(self, task: Task) -> Play:
+        """A fresh episode of a task. Worlds of several turns give their own."""
+        return OneTurn(self, task)
 
     def held_out(self, n: int) -> list[Task]:
         """The first `n` different problems of the test split."""

@@ -196,3 +196,25 @@ def test_errors_are_sentences() -> None:
         model.score(experience([(0, [3])]))
     with pytest.raises(PanoplyError, match="14 tokens, the model only 12"):
         TextPolicy.fresh(DecoderConfig(12, width=8, layers=1, heads=1), TOKENIZER)
+
+
+def test_a_context_may_end_inside_the_shared_prefix() -> None:
+    model, data = policy(), experience([(12, [5, 6, 4])], inside=True)
+    short = (data["context"] == 0) & (data["position"] > 1)
+    part = data.take(~short)
+    with torch.no_grad():
+        torch.testing.assert_close(model.score(part)["logp"], by_hand(model, part), atol=1e-5, rtol=1e-5)
+
+
+def test_an_adapter_scores_learns_alone_and_is_merged_when_saved(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    plain, data = policy(), experience(RAGGED)
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    adapted = TextPolicy(peft.get_peft_model(policy().model, lora), TOKENIZER)
+    scores = adapted.score(data)["logp"]
+    assert not torch.allclose(scores, plain.score(data)["logp"], atol=1e-3)
+    assert len(list(adapted.parameters())) == 2 * 2 * CONFIG.layers
+    adapted.save(tmp_path / "m")
+    torch.testing.assert_close(
+        TextPolicy.load(tmp_path / "m").score(data)["logp"], scores, atol=1e-5, rtol=1e-5
+    )

@@ -239,7 +239,10 @@ def test_facts() -> None:
     assert (world.preset, world.max_tokens, world.stop_tokens) == ("tiny", 19, (world.tokenizer.eos_id,))
     model = DecoderConfig(**world.default_model())
     assert (model.vocab_size, model.width, model.inner, model.tied) == (14, 64, 192, True)
-    assert world.reply(world.task("train", 0), [[1, 2]]) is None
+    task = world.task("train", 0)
+    reply = world.play(task).act(world.gold(task))
+    assert reply.done
+    assert reply.signals["success"] == 1
     assert world.render(task_of(world, SHORT), tokens(world, "+47*24$")) == "3+4*2= → +47*24$"
 
 
