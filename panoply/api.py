@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from panoply.checkpoint import Checkpoint
-from panoply.errors import PanoplyError
-from panoply.planning import Plan, make_plan
+from panoply import registry
+from panoply.checkpoint import Checkpoint, DiskError, clear_errors
+from panoply.errors import PanoplyError, unknown
+from panoply.planning import Plan, _world_options, make_plan
 from panoply.run import Run, model_folder
 
 if TYPE_CHECKING:
     from panoply.evaluation.held_out import Evaluation
     from panoply.policies.text import TextPolicy
     from panoply.progress import Progress
+    from panoply.worlds.world import TextWorld
 
 SLOT_NAMES = (
     "sample",
@@ -45,6 +48,10 @@ class Trained:
 
     def policy(self) -> TextPolicy:
         return load_policy(self.run)
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C during a run: says how to go on with it."""
 
 
 def plan(method: str, world: str = "chain", **choices: Any) -> Plan:
@@ -78,23 +85,49 @@ def train(
         return _resume(Path(resume), watching)
     if method is None:
         raise PanoplyError("Name a method to train, or a run to resume.")
+    if isinstance(method, Plan):
+        if choices or from_scratch:
+            raise PanoplyError("A plan is complete: make its choices with panoply.plan.")
+        return _train(method, _new_run(method, run), watching)
     if from_scratch:
-        assert not isinstance(method, Plan)
+        if choices.get("model") is not None:
+            raise PanoplyError("--from-scratch makes the model to start from: leave --model out.")
+        plan(method, world, **{**choices, "model": "fresh"})
         choices["model"] = str(_warm_start(world, run, watching, choices))
-    made = method if isinstance(method, Plan) else plan(method, world, **choices)
-    return _train(made, Run.create(made, run), watching)
+    made = plan(method, world, **choices)
+    return _train(made, _new_run(made, run), watching)
+
+
+def _new_run(made: Plan, folder: str | Path | None) -> Run:
+    """A run folder, once what can be checked without one has been: the model's folder and the sinks."""
+    from panoply.policies.build import model_source
+    from panoply.sinks import check_sinks
+
+    check_sinks(made.options.sinks)
+    model_source(made.options.model, made.world())
+    return Run.create(_rooted(made), folder)
+
+
+def _rooted(made: Plan) -> Plan:
+    """The plan with the folders it names as absolute paths, so that it can be resumed from anywhere."""
+    paths = {
+        name: os.path.abspath(source)
+        for name in ("model", "reference")
+        if os.path.isdir(source := getattr(made.options, name)) and source not in ("start", "fresh", "none")
+    }
+    return dataclasses.replace(made, options=dataclasses.replace(made.options, **paths))
 
 
 def _resume(folder: Path, progress: Progress) -> Trained:
     run = Run.open(folder)
-    result = run.result()
-    if result is not None and not result.get("diverged"):
+    if run.status() == "finished":
         raise PanoplyError(f"The run {folder} is finished: there is nothing to resume.")
+    made = run.plan()
     run.acquire()
-    return _train(run.plan(), run, progress)
+    return _train(made, run, progress, new=False)
 
 
-def _train(made: Plan, run: Run, progress: Progress) -> Trained:
+def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Trained:
     from panoply.loops.dataset import dataset
     from panoply.loops.job import Job
     from panoply.loops.learner import Diverged
@@ -109,8 +142,14 @@ def _train(made: Plan, run: Run, progress: Progress) -> Trained:
         result = job.finish()
     except Diverged as error:
         assert job is not None
-        job.save_last_good(str(error))
-        raise PanoplyError(f"{error} Run folder: {run.folder}") from error
+        kept = job.save_last_good(str(error))
+        raise PanoplyError(f"{error} {run.folder} holds the state of step {kept}.") from error
+    except PanoplyError as error:
+        if new and not isinstance(error, DiskError):
+            run.discard()
+        raise
+    except KeyboardInterrupt:
+        raise Stopped(f"stopped; go on with panoply train --resume {run.folder}") from None
     finally:
         if job is not None:
             job.close()
@@ -127,7 +166,7 @@ def _warm_start(world: str, run: str | Path | None, progress: Progress, choices:
     )
     progress.say(f"Imitating the teacher of {world} for {made.options.steps} steps to make the warm start.")
     folder = Path(f"{run}-start") if run else None
-    return last_model(_train(made, Run.create(made, folder), progress).run)
+    return last_model(_train(made, _new_run(made, folder), progress).run)
 
 
 def last_model(run: str | Path) -> Path:
@@ -156,29 +195,57 @@ def evaluate(
     temperature: float = 1.0,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
+    watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Held-out success of a run or model folder: greedy, sampled, and unbiased pass@k."""
+    """Held-out success of a run or model folder: greedy, sampled, and unbiased pass@k.
+
+    settings   of the world, such as `{"world.operations": 8}`, over those a run was trained with
+    watch      is told how many of all answers have been written
+    """
     from panoply.evaluation import held_out
     from panoply.policies.build import open_policy
 
+    _at_least("problems", problems, 1)
+    _at_least("attempts", attempts, 1)
+    _at_least("temperature", temperature, 0)
+    for k in ks:
+        _at_least("k", k, 1)
+        if k > attempts:
+            raise PanoplyError(f"pass@{k} needs at least {k} attempts a problem; there are {attempts}.")
     built = _world(source, world, settings or {})
     policy = open_policy(str(source), built, seed)
     return held_out.evaluate(
-        built, policy, problems, attempts=attempts, ks=ks, temperature=temperature, seed=seed
+        built, policy, problems, attempts=attempts, ks=ks, temperature=temperature, seed=seed, watch=watch
     )
 
 
-def _world(source: str | Path, name: str | None, settings: Mapping[str, Any]) -> Any:
-    """The world named, or the one a run was trained on."""
+def _at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise PanoplyError(f"{name} must be at least {least:g}, not {value:g}.")
+
+
+def _world(source: str | Path, name: str | None, settings: Mapping[str, Any]) -> TextWorld:
+    """The world named, or the one a run was trained on, with settings over it."""
+    for path in settings:
+        if not path.startswith("world."):
+            raise PanoplyError(
+                f"An evaluation has only settings of the world, such as world.x=1, not '{path}'."
+            )
+    known: Mapping[str, Any] = {}
     if name is None:
         try:
-            run = Run.open(source)
+            made = Run.open(source).plan()
         except PanoplyError as error:
+            if os.path.exists(os.path.join(source, "run.json")):
+                raise
             raise PanoplyError(
                 f"{source} is not a run: name the world to evaluate it on with --world."
             ) from error
-        return run.plan().world()
-    return make_plan("sft", name, settings=settings).world()
+        name, known = made.world_id, made.world_options
+    given = {path.removeprefix("world."): value for path, value in settings.items()}
+    entry = registry.find("world", name)
+    built: TextWorld = entry.build(**{**known, **_world_options(entry, given)})
+    return built
 
 
 def sample(
@@ -195,15 +262,22 @@ def sample(
     from panoply.rollout.sampling import Sampling
     from panoply.seeds import stable_hash
 
+    _at_least("n", n, 1)
+    _at_least("temperature", temperature, 0)
+    _at_least("max_tokens", max_tokens, 1)
     policy = load_policy(source)
     tokens = policy.tokenizer.encode(prompt)
     if not tokens:
         raise PanoplyError("The prompt is empty.")
     eos = policy.tokenizer.eos_id
     room = policy.context_length - len(tokens)
+    if room < 1:
+        raise PanoplyError(
+            f"The prompt of {len(tokens)} tokens leaves no room in the model's context of {policy.context_length}."
+        )
     sampling = Sampling(
         temperature=temperature,
-        max_tokens=max(1, min(max_tokens, room)),
+        max_tokens=min(max_tokens, room),
         stop_tokens=() if eos is None else (eos,),
     )
     seeds = [stable_hash("sample", seed, i) for i in range(n)]
@@ -213,6 +287,8 @@ def sample(
 
 def export(source: str | Path, folder: str | Path, *, which: str = "best") -> Path:
     """Copy a run's model (its `best` or `last` checkpoint) to a Hugging Face folder that transformers opens."""
+    if which not in ("best", "last"):
+        raise unknown("checkpoint", which, ("best", "last"))
     target = Path(folder)
     if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
         raise PanoplyError(f"{target} is not empty: name another folder.")
@@ -222,12 +298,9 @@ def export(source: str | Path, folder: str | Path, *, which: str = "best") -> Pa
         raise PanoplyError(f"The run {source} has no usable checkpoint yet.")
     hidden = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        shutil.copytree(found.model, hidden)
-        if target.exists():
-            target.rmdir()
-        os.replace(hidden, target)
-    except OSError as error:
-        raise PanoplyError(f"Cannot export to {target}: {error.strerror}.") from error
+        with clear_errors(f"export to {target}"):
+            shutil.copytree(found.model, hidden)
+            os.replace(hidden, target)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
     return target

@@ -47,7 +47,7 @@ class clear_errors:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, OSError):
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         elif type(error).__name__ == "SafetensorError":
             full = "No space" in str(error) or "os error 28" in str(error)
         else:

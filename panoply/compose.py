@@ -48,12 +48,12 @@ def borrow(method: Method, slot: str, source: str, preset: str | None = None) ->
     if slot not in method.slot_of:
         raise unknown(f"slot of the {method.regime} regime", slot, method.slot_of)
     kind = method.slot_of[slot]
-    if source in registry.parts(kind):
-        made = registry.find_part(kind, source)()
-        return method.but(**{slot: (made,) if method.several(slot) else made})
-    known = {*registry.parts(kind), *(e.name for e in registry.entries("method"))}
-    if source.split("@")[0] not in known:
-        raise unknown(f"{slot} part or method", source, known)
+    methods = {e.name for e in registry.entries("method")} if source not in registry.parts(kind) else set()
+    known = registry.parts(kind)
+    if source in known:
+        return method.but(**{slot: known[source]()})
+    if source.split("@")[0] not in methods:
+        raise unknown(f"{slot} part or method", source, {*known, *methods})
     lender = resolve(source, preset=preset).method
     if slot not in lender.slot_of:
         raise PanoplyError(
@@ -68,10 +68,11 @@ def assign(method: Method, path: str, value: Any) -> Method:
     if slot not in method.slot_of:
         raise unknown(f"slot of the {method.regime} regime", slot, method.slot_of)
     held = method.slots()[slot]
+    if not rest:
+        empty = isinstance(held, tuple) and str(value).lower() == "none"
+        return method.but(**{slot: ()}) if empty else borrow(method, slot, str(value))
     if isinstance(held, tuple):
         return method.but(**{slot: _assign_several(method, slot, held, rest, value)})
-    if not rest:
-        return borrow(method, slot, str(value))
     return method.but(**{slot: _assign_part(slot, held, rest, value)})
 
 
@@ -123,4 +124,7 @@ def method_from_json(data: Mapping[str, Any]) -> Method:
     for name in slots:
         if name not in REGIMES[regime].slot_of:
             raise unknown(f"slot of the {regime} regime", name, REGIMES[regime].slot_of)
+    missing = [s for s in REGIMES[regime].slot_of if s not in slots and not REGIMES[regime].several(s)]
+    if missing:
+        raise PanoplyError(f"A method of the {regime} regime has a slot '{missing[0]}', and none is given.")
     return REGIMES[regime](**{name: registry.value_from_json(value) for name, value in slots.items()})

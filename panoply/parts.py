@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from panoply.errors import PanoplyError, unknown
-from panoply.experience import Unit
+from panoply.experience import STREAMS, Unit
 
 SLOTS = (
     "sample",
@@ -34,6 +34,8 @@ SLOTS = (
     "schedule",
 )
 """The questions a method answers, and the schedules that numbers in the answers may follow."""
+
+UNITS: tuple[Unit, ...] = typing.get_args(Unit)
 
 Finding = tuple[str, str]
 """A hyper-parameter's name and the reason why it has no effect or cannot be."""
@@ -143,12 +145,23 @@ def part(
     prepare   detached numbers of the whole mini-batch at current weights, at the price of one more forward pass
     inert, impossible   `(part, method) → (setting, reason)…`: settings without effect, or that cannot be
     """
-    if slot not in SLOTS:
-        raise unknown("slot", slot, SLOTS)
+    for kind, given, known in (("slot", slot, SLOTS), ("unit", unit, UNITS), ("stream", stream, STREAMS)):
+        if given not in known:
+            raise unknown(kind, given, known)
 
     def register(function: Callable[..., Any]) -> Callable[..., Part]:
         name = function.__name__.rstrip("_")
         keywords = [p for p in inspect.signature(function).parameters.values() if p.kind == p.KEYWORD_ONLY]
+        for p in keywords:
+            if p.annotation is p.empty:
+                raise PanoplyError(
+                    f"The setting '{p.name}' of {slot}.{name} has no type: write one after a colon."
+                )
+        taken = _PARTS[slot].get(name)
+        if taken is not None and taken.__module__ != function.__module__:
+            raise PanoplyError(
+                f"'{slot}.{name}' is registered twice, by {taken.__module__} and {function.__module__}."
+            )
         fields = [
             (p.name, Any) if p.default is p.empty else (p.name, Any, dataclasses.field(default=p.default))
             for p in keywords

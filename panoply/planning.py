@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,8 +18,6 @@ from panoply.regimes import Dataset, Method, OnPolicy
 
 if TYPE_CHECKING:
     from panoply.worlds.world import TextWorld
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,7 @@ class Options:
     sinks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        hints = {"seed": int, "steps": int, "minutes": float | None, "model": str, "reference": str, "device": str,
-                 "dtype": Literal[DTYPES], "threads": int, "micro_tokens": int, "evaluate_every": int, "held_out": int,
-                 "checkpoint_every": int, "keep": int, "episodes_every": int, "sinks": tuple[str, ...]}  # fmt: skip
-        for name, annotation in hints.items():
+        for name, annotation in typing.get_type_hints(Options).items():
             object.__setattr__(self, name, check(f"run.{name}", getattr(self, name), annotation))
         least = {"steps": 1, "threads": 0, "micro_tokens": 1, "held_out": 1, "checkpoint_every": 1, "keep": 1}
         for name, bound in (least | {"evaluate_every": 0, "episodes_every": 0}).items():
@@ -95,7 +91,7 @@ class Plan:
             method.pop("id"),
             compose.method_from_json(method),
             world.pop("id"),
-            world,
+            _world_options(registry.find("world", data["world"]["id"]), world),
             Options(**options),
             frozenset(data.get("chosen", ())),
             tuple(data.get("plugins", ())),
@@ -130,18 +126,15 @@ def make_plan(
     for plugin in plugins:
         registry.load_plugin(plugin)
     world_entry = registry.find("world", world)
-    preset = preset or getattr(world_entry.build, "preset", None)
     given = dict(settings or {})
     of_world = _split(given, "world.")
     of_run = _split(given, "run.")
     entry = registry.find("method", method)
-    of_preset = _preset(
-        entry, preset, explicit=preset is not None and preset != getattr(world_entry.build, "preset", None)
-    )
-    resolved = compose.resolve(
-        method, preset=preset if of_preset is not None else None, slots=slots, settings=given
-    )
-    run_defaults = {k.removeprefix("run."): v for k, v in (of_preset or {}).items() if k.startswith("run.")}
+    if preset not in (None, "published", *entry.presets):
+        raise unknown(f"preset of {entry.name}", str(preset), [*entry.presets, "published"])
+    preset = preset or getattr(world_entry.build, "preset", "published")
+    resolved = compose.resolve(method, preset=preset, slots=slots, settings=given)
+    run_defaults = _split(dict(entry.presets.get(preset, {})), "run.")
     chosen_options = {k: v for k, v in options.items() if v is not None}
     plan = Plan(
         resolved.id,
@@ -161,20 +154,7 @@ def _split(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {k.removeprefix(prefix): settings.pop(k) for k in list(settings) if k.startswith(prefix)}
 
 
-def _preset(entry: registry.Entry, name: str | None, *, explicit: bool) -> Mapping[str, Any] | None:
-    """The preset of that name; a method without it runs as published, unless the user asked for it."""
-    if name in (None, "published"):
-        return None
-    if name not in entry.presets:
-        if explicit:
-            raise unknown(f"preset of {entry.name}", str(name), [*entry.presets, "published"])
-        return None
-    return entry.presets[name]
-
-
 def _world_options(entry: registry.Entry, settings: Mapping[str, Any]) -> dict[str, Any]:
-    import typing
-
     hints = typing.get_type_hints(entry.build)
     known = {f.name for f in dataclasses.fields(entry.build)}  # type: ignore[arg-type]
     found = {}
@@ -182,19 +162,18 @@ def _world_options(entry: registry.Entry, settings: Mapping[str, Any]) -> dict[s
         if name not in known:
             raise unknown(f"setting of world {entry.name}", name, known)
         found[name] = registry.parse(f"world.{name}", value, hints[name]) if isinstance(value, str) else value
-    entry.build(**found)
-    return found
+    built = entry.build(**found)
+    return {name: getattr(built, name) for name in found}
 
 
 def _options(settings: Mapping[str, Any]) -> Options:
     fields = {f.name: f for f in dataclasses.fields(Options)}
-    kinds = {"int": int, "float | None": float | None, "str": str}
+    hints = typing.get_type_hints(Options)
     found = {}
     for name, value in settings.items():
         if name not in fields:
             raise unknown("run setting", name, fields)
-        kind = kinds.get(str(fields[name].type), str)
-        found[name] = registry.parse(f"run.{name}", value, kind) if isinstance(value, str) else value
+        found[name] = registry.parse(f"run.{name}", value, hints[name]) if isinstance(value, str) else value
     return Options(**found)
 
 
@@ -213,7 +192,7 @@ def check_plan(plan: Plan) -> None:
         )
     unknown_snapshots = [s for s in snapshots if s not in ("reference", "old")]
     if unknown_snapshots:
-        raise unknown("snapshot", unknown_snapshots[0], ("behaviour", "reference", "old"))
+        raise unknown("snapshot", unknown_snapshots[0], ("reference", "old"))
     if "reference" not in snapshots and "run.reference" in plan.chosen and options.reference != "none":
         raise PanoplyError(
             "--reference has no effect: no part of this method compares the policy with a reference."

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, RenderableType
     from rich.live import Live
 
     from panoply.evaluation.held_out import Evaluation
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from panoply.loops.job import Job
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
+CURVE = ("success", "reward", "accuracy", "loss")
+"""What the curve shows: the first of these that a step's record has."""
 
 
 class Progress:
@@ -25,6 +28,8 @@ class Progress:
     def start(self, job: Job) -> None: ...
 
     def step(self, job: Job, record: Mapping[str, Any], experience: Experience) -> None: ...
+
+    def evaluating(self, job: Job, done: int, total: int) -> None: ...
 
     def evaluated(self, job: Job, found: Evaluation) -> None: ...
 
@@ -41,46 +46,74 @@ class Lines(Progress):
         self._next = 0.0
 
     def step(self, job: Job, record: Mapping[str, Any], experience: Experience) -> None:
-        due = time.monotonic() >= self._next or job.step == job.plan.options.steps
-        if due:
-            self._next = time.monotonic() + self.every
+        if self._due() or job.step == job.plan.options.steps:
             print(summary(job, record), file=sys.stderr, flush=True)
+
+    def evaluating(self, job: Job, done: int, total: int) -> None:
+        if done and self._due():
+            print(f"evaluating  {done}/{total} held-out answers", file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
+
+    def _due(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self.every
+        return True
 
 
 class Panel(Progress):
     """A live panel: progress bar, learning curve, held-out success, and what the policy writes."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console
         self._live: Live | None = None
-        self._curve: list[float] = []
-        self._answers: list[tuple[bool, str]] = []
-        self._held_out = ""
-        self._record: Mapping[str, Any] = {}
 
     def start(self, job: Job) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._curve = [float(r.get("success", r.get("loss", 0.0))) for r in job.run.metrics()]
-        self._live = Live(console=Console(stderr=True), refresh_per_second=8, transient=True)
+        self.close()
+        records = job.run.metrics()
+        self._record: Mapping[str, Any] = records[-1] if records else {}
+        self._shown = next((name for name in CURVE if name in self._record), "")
+        self._curve = [float(r.get(self._shown) or 0.0) for r in records]
+        self._held_out = [
+            (int(r["step"]), float(r["held_out_greedy"]), float(r["held_out_sampled"]))
+            for r in records
+            if "held_out_sampled" in r
+        ]
+        if job.before:
+            self._held_out.insert(0, (0, job.before["greedy"], job.before["sampled"]))
+        self._answers: list[tuple[bool, str]] = []
+        self._evaluating: tuple[int, int] | None = None
+        self._live = Live(console=self._console or Console(stderr=True), auto_refresh=False)
         self._live.start()
+        self._next = 0.0
+
+    def evaluating(self, job: Job, done: int, total: int) -> None:
+        self._evaluating = (done, total)
+        self._refresh(job)
 
     def evaluated(self, job: Job, found: Evaluation) -> None:
-        self._held_out = f"step {job.step}: greedy {found.greedy:.2f}, sampled {found.sampled:.2f}"
+        self._evaluating = None
+        self._held_out.append((job.step, found.greedy, found.sampled))
+        self._refresh(job)
 
     def step(self, job: Job, record: Mapping[str, Any], experience: Experience) -> None:
         self._record = record
-        self._curve.append(float(record.get("success", record.get("loss", 0.0))))
-        if self._live is not None:
+        self._shown = self._shown or next((name for name in CURVE if name in record), "")
+        self._curve.append(float(record.get(self._shown, 0.0)))
+        last = job.step == job.plan.options.steps
+        if last or time.monotonic() >= self._next:
             self._answers = answers(job, experience)
-            self._live.update(self._render(job))
+            self._refresh(job)
 
     def say(self, text: str) -> None:
         if self._live is not None:
-            self._live.console.print(text)
+            self._live.console.print(text, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
@@ -89,48 +122,99 @@ class Panel(Progress):
             self._live.stop()
             self._live = None
 
-    def _render(self, job: Job) -> Group:
+    def _refresh(self, job: Job) -> None:
+        if self._live is not None:
+            self._next = time.monotonic() + 0.1
+            size = self._live.console.size
+            self._live.update(self._render(job, size.width, size.height), refresh=True)
+
+    def _render(self, job: Job, width: int, height: int) -> RenderableType:
         from rich.console import Group
         from rich.panel import Panel as Box
+        from rich.text import Text
+
+        width = max(20, min(100, width))
+        inner = width - 4
+        rows = max(2, min(8, height - 16))
+        shown = max(0, min(5, height - rows - 9))
+        pieces: list[RenderableType] = [self._bar(job, inner)]
+        if self._curve:
+            title = {"success": "success of the training batch"}.get(
+                self._shown, f"{self._shown} of the training batch"
+            )
+            pieces += [Text(""), Text(title, style="bold", no_wrap=True, overflow="ellipsis")]
+            first = job.step - len(self._curve) + 1
+            lines = plot(self._curve, inner, rows, first)
+            pieces.append(Text("\n".join(lines), style="cyan", no_wrap=True, overflow="crop"))
+        pieces += [Text(""), self._held_out_line()]
+        if self._answers and shown:
+            pieces.append(Text(""))
+            for good, text in self._answers[:shown]:
+                line = Text(no_wrap=True, overflow="ellipsis")
+                line.append("✓ " if good else "✗ ", style="green" if good else "red").append(text)
+                pieces.append(line)
+        title = f"{job.plan.method_id} on {job.plan.world_id}, seed {job.plan.options.seed}"
+        return Box(Group(*pieces), title=title, width=width)
+
+    def _bar(self, job: Job, width: int) -> RenderableType:
+        from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.text import Text
 
-        chart = Text("\n".join(plot(self._curve, width=64, height=6)), style="cyan")
-        shown = Text()
-        for good, text in self._answers:
-            shown.append("✓ " if good else "✗ ", style="green" if good else "red").append(text + "\n")
-        bar = ProgressBar(total=job.plan.options.steps, completed=job.step, width=64)
-        inside = Group(
-            Text(summary(job, self._record)),
-            bar,
-            Text(""),
-            chart,
-            Text(f"held out  {self._held_out}", style="bold"),
-            Text(""),
-            shown,
-        )
-        title = f"{job.plan.method_id} on {job.plan.world_id}, seed {job.plan.options.seed}"
-        return Group(Box(inside, title=title, width=76))
+        if self._evaluating is None:
+            done, total, label = job.step, job.plan.options.steps, summary(job, self._record)
+        else:
+            done, total = self._evaluating
+            label = f"step {job.step}/{job.plan.options.steps}  evaluating on held-out problems, {done}/{total} answers"
+        line = Text(label, no_wrap=True, overflow="ellipsis")
+        return Group(line, ProgressBar(total=max(1, total), completed=done, width=width))
+
+    def _held_out_line(self) -> RenderableType:
+        from rich.text import Text
+
+        if not self._held_out:
+            return Text("held-out success  not yet measured", style="dim")
+        (_, greedy0, sampled0), (step, greedy, sampled) = self._held_out[0], self._held_out[-1]
+        line = Text(no_wrap=True, overflow="ellipsis").append("held-out success", style="bold")
+        if len(self._held_out) == 1:
+            return line.append(f"  greedy {greedy:.2f}  sampled {sampled:.2f}  (step {step})")
+        line.append(f"  greedy {greedy0:.2f} → {greedy:.2f}  sampled {sampled0:.2f} → {sampled:.2f}")
+        return line.append(f"  (step {step})", style="dim")
 
 
 def default() -> Progress:
     return Panel() if sys.stderr.isatty() else Lines()
 
 
+@contextmanager
+def bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar in a terminal, nothing elsewhere; tell it how much is done of how much."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    with Bars(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
 def summary(job: Job, record: Mapping[str, Any]) -> str:
     """One line about a step."""
-    shown = {
-        "success": "success",
-        "reward": "reward",
-        "loss": "loss",
-        "entropy": "entropy",
-        "accuracy": "accuracy",
-    }
-    words = [f"{label} {record[name]:.3f}" for name, label in shown.items() if name in record]
-    if "held_out_sampled" in record:
+    words = [f"step {job.step}/{job.plan.options.steps}"]
+    names = ("success", "reward", "loss", "entropy", "accuracy")
+    if record.get("success") == record.get("reward"):
+        names = ("success", "loss", "entropy", "accuracy")
+    words += [f"{name} {record[name]:.3f}" for name in names if record.get(name) is not None]
+    if record.get("held_out_sampled") is not None:
         words.append(f"held out {record['held_out_sampled']:.3f}")
-    left = (job.plan.options.steps - job.step) * job.seconds / max(1, job.step)
-    return f"step {job.step}/{job.plan.options.steps}  {'  '.join(words)}  {job.seconds:.0f} s, {left:.0f} s left"
+    if job.step:
+        left = (job.plan.options.steps - job.step) * job.seconds / job.step
+        if job.plan.options.minutes is not None:
+            left = min(left, max(0.0, job.plan.options.minutes * 60 - job.seconds))
+        words.append(f"{job.seconds:.0f} s, {left:.0f} s left")
+    return "  ".join(words)
 
 
 def answers(job: Job, experience: Experience, most: int = 5) -> list[tuple[bool, str]]:
@@ -142,24 +226,36 @@ def answers(job: Job, experience: Experience, most: int = 5) -> list[tuple[bool,
     rows = episodes.first(experience["context"])[:most].tolist()
     tokens = experience.context.ragged("tokens")
     texts = [job.policy.tokenizer.decode(tokens[row].tolist()) for row in rows]
-    return [(g > 0, t[:60]) for g, t in zip(good, texts, strict=True)]
+    return [(g > 0, " ".join(t.split())[:200]) for g, t in zip(good, texts, strict=True)]
 
 
-def plot(values: Sequence[float], width: int, height: int) -> list[str]:
-    """A curve in block characters, newest at the right, with its lowest and highest value at the left."""
+def plot(values: Sequence[float], width: int, height: int, first: int = 1) -> list[str]:
+    """A curve in block characters, with its bounds at the left and its first and last step below.
+
+    Where there are more values than columns, a column is the mean of its values; where there are fewer, a value is
+    as many columns wide as fit.
+    """
     if not values:
         return []
-    width -= 8
-    if len(values) > width:
-        edges = [round(i * len(values) / width) for i in range(width + 1)]
+    last = first + len(values) - 1
+    room = max(1, width - 7)
+    if len(values) > room:
+        edges = [round(i * len(values) / room) for i in range(room + 1)]
         values = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    else:
+        values = [v for v in values for _ in range(min(4, room // len(values)))]
     low, high = min(0.0, *values), max(1e-9, *values)
-    if 0.5 < high <= 1.0:
+    if 0.1 < high <= 1.0:
         high = 1.0
     levels = [(v - low) / (high - low) * height * 8 for v in values]
     rows = []
     for row in range(height - 1, -1, -1):
         cells = "".join(BLOCKS[round(min(8, max(0, level - row * 8)))] for level in levels)
-        label = f"{high:7.2f}" if row == height - 1 else f"{low:7.2f}" if row == 0 else " " * 7
-        rows.append(f"{label} {cells}")
+        label = f"{high:5.3g}" if row == height - 1 else f"{low:5.3g}" if row == 0 else " " * 5
+        rows.append(f"{label[:5]} ┤{cells}")
+    ends = f"step {first}"
+    right = str(last)
+    if len(values) > len(ends) + len(right) + 1:
+        ends = ends + right.rjust(len(values) - len(ends))
+    rows.append(f"{'':6} {ends}"[:width])
     return rows

@@ -23,7 +23,9 @@ class Method:
 
     def __post_init__(self) -> None:
         for name, value in self.slots().items():
-            for held in value if isinstance(value, tuple) else (value,):
+            if isinstance(value, Part) and self.several(name):
+                object.__setattr__(self, name, (value,))
+            for held in value if isinstance(value, tuple) and self.several(name) else (value,):
                 if not isinstance(held, Part) or held.info.slot != self.slot_of[name]:
                     given = held.info.id if isinstance(held, Part) else repr(held)
                     raise PanoplyError(f"The slot '{name}' takes a {self.slot_of[name]} part, not {given}.")
@@ -31,9 +33,10 @@ class Method:
     def slots(self) -> dict[str, Part | tuple[Part, ...]]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
-    def several(self, slot: str) -> bool:
+    @classmethod
+    def several(cls, slot: str) -> bool:
         """Whether a slot holds any number of parts."""
-        return isinstance(self.slots()[slot], tuple)
+        return str(cls.__dataclass_fields__[slot].type).startswith("tuple")
 
     def parts(self) -> Iterator[tuple[str, Part]]:
         """Every part with its path: `credit`, `regularise.kl`, …"""
@@ -70,13 +73,12 @@ class Method:
     def diff(self, other: Method) -> list[tuple[str, str | None, str | None]]:
         """Paths at which two methods differ, with both values (None where absent)."""
         mine, theirs = self.settings(), other.settings()
-        paths = [*mine, *(p for p in theirs if p not in mine)]
+        paths = [p for p in {**mine, **theirs} if p not in mine or p not in theirs or mine[p] != theirs[p]]
 
         def shown(settings: dict[str, Any], path: str) -> str | None:
             return show_value(settings[path]) if path in settings else None
 
-        rows = ((p, shown(mine, p), shown(theirs, p)) for p in paths)
-        return [row for row in rows if row[1] != row[2]]
+        return [(p, shown(mine, p), shown(theirs, p)) for p in paths]
 
     def to_json(self) -> dict[str, Any]:
         slots = {
@@ -151,6 +153,11 @@ class Dataset(Method):
         "reduce": "reduce",
         "update": "update",
     }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.losses:
+            raise PanoplyError("A dataset method needs at least one loss.")
 
     def terms(self) -> list[Part]:
         return list(self.losses)

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_origin
 
 from panoply import parts as part_module
 from panoply.errors import PanoplyError, unknown
@@ -156,10 +156,13 @@ def part_from_json(data: Mapping[str, Any]) -> Part:
     settings = dict(data)
     slot, _, name = str(settings.pop("part")).partition(".")
     cls = find_part(slot, name)
-    return cls(**{k: value_from_json(v, cls.annotations().get(k)) for k, v in settings.items()})
+    for setting in settings:
+        if setting not in cls.annotations():
+            raise unknown(f"setting of {cls.info.id}", setting, cls.annotations())
+    return cls(**{k: value_from_json(v) for k, v in settings.items()})
 
 
-def value_from_json(value: Any, annotation: Any = None) -> Any:
+def value_from_json(value: Any) -> Any:
     if isinstance(value, Mapping) and "part" in value:
         return part_from_json(value)
     if isinstance(value, list):
@@ -177,7 +180,7 @@ def parse(where: str, text: str, annotation: Any) -> Any:
             guesses.append(number(word))
         except ValueError:
             continue
-    if "," in word:
+    if "," in word or any(get_origin(option) is tuple for option in options(annotation)):
         guesses.append(tuple(value_from_json(yaml_value(w)) for w in word.split(",")))
     guesses.append(word)
     for option in options(annotation):
@@ -186,7 +189,8 @@ def parse(where: str, text: str, annotation: Any) -> Any:
             if fits:
                 return coerced
         if option is Part:
-            return find_part(where.rsplit(".", 1)[-1], word)()
+            slot = where.rsplit(".", 1)[-1]
+            return find_part(slot if slot in SLOTS else "schedule", word)()
     return part_module.check(where, guesses[0], annotation)
 
 
@@ -238,6 +242,7 @@ def _load_entry_points() -> None:
             try:
                 point.load()
             except Exception as error:
+                _loaded_entry_points.discard(point.name)
                 raise PanoplyError(
                     f"The installed plug-in '{point.name}' cannot be loaded: {error}."
                 ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,12 +19,14 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    def __init__(self, run: Run):
+    """Event files in the run folder. A resumed run takes back the steps it makes again."""
+
+    def __init__(self, run: Run, step: int):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise needs_extra("tensorboard", "tensorboard", "The sink 'tensorboard'") from error
-        self._writer = SummaryWriter(str(run.folder / "tensorboard"))
+        self._writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=step + 1 if step else None)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         for name, value in metrics.items():
@@ -36,13 +39,20 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    def __init__(self, run: Run):
+    """A W&B run with the folder's name and a fixed id, so that a resumed run goes on in the same one."""
+
+    def __init__(self, run: Run, step: int):
         try:
             import wandb
         except ImportError as error:
             raise needs_extra("wandb", "wandb", "The sink 'wandb'") from error
         self._run = wandb.init(
-            project="panoply", name=run.folder.name, dir=str(run.folder), config=run.config
+            project="panoply",
+            id=f"{run.folder.name}-{run.config['hash']}",
+            name=run.folder.name,
+            dir=str(run.folder),
+            config=run.config,
+            resume="allow",
         )
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -52,11 +62,19 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-SINKS: dict[str, Callable[[Run], Sink]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+SINKS: dict[str, Callable[[Run, int], Sink]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
-def open_sinks(names: Sequence[str], run: Run) -> list[Sink]:
+def check_sinks(names: Sequence[str]) -> None:
+    """Refuse a sink that does not exist or is not installed, before anything is made or computed."""
     for name in names:
         if name not in SINKS:
             raise unknown("sink", name, SINKS)
-    return [SINKS[name](run) for name in names]
+        if importlib.util.find_spec(name) is None:
+            raise needs_extra(name, name, f"The sink '{name}'")
+
+
+def open_sinks(names: Sequence[str], run: Run, step: int = 0) -> list[Sink]:
+    """The sinks of a run that goes on after `step`."""
+    check_sinks(names)
+    return [SINKS[name](run, step) for name in names]

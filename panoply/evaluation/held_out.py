@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from panoply.errors import PanoplyError
 from panoply.evaluation.pass_at_k import mean_pass_at_k, wilson
 from panoply.experience import Segments
 from panoply.policies.text import TextPolicy
 from panoply.rollout.text import Collector
 from panoply.worlds.world import Task, TextWorld
+
+ROWS = 512
+"""Answers written at a time."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,23 @@ def evaluate(
     temperature: float = 1.0,
     seed: int = 0,
     shown: int = 4,
+    watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Greedy success, and sampled success over `attempts` a problem with the unbiased pass@k."""
+    """Greedy success, and sampled success over `attempts` a problem with the unbiased pass@k.
+
+    watch   is told now and then how many of all answers have been written
+    """
     tasks = world.held_out(problems)
-    greedy, texts = _successes(world, policy, tasks, 1, 0.0, seed, shown)
-    sampled, _ = _successes(world, policy, tasks, attempts, temperature, seed, 0)
+    total, done = problems * (1 + attempts), 0
+
+    def tick(answers: int) -> None:
+        nonlocal done
+        done += answers
+        watch(done, total)
+
+    watch(0, total)
+    greedy, texts = _successes(world, policy, tasks, 1, 0.0, seed, shown, tick)
+    sampled, _ = _successes(world, policy, tasks, attempts, temperature, seed, 0, tick)
     return Evaluation(
         problems,
         attempts,
@@ -69,13 +85,26 @@ def _successes(
     temperature: float,
     seed: int,
     shown: int,
+    tick: Callable[[int], None],
 ) -> tuple[list[int], list[str]]:
-    """How many of a task's attempts succeeded, and some answers as text."""
+    """How many of a task's attempts succeeded, and some answers as text.
+
+    Some hundred answers at a time: the draws belong to the episodes, so they do not depend on it.
+    """
     collector = Collector(world, policy, seed, split="test")
-    experience = collector.episodes(tasks, attempts, temperature=temperature)
-    groups = Segments(experience["group"])
-    counts = groups.sum(experience["signal:success"]).round().long().tolist()
-    tokens = experience.context.ragged("tokens")
-    rows = experience.by("episode").first(experience["context"])[: shown * attempts : attempts].tolist()
-    texts = [world.render(t, tokens[r].tolist()[len(t.prompt) :]) for t, r in zip(tasks, rows, strict=False)]
+    counts: list[int] = []
+    texts: list[str] = []
+    size = max(1, ROWS // attempts)
+    for some in (tasks[i : i + size] for i in range(0, len(tasks), size)):
+        experience = collector.episodes(some, attempts, temperature=temperature)
+        if "signal:success" not in experience:
+            raise PanoplyError(
+                f"The world {world.name} grades answers without 'success', so none can be measured."
+            )
+        counts += Segments(experience["group"]).sum(experience["signal:success"]).round().long().tolist()
+        tokens = experience.context.ragged("tokens")
+        rows = experience.by("episode").first(experience["context"])[::attempts].tolist()
+        for task, row in zip(some[: max(0, shown - len(texts))], rows, strict=False):
+            texts.append(world.render(task, tokens[row].tolist()[len(task.prompt) :]))
+        tick(len(some) * attempts)
     return counts, texts

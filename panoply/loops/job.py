@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import resource
 import sys
 import time
@@ -32,11 +33,14 @@ AGREEMENT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
 class Job:
     def __init__(self, plan: Plan, run: Run, progress: Progress):
         options = plan.options
+        self._threads = torch.get_num_threads()
         if options.threads:
             torch.set_num_threads(options.threads)
         self.plan, self.run, self.progress, self.method = plan, run, progress, plan.method
         self.world = plan.world()
-        self.policy = open_policy(options.model, self.world, options.seed, options.device, options.dtype)
+        self._found = run.latest(progress.say)
+        source = options.model if self._found is None else str(self._found.model)
+        self.policy = open_policy(source, self.world, options.seed, options.device, options.dtype)
         self.collect = Collector(self.world, self.policy, options.seed)
         self.learner = Learner(
             self.policy, self.method, total_steps=options.steps, micro_tokens=options.micro_tokens
@@ -50,9 +54,12 @@ class Job:
         self.best = {"step": 0, "success": -1.0}
         self.before: dict[str, Any] = {}
         self.after: dict[str, Any] = {}
-        self.sinks: list[Sink] = open_sinks(options.sinks, run)
+        self.sinks: list[Sink] = []
         self._phases: dict[str, float] = {}
         self._started = time.monotonic()
+        self._moves = 0
+        self._at_start: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        self.learner.optimiser.register_step_post_hook(self._moved)
 
     # -------------------------------------------------------------- parts
 
@@ -74,26 +81,35 @@ class Job:
 
     def begin(self) -> None:
         """Go on from the newest usable checkpoint, or evaluate and store the starting point."""
-        found = self.run.latest(self.progress.say)
-        if found is None:
-            self.run.rewind(-1)
-            self._evaluate()
-            self.before = self.after
-            self._save()
+        found = self._found
+        if found is not None:
+            self._load(found)
+            checkpoint.set_aside(self.run.checkpoints, after=self.step)
+        elif checkpoint.listed(self.run.checkpoints):
+            raise PanoplyError(
+                f"No checkpoint of {self.run.folder} is usable, so there is nothing to resume from. They were left "
+                "as they are: restore one, or start a new run."
+            )
+        self.run.rewind(self.step if found else -1)
+        self.sinks = open_sinks(self.plan.options.sinks, self.run, self.step)
+        self.progress.start(self)
+        if found is not None:
+            self.progress.say(f"Resuming {self.run.folder} at step {self.step} of {self.plan.options.steps}.")
             return
-        self._load(found)
-        self.run.rewind(self.step)
-        self.progress.say(f"Resuming {self.run.folder} at step {self.step} of {self.plan.options.steps}.")
+        self._evaluate()
+        self.before = self.after
+        self._save()
 
     def steps(self) -> Iterator[int]:
         """The steps left in the budget."""
         limit = self.plan.options.minutes
         self._started = time.monotonic() - self.seconds
-        self.progress.start(self)
         while self.step < self.plan.options.steps:
             if limit is not None and time.monotonic() - self._started > limit * 60:
                 self.progress.say(f"Stopped after {limit:g} minutes.")
                 break
+            self._moves = 0
+            self._at_start = copy.deepcopy((self.collect.state, self.states))
             yield self.step
 
     def finish_step(self, experience: Experience, metrics: Mapping[str, float]) -> None:
@@ -103,16 +119,18 @@ class Job:
         self.seconds = time.monotonic() - self._started
         self.collect.version = self.step
         last = self.step == options.steps
+        evaluated = last or bool(options.evaluate_every and self.step % options.evaluate_every == 0)
         record: dict[str, Any] = {"step": self.step, "seconds": round(self.seconds, 3)}
         record |= describe(experience) | dict(metrics) | self._speed(experience)
-        if last or (options.evaluate_every and self.step % options.evaluate_every == 0):
+        if evaluated:
             record |= self._evaluate()
         if options.episodes_every and (last or self.step % options.episodes_every == 0):
             self.run.log_episodes(sampled_episodes(self, experience))
         self.run.log(record)
         for sink in self.sinks:
             sink.log(self.step, record)
-        if last or self.step % options.checkpoint_every == 0:
+        best = evaluated and self.best["step"] == self.step
+        if last or best or self.step % options.checkpoint_every == 0:
             self._save()
         self.progress.step(self, record, experience)
 
@@ -128,29 +146,50 @@ class Job:
             "before": self.before,
             "after": self.after,
             "best_step": self.best["step"],
+            "threads": torch.get_num_threads(),
             "fingerprint": self.policy.fingerprint(),
         }
         self.run.finish(result)
         self.close()
         return result
 
-    def save_last_good(self, why: str) -> None:
-        """After a divergence: keep the weights as they were before the bad step, and say so in the result."""
-        self._save()
-        self.run.finish({"diverged": why, "steps": self.step, "before": self.before, "after": self.after})
+    def save_last_good(self, why: str) -> int:
+        """After a divergence: keep the newest state that still makes sense, note it in the result, return its step.
+
+        That is the state before the bad step, where no weight has moved in it and the policy still speaks; a number
+        that is not finite then came from elsewhere, such as a reward. Otherwise it is the newest checkpoint from
+        which the next step was sound: one of the very step that failed is set aside.
+        """
+        if self._moves == 0 and self._speaks():
+            self.collect.state, self.states = copy.deepcopy(self._at_start)
+            self._save()
+            kept = self.step
+        else:
+            if self._moves == 0 and any(c.step < self.step for c in checkpoint.listed(self.run.checkpoints)):
+                checkpoint.set_aside(self.run.checkpoints, after=self.step - 1)
+            newest = self.run.latest()
+            kept = newest.step if newest else 0
+        self.run.finish({"diverged": why, "steps": kept, "before": self.before, "after": self.after})
+        return kept
 
     def close(self) -> None:
         for sink in self.sinks:
             sink.close()
+        self.sinks = []
         self.progress.close()
         self.run.release()
+        torch.set_num_threads(self._threads)
 
     # -------------------------------------------------------------- pieces
 
     def _evaluate(self) -> dict[str, float]:
         with self.phase("evaluate"):
             found: Evaluation = evaluate(
-                self.world, self.policy, self.plan.options.held_out, seed=self.plan.options.seed
+                self.world,
+                self.policy,
+                self.plan.options.held_out,
+                seed=self.plan.options.seed,
+                watch=lambda done, total: self.progress.evaluating(self, done, total),
             )
         if found.sampled > self.best["success"]:
             self.best = {"step": self.step, "success": found.sampled}
@@ -168,6 +207,19 @@ class Job:
             "peak_memory_mb": peak_memory(),
         }
 
+    def _moved(self, *_: Any) -> None:
+        self._moves += 1
+
+    def _speaks(self) -> bool:
+        """Whether the policy still gives finite log-probabilities to what it writes."""
+        probe = Collector(self.world, self.policy, self.plan.options.seed, split="test")
+        try:
+            found = probe.episodes([self.world.task("test", i) for i in range(8)])
+            scored = self.policy.score(found)["logp"]
+        except (PanoplyError, RuntimeError):
+            return False
+        return bool(torch.isfinite(scored).all() and torch.isfinite(found["logp"]).all())
+
     def _save(self) -> None:
         options = self.plan.options
         plain, tensors = _split_tensors(self.states)
@@ -182,16 +234,17 @@ class Job:
             "after": self.after,
             "threads": torch.get_num_threads(),
         }
+        self.run.sync()
         checkpoint.save(
             self.run.checkpoints, self.step, self.policy.save, state, {**self.learner.state(), **tensors}
         )
         checkpoint.prune(self.run.checkpoints, options.keep, int(self.best["step"]))
 
     def _load(self, found: checkpoint.Checkpoint) -> None:
+        """All but the weights, with which the policy was opened."""
         state, tensors = found.state(), found.tensors()
         if state["threads"] != torch.get_num_threads():
             torch.set_num_threads(state["threads"])
-        self.policy.load_weights(found.model)
         self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith("part:")})
         self.states = _join_tensors(state["parts"], tensors)
         self.step = self.collect.version = state["step"]

@@ -93,7 +93,11 @@ class Learner:
     def _active(self, step: int) -> list[_Active]:
         """The terms whose weight is not 0 at this step."""
         weights = [at(t.settings().get("weight", 1.0), step, self.total_steps) for t in self.terms]
-        return [_Active(t, f"weight:{i}", w) for i, (t, w) in enumerate(zip(self.terms, weights, strict=True)) if w]
+        return [
+            _Active(t, f"weight:{i}", w)
+            for i, (t, w) in enumerate(zip(self.terms, weights, strict=True))
+            if w
+        ]
 
     def _with_weights(self, experience: Experience, active: Sequence[_Active]) -> Experience:
         """Add each term's weights, normalised once over the mini-batch by its stream's own count."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from panoply.experience import Experience, Segments
@@ -25,11 +26,16 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
         return []
     if held.baseline == "leave_one_out":
         return [("baseline", "leave_one_out needs another episode in the group, and sample.group is 1")]
-    return (
-        [("baseline", "a group of one episode is its own mean, so every advantage is 0 (sample.group is 1)")]
-        if (held.baseline != "none")
-        else []
-    )
+    if held.baseline != "none":
+        return [
+            (
+                "baseline",
+                "a group of one episode is its own baseline, so every advantage is 0 (sample.group is 1)",
+            )
+        ]
+    if held.scale == "std":
+        return [("scale", "a group of one episode has no standard deviation (sample.group is 1)")]
+    return []
 
 
 def _equation(held: Part) -> str:
@@ -55,10 +61,10 @@ def group(
     """
     returns, groups = episode_returns(experience)
     advantage = centre(returns, groups, baseline)
-    if scale == "std":
-        advantage = advantage / (groups.rows(groups.std(returns)) + epsilon)
-    elif scale == "batch_std":
-        advantage = advantage / (returns.std() + epsilon)
+    if scale != "none":
+        peers = groups if scale == "std" else Segments(torch.zeros_like(groups.index))
+        advantage = advantage / (peers.rows(peers.std(returns)) + epsilon)
+        advantage = advantage.masked_fill(peers.rows(peers.constant(returns)), 0.0)
     if baseline != "none":
         advantage = advantage.masked_fill(groups.rows(groups.constant(returns)), 0.0)
     return experience.by("episode").rows(advantage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from panoply.experience import Experience, Segments
@@ -40,4 +39,4 @@ def sequence_sum(experience: Experience, mask: Tensor) -> Tensor:
 def constant(experience: Experience, mask: Tensor, *, length: int = 1024) -> Tensor:
     """1/(E·L) with a fixed L: unbiased by length (Dr. GRPO, arXiv 2503.20783)."""
     _, lengths = _episodes(experience, mask)
-    return mask.float() / ((lengths > 0).sum().clamp(min=1) * torch.tensor(float(length)))
+    return mask.float() / ((lengths > 0).sum().clamp(min=1) * length)

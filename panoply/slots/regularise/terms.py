@@ -39,7 +39,7 @@ def _kl_inert(held: Any, method: Any) -> list[Finding]:
 
 
 def _kl_needs(held: Any) -> frozenset[str]:
-    return frozenset() if held.weight == 0 else frozenset({f"logp@{held.to}"})
+    return frozenset() if held.weight == 0 or held.to == "behaviour" else frozenset({f"logp@{held.to}"})
 
 
 @part("regularise", equation=_kl_equation, needs=_kl_needs, inert=_kl_inert)

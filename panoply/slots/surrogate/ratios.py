@@ -40,12 +40,19 @@ def ratio(batch: Batch, *, against: str = "behaviour") -> Values:
 
 def _clip_inert(held: Any, method: Any) -> list[Finding]:
     update = method.update.settings()
-    if update.get("epochs", 1) * update.get("minibatches", 1) > 1 or held.against != "behaviour":
-        return []
+    moved = update.get("epochs", 1) * update.get("minibatches", 1) > 1
+    if moved or held.against not in ("behaviour", "old"):
+        return [] if held.kind == "min" else [("dual", f"kind={held.kind} never falls below dual·A")]
     reason = (
         "with one epoch and one mini-batch the ratio stays at 1 (raise update.epochs or update.minibatches)"
     )
     return [(name, reason) for name in ("low", "high", "dual", "kind")]
+
+
+def _clip_impossible(held: Any, method: Any) -> list[Finding]:
+    if held.dual is not None and held.dual <= 1:
+        return [("dual", "a floor c·A with c ≤ 1 would lie above what it bounds")]
+    return []
 
 
 def _clip_equation(held: Any) -> str:
@@ -59,7 +66,14 @@ def _clip_equation(held: Any) -> str:
     return form[held.kind] + dual
 
 
-@part("surrogate", equation=_clip_equation, idle="advantage", needs=_needs, inert=_clip_inert)
+@part(
+    "surrogate",
+    equation=_clip_equation,
+    idle="advantage",
+    needs=_needs,
+    inert=_clip_inert,
+    impossible=_clip_impossible,
+)
 def clip(
     batch: Batch,
     *,
