@@ -27,7 +27,7 @@ from panoply.policies.text import TextPolicy
 from panoply.rollout.engine import Request, TextEngine, Turn
 from panoply.rollout.sampling import Sampling
 from panoply.seeds import numpy_rng, stable_hash
-from panoply.worlds.world import Play, Reply, Task, TextWorld
+from panoply.worlds.world import Lesson, Play, Reply, Task, TextWorld
 
 Temperature = float | Callable[[Tensor], Tensor]
 
@@ -127,28 +127,28 @@ class Collector:
         """One demonstration a task by the world's careless teacher."""
         first = self.state["episodes"]
         rngs = (numpy_rng("teacher", self.seed, first + i) for i in range(len(tasks)))
-        return self._given(
-            tasks, [self.world.demonstrate(t, rng) for t, rng in zip(tasks, rngs, strict=True)]
-        )
+        return self._given(tasks, [self.world.lessons(t, rng) for t, rng in zip(tasks, rngs, strict=True)])
 
     def teacher_pairs(self, tasks: Sequence[Task], tries: int = 64) -> Experience:
         """For each task the reference answer, preferred to a demonstration that the verifier refuses.
 
         A task on which the teacher does not err in `tries` demonstrations is left out.
         """
-        first, doubled, answers = self.state["episodes"], [], []
+        first = self.state["episodes"]
+        doubled: list[Task] = []
+        lessons: list[list[Lesson]] = []
         for i, task in enumerate(tasks):
             rng = numpy_rng("teacher", self.seed, first + i)
             attempts = (self.world.demonstrate(task, rng) for _ in range(tries))
             wrong = next((a for a in attempts if not self.world.grade(task, a)["success"]), None)
             if wrong is not None:
                 doubled += [task, task]
-                answers += [self.world.gold(task), wrong]
+                lessons += [[(task.prompt, self.world.gold(task))], [(task.prompt, wrong)]]
         if not doubled:
             raise PanoplyError(
                 f"The teacher of {self.world.name} made no mistakes, so there are no pairs to learn from."
             )
-        experience = self._given(doubled, answers)
+        experience = self._given(doubled, lessons)
         chosen = torch.arange(first, first + len(doubled), 2)
         return experience.with_pairs(Table({"chosen": chosen, "rejected": chosen + 1}))
 
@@ -173,37 +173,36 @@ class Collector:
         self.state["groups"] += len(tasks) // group
         return Experience(decisions.plus(columns), context)
 
-    def _given(self, tasks: Sequence[Task], answers: Sequence[Sequence[int]]) -> Experience:
+    def _given(self, tasks: Sequence[Task], lessons: Sequence[Sequence[Lesson]]) -> Experience:
         """Foreign episodes: no behaviour log-probability, since no policy of ours took these decisions."""
-        episode = self._number(len(tasks))
-        prompts = {task.prompt: i for i, task in enumerate(tasks)}
-        lengths = torch.tensor([len(a) for a in answers])
-        shared = torch.tensor([len(t.prompt) for t in tasks])
-        row = torch.arange(len(tasks)).repeat_interleave(lengths)
-        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        inside = torch.arange(len(row)) - offsets[row]
-        last = inside == lengths[row] - 1
-        graded = [self.world.grade(t, a) for t, a in zip(tasks, answers, strict=True)]
+        flat = [(i, turn, *lesson) for i, turns in enumerate(lessons) for turn, lesson in enumerate(turns)]
+        prompts: dict[tuple[int, ...], int] = {}
+        prompt = torch.tensor([prompts.setdefault(p, len(prompts)) for _, _, p, _ in flat])
+        shared = torch.tensor([len(p) for _, _, p, _ in flat])
+        lengths = torch.tensor([len(answer) for *_, answer in flat])
+        row = torch.arange(len(flat)).repeat_interleave(lengths)
+        inside = torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row]
+        played, turn = torch.tensor([[i, t] for i, t, _, _ in flat]).T
+        last = Segments(played[row]).is_last()
+        same = {task.id: i for i, task in reversed(list(enumerate(tasks)))}
         decisions: dict[str, Column] = {
-            "task": torch.tensor([t.id for t in tasks])[row],
-            "group": (self.state["groups"] + torch.tensor([prompts[t.prompt] for t in tasks]))[row],
-            "episode": episode[row],
-            "turn": torch.zeros_like(row),
+            "task": torch.tensor([t.id for t in tasks])[played][row],
+            "group": (self.state["groups"] + torch.tensor([same[t.id] for t in tasks]))[played][row],
+            "episode": self._number(len(tasks))[played][row],
+            "turn": turn[row],
             "version": torch.full_like(row, self.version),
             "context": row,
             "position": shared[row] + inside,
-            "action": torch.tensor([token for a in answers for token in a]),
+            "action": torch.tensor([token for *_, answer in flat for token in answer]),
             "source": torch.full_like(row, DEMONSTRATION),
             "end": torch.where(last, TERMINATED, OPEN),
-            **_on_last(graded, last),
         }
+        if all(len(turns) == 1 for turns in lessons):
+            graded = [self.world.grade(t, turns[0][1]) for t, turns in zip(tasks, lessons, strict=True)]
+            decisions |= _on_last(graded, last)
         self.state["groups"] += len(tasks)
-        context: dict[str, Column] = {
-            "tokens": Ragged.from_lists([[*t.prompt, *a] for t, a in zip(tasks, answers, strict=True)]),
-            "prompt": torch.tensor([prompts[t.prompt] for t in tasks]),
-            "shared": shared,
-        }
-        return Experience(Table(decisions), Table(context))
+        tokens = Ragged.from_lists([[*p, *answer] for _, _, p, answer in flat])
+        return Experience(Table(decisions), Table({"tokens": tokens, "prompt": prompt, "shared": shared}))
 
     def _number(self, episodes: int) -> Tensor:
         first = self.state["episodes"]

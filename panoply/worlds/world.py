@@ -15,6 +15,8 @@ from panoply.errors import PanoplyError
 from panoply.parts import check
 from panoply.policies.tokenizer import Tokenizer
 
+Lesson = tuple[tuple[int, ...], list[int]]
+"""A prompt and an answer to imitate."""
 SPLITS = ("train", "test")
 """No problem is in both."""
 
@@ -122,6 +124,19 @@ class TextWorld(ABC):
     def demonstrate(self, task: Task, rng: np.random.Generator) -> list[int]:
         """The answer of a careless teacher, who has the skill but not the habit."""
         raise PanoplyError(f"{self.name} has no teacher.")
+
+    def lessons(self, task: Task, rng: np.random.Generator) -> list[Lesson]:
+        """What imitation learns of a task: prompts, and what the teacher says to them.
+
+        In a world of several turns the teacher *plays* carefully and *says* carelessly, or the late turns would
+        never be seen.
+        """
+        return [(task.prompt, self.demonstrate(task, rng))]
+
+    def expert(self, play: Play) -> list[int]:
+        """The right answer in an episode as it stands."""
+        assert isinstance(play, OneTurn)
+        return self.gold(play.task)
 
     def mistakes(self, task: Task) -> list[list[int]]:
         """Answers the verifier must refuse: nothing at all, the reference without its end, and with two."""

@@ -60,7 +60,7 @@ def test_the_teacher_at_the_ends_of_slip(slip: float) -> None:
 
 def test_the_teacher_is_right_as_often_as_the_docstring_says() -> None:
     rng = np.random.default_rng(0)
-    for slip, strict, final in [(0.7, 0.21, 0.32), (1.0, 0.15, 0.23)]:
+    for slip, strict, final in [(0.7, 0.29, 0.37), (1.0, 0.20, 0.26)]:
         world = Chain(slip=slip)
         tasks = [world.task("train", index) for index in range(4000)]
         grades = [world.grade(task, world.demonstrate(task, rng)) for task in tasks]
@@ -107,8 +107,8 @@ def test_a_token_outside_the_alphabet_is_not_skipped() -> None:
 
 def test_tasks_are_the_same_in_every_process() -> None:
     train, test = Chain().task("train", 0), Chain().task("test", 12345)
-    assert (train.data["problem"], train.id, train.level) == ("4+6+9+3+8+1+1=", 8933333069830425005, 0)
-    assert (test.data["problem"], test.id, test.level) == ("4*2*8*3*9+7*7=", 1272409545957289120, 5)
+    assert (train.data["problem"], train.id, train.level) == ("9+0+7+9+3+0+7=", 113269405118429194, 0)
+    assert (test.data["problem"], test.id, test.level) == ("5+5+9+1+5*7+8=", 6653126903152420784, 1)
     assert train.prompt == tuple(Chain().tokenizer.encode(train.data["problem"]))
 
 
@@ -121,7 +121,7 @@ def test_train_and_test_never_meet() -> None:
 
 
 def test_problems_are_spread_evenly() -> None:
-    world = Chain()
+    world = Chain(levels=(0, 6))
     problems = [world.task("train", index).data["problem"] for index in range(7_000)]
     levels = np.bincount([p.count("*") for p in problems], minlength=7)
     assert levels.tolist() == pytest.approx([1000] * 7, rel=0.15)

@@ -29,8 +29,8 @@ class Chain(TextWorld):
 
     Each step of the answer restates the operation and its operand and gives the running result. The careless
     teacher does `*` as `+`, so a model that imitates it can multiply but mostly does not. With the defaults
-    21 % of the teacher's answers are right; if it always slips, as a perfect imitator decoded greedily does,
-    15 %. By the last digit alone (`strict` off) that would be 32 % and 23 %: a wrong chain ends
+    29 % of the teacher's answers are right; a teacher that always slips, as a perfect imitator does when decoded
+    greedily, has 20 %. By the last digit alone (`strict` off) that would be 37 % and 26 %: a wrong chain ends
     right about one time in ten, and such luck would be rewarded like skill.
     """
 
