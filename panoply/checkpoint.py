@@ -102,7 +102,7 @@ class Checkpoint:
 def save(
     folder: Path,
     step: int,
-    save_model: Callable[[Path], None],
+    save_models: Callable[[Path], None],
     state: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
 ) -> Checkpoint:
@@ -115,7 +115,7 @@ def save(
         with clear_errors(f"save the checkpoint of step {step}"):
             shutil.rmtree(hidden, ignore_errors=True)
             hidden.mkdir(parents=True)
-            save_model(hidden / "model")
+            save_models(hidden)
             save_file({k: v.contiguous() for k, v in tensors.items()}, hidden / "state.safetensors")
             (hidden / "state.json").write_text(json.dumps(state))
             files = sorted(p for p in hidden.rglob("*") if p.is_file())

@@ -202,6 +202,14 @@ class Segments:
         mark[self._row(first=False)] = True
         return mark
 
+    def grid(self) -> Tensor:
+        """Row numbers [segments, longest], each segment's rows in order, −1 after its end."""
+        order = self.index.argsort(stable=True)
+        within = torch.arange(len(order), device=order.device) - (self.count.cumsum(0) - self.count)[self.index[order]]
+        grid = torch.full((len(self), int(self.count.max())), -1, device=order.device)
+        grid[self.index[order], within] = order
+        return grid
+
     def _row(self, *, first: bool) -> Tensor:
         at = torch.arange(len(self.index), device=self.index.device)
         return self.min(at) if first else self.max(at)

@@ -31,6 +31,7 @@ SLOTS = (
     "update",
     "data",
     "loss",
+    "model",
     "schedule",
 )
 """The questions a method answers, and the schedules that numbers in the answers may follow."""

@@ -120,10 +120,12 @@ class OnPolicy(Method):
     update: Part
     select: tuple[Part, ...] = ()
     regularise: tuple[Part, ...] = ()
+    models: tuple[Part, ...] = ()
 
     regime: ClassVar[str] = "on_policy"
     slot_of: ClassVar[dict[str, str]] = {
-        s: s for s in ("sample", "reward", "select", "credit", "surrogate", "regularise", "reduce", "update")
+        **{s: s for s in ("sample", "reward", "select", "credit", "surrogate", "regularise", "reduce", "update")},
+        "models": "model",
     }
 
     def terms(self) -> list[Part]:
@@ -167,6 +169,21 @@ class Dataset(Method):
         average = self.reduce.equation() if first.info.unit == "decision" else f"mean over {first.info.unit}s"
         more = "".join(f" + {show_value(t.settings().get('weight', 1.0))}·{t.equation()}" for t in rest)
         return [f"minimise  {average} [ {first.equation()}{more} ]", f"on        {self.data.equation()}"]
+
+
+@dataclass(frozen=True)
+class Fit(Method):
+    """How a model beside the policy learns from the experience it gets to see."""
+
+    losses: tuple[Part, ...]
+    reduce: Part
+    update: Part
+
+    regime: ClassVar[str] = "fit"
+    slot_of: ClassVar[dict[str, str]] = {"losses": "loss", "reduce": "reduce", "update": "update"}
+
+    def terms(self) -> list[Part]:
+        return list(self.losses)
 
 
 REGIMES: dict[str, type[Method]] = {"on_policy": OnPolicy, "dataset": Dataset}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from panoply.experience import Experience
 from panoply.loops.job import Job
+from panoply.loops.learner import mean_metrics
 from panoply.regimes import Dataset
 from panoply.seeds import torch_rng
 
@@ -17,6 +18,5 @@ def dataset(job: Job) -> None:
             batch = job.snapshots.score(batch)
         with job.phase("learn"):
             order = torch_rng("minibatches", job.plan.options.seed, step)
-            found = [job.learner.step(m, step) for m in job.learner.minibatches(batch, order)]
-            metrics = {name: sum(m.get(name, 0.0) for m in found) / len(found) for name in found[0]}
+            metrics = mean_metrics([job.learner.step(m, step) for m in job.learner.minibatches(batch, order)])
         job.finish_step(batch, metrics)

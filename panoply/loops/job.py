@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from panoply import checkpoint
 from panoply.errors import PanoplyError
 from panoply.evaluation.held_out import Evaluation, evaluate
 from panoply.experience import Experience, Segments
-from panoply.loops.learner import Learner
+from panoply.loops.companions import Companions
+from panoply.loops.learner import Diverged, Learner
 from panoply.parts import Part
 from panoply.planning import Plan
 from panoply.policies.build import open_policy
@@ -28,6 +30,8 @@ from panoply.sinks import Sink, open_sinks
 
 AGREEMENT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
 """The largest mean |Δ log-probability| between sampler and scorer that is rounding and not a fault."""
+GROWTH = 1000.0
+"""How many times the norm of the weights a run started with is divergence and not learning."""
 
 
 class Job:
@@ -46,6 +50,7 @@ class Job:
             self.policy, self.method, total_steps=options.steps, micro_tokens=options.micro_tokens
         )
         self.snapshots = Snapshots(self)
+        self.companions = Companions(self)
         self.states: dict[str, dict[str, Any]] = {
             path: held.info.state() for path, held in self.method.parts() if held.info.state is not None
         }
@@ -57,6 +62,7 @@ class Job:
         self.sinks: list[Sink] = []
         self._phases: dict[str, float] = {}
         self._started = time.monotonic()
+        self._norm = self._weight_norm()
         self._moves = 0
         self._at_start: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         self.learner.optimiser.register_step_post_hook(self._moved)
@@ -115,6 +121,7 @@ class Job:
     def finish_step(self, experience: Experience, metrics: Mapping[str, float]) -> None:
         """Log, evaluate and checkpoint what has become due."""
         options = self.plan.options
+        self._guard_weights()
         self.step += 1
         self.seconds = time.monotonic() - self._started
         self.collect.version = self.step
@@ -207,6 +214,19 @@ class Job:
             "peak_memory_mb": peak_memory(),
         }
 
+    def _guard_weights(self) -> None:
+        """Finite weights can be beyond hope too: a policy of huge ones is uniform, and no loss shows it."""
+        norm = self._weight_norm()
+        if not norm <= GROWTH * max(self._norm, 1e-6):
+            raise Diverged(
+                f"Stopped: in step {self.step + 1} the norm of the weights went from {self._norm:.3g}, where the run "
+                f"started, to {norm:.3g}."
+            )
+
+    def _weight_norm(self) -> float:
+        with torch.no_grad():
+            return float(torch.nn.utils.get_total_norm(list(self.policy.parameters())))
+
     def _moved(self, *_: Any) -> None:
         self._moves += 1
 
@@ -233,22 +253,27 @@ class Job:
             "before": self.before,
             "after": self.after,
             "threads": torch.get_num_threads(),
+            "norm": self._norm,
         }
         self.run.sync()
-        checkpoint.save(
-            self.run.checkpoints, self.step, self.policy.save, state, {**self.learner.state(), **tensors}
-        )
+        tensors |= {**self.learner.state(), **self.companions.state()}
+        checkpoint.save(self.run.checkpoints, self.step, self._save_models, state, tensors)
         checkpoint.prune(self.run.checkpoints, options.keep, int(self.best["step"]))
+
+    def _save_models(self, folder: Path) -> None:
+        self.policy.save(folder / "model")
+        self.companions.save(folder / "models")
 
     def _load(self, found: checkpoint.Checkpoint) -> None:
         """All but the weights, with which the policy was opened."""
         state, tensors = found.state(), found.tensors()
         if state["threads"] != torch.get_num_threads():
             torch.set_num_threads(state["threads"])
-        self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith("part:")})
+        self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith(("part:", "model:"))})
+        self.companions.load(found.folder / "models", tensors)
         self.states = _join_tensors(state["parts"], tensors)
         self.step = self.collect.version = state["step"]
-        self.seconds, self.best = state["seconds"], state["best"]
+        self.seconds, self.best, self._norm = state["seconds"], state["best"], state["norm"]
         self.before, self.after = state["before"], state["after"]
         self.collect.state = state["collector"]
 

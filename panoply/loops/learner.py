@@ -112,7 +112,7 @@ class Learner:
 
     def _loss(self, batch: Batch, active: Sequence[_Active], totals: _Totals) -> Tensor:
         """The weighted sum of the terms, each on the decisions of its own stream."""
-        loss = batch.now["logp"].new_zeros(())
+        loss = next(iter(batch.now.values())).new_zeros(())
         for term, column, weight in active:
             view = batch.of_stream(term.info.stream)
             if _units(view.experience, term.info.unit) == 0:
@@ -187,6 +187,8 @@ class Learner:
 
     def minibatches(self, experience: Experience, generator: torch.Generator) -> Iterator[Experience]:
         """Every epoch, the units in a fresh order, in `minibatches` parts of about equal number."""
+        if len(experience) == 0:
+            return
         for _ in range(self.settings["epochs"]):
             if self.settings["minibatches"] == 1:
                 yield experience
@@ -234,6 +236,13 @@ class Learner:
             fused = self.optimiser.defaults.get("fused")  # whose scalars live beside the parameter
             device = parameter.device if value.dim() or fused else value.device
             self.optimiser.state[parameter][key] = value.clone().to(device)
+
+
+def mean_metrics(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the steps that have it."""
+    names = dict.fromkeys(name for metrics in found for name in metrics)
+    having = {name: [m[name] for m in found if name in m] for name in names}
+    return {name: sum(values) / len(values) for name, values in having.items()}
 
 
 class _Totals:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from panoply.experience import Experience
 from panoply.loops.job import Job, check_agreement
+from panoply.loops.learner import mean_metrics
 from panoply.regimes import OnPolicy
 from panoply.seeds import torch_rng
 
@@ -14,17 +15,22 @@ def on_policy(job: Job) -> None:
     for step in job.steps():
         with job.phase("sample"):
             collected: Experience = job.call("sample", job.collect)
+        with job.phase("score"):
+            collected = job.companions.annotate(job.snapshots.score(collected))
         with job.phase("credit"):
             collected = collected.with_columns(reward=job.call("reward", collected))
             experience = collected
             for part in method.select:
-                experience = experience.take(job.call(f"select.{part.info.name}", experience, part=part))
+                kept = job.call(f"select.{part.info.name}", experience, part=part)
+                experience = kept if isinstance(kept, Experience) else experience.take(kept)
             if len(experience):
-                experience = experience.with_columns(advantage=job.call("credit", experience))
-        with job.phase("score"):
-            experience = job.snapshots.score(experience)
+                credited = job.call("credit", experience)
+                columns = credited if isinstance(credited, dict) else {"advantage": credited}
+                experience = experience.with_columns(**columns)
         with job.phase("learn"):
-            metrics = learn(job, experience, step)
+            metrics = job.companions.fit(experience, step)
+            if step >= job.companions.warmup:
+                metrics |= learn(job, experience, step)
         job.finish_step(collected if len(experience) < len(collected) else experience, metrics)
 
 
@@ -32,13 +38,13 @@ def learn(job: Job, experience: Experience, step: int) -> dict[str, float]:
     """Epochs of mini-batches. Metrics are the mean over them, and of the first one the agreement with the sampler."""
     found: list[dict[str, float]] = []
     order = torch_rng("minibatches", job.plan.options.seed, step)
-    for minibatch in job.learner.minibatches(experience, order) if len(experience) else ():
+    for minibatch in job.learner.minibatches(experience, order):
         found.append(job.learner.step(minibatch, step))
         if len(found) == 1 and "logp_gap" in found[0]:
             check_agreement(job.plan, found[0]["logp_gap"])
     if not found:
         return {"loss": 0.0}
-    metrics = {name: sum(m.get(name, 0.0) for m in found) / len(found) for name in found[0]}
+    metrics = mean_metrics(found)
     metrics["updates"] = len(found)
     if "logp_gap" in found[0]:
         metrics["step0_gap"] = found[0]["logp_gap"]

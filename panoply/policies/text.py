@@ -125,6 +125,16 @@ class TextPolicy:
         back = torch.cat(order).argsort()
         return {name: torch.cat(columns)[back] for name, columns in found.items()}
 
+    def states(self, experience: Experience) -> Tensor:
+        """The last hidden state [decisions, width] that each decision was predicted from."""
+        self._check_length(experience)
+        found, order = [], []
+        for rows in lay_out(experience, shared=self.shared, dense=6 * self.model.config.width):
+            part = rows.to(self.device)
+            found.append(_pick(self.model.hidden(part.tokens, part.positions, part.segments), part.state))
+            order.append(part.decision)
+        return torch.cat(found)[torch.cat(order).argsort()]
+
     def _score_rows(
         self, experience: Experience, decision: Tensor, states: Tensor, entropy: bool
     ) -> dict[str, Tensor]:

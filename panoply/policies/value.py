@@ -1,0 +1,101 @@
+"""A language model that gives a number instead of a token: critics and reward models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from panoply.errors import PanoplyError
+from panoply.experience import Experience
+from panoply.policies.decoder import Decoder, DecoderConfig
+from panoply.policies.folder import read_config, read_weights, weight_files
+from panoply.policies.text import TextPolicy
+from panoply.policies.tokenizer import Tokenizer
+
+HEAD = "score.weight"
+
+
+class ValueModel:
+    """A decoder with one linear output, saved in the layout of transformers' sequence classifiers.
+
+    `score` gives V(s) of the state each decision was taken in; `judge` one number an episode, read after its last
+    decision.
+    """
+
+    def __init__(self, trunk: TextPolicy, head: nn.Linear):
+        if not isinstance(trunk.model, Decoder):
+            raise PanoplyError("Critics and reward models need a Llama, Qwen2, Qwen3 or Mistral layout.")
+        self.trunk, self.head = trunk, head
+
+    @classmethod
+    def of(cls, policy: TextPolicy) -> ValueModel:
+        """The policy's own weights and a head of zeros, so that everything starts at 0. Takes the policy over."""
+        width = policy.model.config.width
+        weight = policy.model.head_weight
+        head = nn.Linear(width, 1, bias=False, device=weight.device, dtype=weight.dtype)
+        nn.init.zeros_(head.weight)
+        return cls(policy, head)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in self.trunk.named_parameters():
+            if not name.startswith("lm_head"):
+                yield name, parameter
+        yield HEAD, self.head.weight
+
+    def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+        """`value` of each decision's state, or where `judged` is needed that of each episode's end."""
+        if "judged" in needs:
+            return {"judged": self.judge(experience)}
+        return {"value": self.head(self.trunk.states(experience))[:, 0].float()}
+
+    def judge(self, experience: Experience) -> Tensor:
+        """One number an episode, in the order of `experience.by("episode")`."""
+        episodes = experience.by("episode")
+        after = experience.take(episodes.last(torch.arange(len(experience), device=episodes.index.device)))
+        after = after.with_columns(position=after["position"] + 1)
+        return self.score(after)["value"]
+
+    def save(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = self.trunk.model.config
+        assert isinstance(config, DecoderConfig)
+        raw = config.to_hf()
+        architecture = raw["architectures"][0].replace("ForCausalLM", "ForSequenceClassification")
+        raw |= {"architectures": [architecture], "num_labels": 1, "tie_word_embeddings": True}
+        raw |= {"id2label": {"0": "score"}, "label2id": {"score": 0}, "pad_token_id": self.trunk.tokenizer.pad_id}
+        weights = {name: p.detach().contiguous() for name, p in self.named_parameters()}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(raw, indent=1))
+        self.trunk.tokenizer.save(folder)
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> ValueModel:
+        folder = Path(folder)
+        raw = read_config(folder)
+        weights = read_weights(weight_files(folder), dtype, device)
+        if HEAD not in weights:
+            raise PanoplyError(f"{folder} is not a reward model or critic: it has no {HEAD}.")
+        head = nn.Linear(weights[HEAD].shape[1], 1, bias=False, device=device, dtype=dtype)
+        with torch.no_grad():
+            head.weight.copy_(weights.pop(HEAD))
+        model = Decoder(DecoderConfig.from_hf({**raw, "tie_word_embeddings": True})).to(device=device, dtype=dtype)
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+        missing = [name for name in missing if not name.startswith("lm_head")]
+        if missing or unexpected:
+            raise PanoplyError(f"{folder} does not fit its config: {(missing + unexpected)[0]} is out of place.")
+        model.tie()
+        return cls(TextPolicy(model.eval(), Tokenizer.load(folder)), head)
+
+    @torch.no_grad()
+    def load_weights(self, folder: str | Path) -> None:
+        saved = dict(ValueModel.load(folder, self.head.weight.dtype, self.head.weight.device).named_parameters())
+        for name, parameter in self.named_parameters():
+            parameter.copy_(saved[name])

@@ -1,0 +1,37 @@
+"""Losses of critics and reward models."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from panoply.batch import Batch, Values
+from panoply.parts import Part, part
+
+
+@part("loss", equation="½·(V − target)²", needs={"value"})
+def squared_value(batch: Batch, *, weight: float | Part = 1.0, clip: float | None = None) -> Values:
+    """Regress a critic on the column `target`.
+
+    clip: the value may not profit from moving further than this from what it was when the experience was
+    annotated (the column `value`): the larger of the two errors counts (PPO's value clipping).
+    """
+    value, target = batch.now["value"], batch["target"]
+    error = (value - target) ** 2
+    stats = {"error": (value.detach() - target).abs(), "value": value.detach()}
+    if clip is not None:
+        near = batch["value"] + (value - batch["value"]).clamp(-clip, clip)
+        error = torch.maximum(error, (near - target) ** 2)
+    return error / 2, stats
+
+
+@part("loss", equation="−log σ(r_chosen − r_rejected)", unit="pair", stream="imitation", needs={"judged"})
+def bradley_terry(batch: Batch, *, weight: float | Part = 1.0, centre: float = 0.0) -> Values:
+    """A reward model's likelihood of the preferences (Bradley & Terry 1952; arXiv 2203.02155).
+
+    centre: weight of (r_chosen + r_rejected)², which keeps rewards around zero.
+    """
+    chosen, rejected = batch.pair_rows(batch.now["judged"])
+    margin = chosen - rejected
+    value = -F.logsigmoid(margin) + centre * (chosen + rejected) ** 2
+    return value, {"margin": margin.detach(), "accuracy": (margin > 0).float()}

@@ -1,0 +1,69 @@
+"""Critics and reward models beside a text policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from panoply.errors import PanoplyError
+from panoply.experience import Column, Experience
+from panoply.loops.companions import Companion
+from panoply.parts import Part, part
+from panoply.regimes import Fit
+from panoply.slots.loss.values import squared_value
+from panoply.slots.reduce.averages import token_mean
+from panoply.slots.update.optimisers import adam
+
+if TYPE_CHECKING:
+    from panoply.loops.job import Job
+
+_LOSS = squared_value(clip=0.2)
+_UPDATE = adam(lr=1e-5)
+
+
+@part("model", equation="V(s), a copy of the policy with a scalar head")
+def critic(job: Job, *, loss: Part = _LOSS, update: Part = _UPDATE, warmup: int = 0) -> Companion:
+    """A token critic: adds the column `value`, and regresses it on `target` (see credit.gae).
+
+    It starts as the policy's start with a head of zeros. warmup: steps in which it learns alone.
+    """
+    from panoply.policies.build import open_policy
+    from panoply.policies.value import ValueModel
+
+    options = job.plan.options
+    trunk = open_policy(options.model, job.world, options.seed, options.device, options.dtype)
+
+    def columns(model: Any, experience: Experience) -> dict[str, Column]:
+        return {"value": model.score(experience)["value"]}
+
+    return Companion(ValueModel.of(trunk), columns, Fit((loss,), token_mean(), update), warmup)
+
+
+@part("model", equation="r(y), a frozen reward model")
+def reward_model(job: Job, *, folder: str = "", name: str = "model", scale: float = 1.0) -> Companion:
+    """A frozen reward model (a run of `reward-model`, or a folder): adds `signal:NAME` on each episode's last row.
+
+    Train on it with `reward.name=model`.
+    """
+    from panoply.policies.build import DTYPE, pick_device
+    from panoply.policies.value import ValueModel
+    from panoply.run import model_folder
+
+    if not folder:
+        raise PanoplyError("models.reward_model.folder is empty: name a run of reward-model or its exported folder.")
+    options = job.plan.options
+    model = ValueModel.load(model_folder(folder), DTYPE[options.dtype], pick_device(options.device))
+
+    def columns(judge: Any, experience: Experience) -> dict[str, Column]:
+        last = experience.by("episode").is_last()
+        column = torch.zeros(len(experience), device=last.device)
+        column[last] = scale * _on_rows(judge.judge(experience), experience, last)
+        return {f"signal:{name}": column}
+
+    return Companion(model, columns)
+
+
+def _on_rows(per_episode: torch.Tensor, experience: Experience, last: torch.Tensor) -> torch.Tensor:
+    """Episode values in the order in which their last rows stand."""
+    return per_episode[experience.by("episode").index[last]].to(last.device)
