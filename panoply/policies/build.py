@@ -31,7 +31,7 @@ def pick_device(name: str) -> torch.device:
 
 def warm_start(world: TextWorld) -> Path | None:
     """The folder of the model shipped for a world, if there is one."""
-    folder = Path(str(resources.files("panoply") / "assets" / f"{world.name}-start"))
+    folder = Path(str(resources.files("panoply") / "assets" / world.start))
     return folder if (folder / "config.json").is_file() else None
 
 

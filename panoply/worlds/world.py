@@ -76,7 +76,7 @@ class TextWorld(ABC):
     """Problems in tokens with a verifier. A world is a frozen dataclass whose fields are its options."""
 
     access: ClassVar[frozenset[str]] = frozenset({"verify"})
-    """What a method may ask for beside tasks and grades: `reference` (gold answers), `teacher`, `hint`."""
+    """What a method may ask for beside tasks and grades: `reference` (gold answers), `teacher`, `hint`, `prefer`."""
     preset: ClassVar[str] = "tiny"
     """The hyper-parameters, by name, that suit a model of this world's size."""
     markov: ClassVar[bool] = False
@@ -93,6 +93,11 @@ class TextWorld(ABC):
     @property
     def name(self) -> str:
         return type(self).__name__.lower()
+
+    @property
+    def start(self) -> str:
+        """The name under which a warm start is shipped. Options that change the task may change it."""
+        return f"{self.name}-start"
 
     @property
     @abstractmethod
@@ -142,6 +147,10 @@ class TextWorld(ABC):
         """Answers the verifier must refuse: nothing at all, the reference without its end, and with two."""
         gold = self.gold(task)
         return [[], gold[:-1], [*gold, *gold[-1:]]]
+
+    def prefer(self, task: Task, a: Sequence[int], b: Sequence[int], rng: np.random.Generator) -> bool:
+        """Whether someone asked which of two answers is better says the first."""
+        raise PanoplyError(f"{self.name} has no preferences.")
 
     def play(self, task: Task) -> Play:
         """A fresh episode of a task. Worlds of several turns give their own."""
