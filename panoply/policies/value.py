@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import save_file
@@ -45,7 +46,7 @@ class ValueModel:
         for name, parameter in self.trunk.named_parameters():
             if not name.startswith("lm_head"):
                 yield name, parameter
-        yield HEAD, self.head.weight
+        yield HEAD, cast(nn.Parameter, self.head.weight)
 
     def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """`value` of each decision's state, or where `judged` is needed that of each episode's end."""

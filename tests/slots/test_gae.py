@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kit import hand
 
 from panoply.batch import Batch
 from panoply.experience import TERMINATED, TRUNCATED
 from panoply.slots.credit.gae import gae, generalised_advantage
 from panoply.slots.loss.values import bradley_terry, squared_value
-from tests.kit import hand
 
 
 def advantages(gamma: float, lam: float, **more: object) -> list[float]:

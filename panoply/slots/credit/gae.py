@@ -23,7 +23,7 @@ def generalised_advantage(
     for t in range(grid.shape[1] - 1, -1, -1):
         inside = grid[:, t] >= 0
         row = grid[inside, t]
-        last = (t + 1 == count)[inside]
+        last = count.eq(t + 1)[inside]
         after = torch.where(last, bootstrap[row], following[inside])
         delta = reward[row] + gamma * after - value[row]
         carried[inside] = delta + gamma * lam * torch.where(last, 0.0, carried[inside])
