@@ -49,6 +49,10 @@ class Cache:
         keys[at], values[at] = k.transpose(1, 2), v.transpose(1, 2)
         return keys[:rows, :width].transpose(1, 2), values[:rows, :width].transpose(1, 2)
 
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """A layer's whole buffers, [rows, capacity, kv_heads, head_dim]."""
+        return self._keys[index], self._values[index]
+
     def grow(self, capacity: int) -> None:
         """Make room for more positions. Views given out before stay with the old buffers."""
         for buffers in (self._keys, self._values):

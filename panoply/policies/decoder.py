@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.policies.decoder_config import DecoderConfig
+from panoply.policies.scoring import wide_product
 
 if TYPE_CHECKING:
     from panoply.policies.cache import Cache
@@ -225,6 +226,8 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The product is taken in the weights' dtype and given in float32."""
+        if hidden.is_cuda and not torch.is_grad_enabled():
+            return wide_product(hidden.flatten(0, -2), self.head_weight.t()).view(*hidden.shape[:-1], -1)
         product = F.linear(hidden, self.head_weight)
         return product.to(torch.promote_types(product.dtype, torch.float32))
 
@@ -256,6 +259,11 @@ class Decoder(nn.Module):
     def prepare_inputs_for_generation(self, *_: Any, **__: Any) -> dict[str, Any]:
         """A name PEFT looks for when it loads an adapter of a causal language model."""
         raise PanoplyError("Sample with panoply.rollout, not with generate().")
+
+    def rotation_table(self, positions: int) -> Tensor:
+        """[positions, head_dim]: each position's cosines, then its sines."""
+        cos, sin = self._rotation(torch.arange(positions, device=self.device)[None], self.dtype)
+        return torch.cat([cos, sin], dim=-1)[0, :, 0].contiguous()
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         self._frequencies = self._frequencies.to(positions.device)

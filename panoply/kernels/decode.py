@@ -1,0 +1,168 @@
+"""One decoding step in few kernels: what lies between the matrix products of a block.
+
+Everything is per row, so that a row's result does not depend on the others, and lengths are read on the device,
+so that one captured graph serves every length.
+"""
+# mypy: disable-error-code="import-not-found,no-untyped-def,untyped-decorator,no-untyped-call"
+# ruff: noqa: N803 (constants of a kernel are in capitals)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _add_norm(x, delta, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = column < width
+    at = row * width + column
+    value = tl.load(x + at, mask=inside, other=0.0)
+    if ADD:
+        added = value.to(tl.float32) + tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
+        value = added.to(value.dtype)
+        tl.store(x + at, value, mask=inside)
+    wide = value.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / width + eps)
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, (wide * scale * gain).to(value.dtype), mask=inside)
+
+
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """Add `delta` to [rows, width] `x` in place, and give the sum's RMSNorm."""
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    block = triton.next_power_of_2(width)
+    warps = 4 if block <= 2048 else 8
+    added = x if delta is None else delta
+    _add_norm[(rows,)](x, added, weight, out, width, eps, delta is not None, block, num_warps=warps)
+    return out
+
+
+@triton.jit
+def _gated(both, out, inner, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < inner
+    gate = tl.load(both + row * 2 * inner + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(both + row * 2 * inner + inner + column, mask=inside, other=0.0).to(tl.float32)
+    value = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * inner + column, value.to(out.dtype.element_ty), mask=inside)
+
+
+def gated(both: Tensor) -> Tensor:
+    """silu(gate) · up, of [rows, 2 · inner] in which the gates come first."""
+    rows, inner = both.shape[0], both.shape[1] // 2
+    out = both.new_empty(rows, inner)
+    _gated[(rows, triton.cdiv(inner, 1024))](both, out, inner, 1024, num_warps=4)
+    return out
+
+
+@triton.jit
+def _head(start, count, cosine, sine, weight, eps, NORM: tl.constexpr, PAD: tl.constexpr, D: tl.constexpr):
+    """`count` heads at `start`, normed if asked and rotated, in float32; `sine` has its sign."""
+    head, column = tl.arange(0, PAD)[:, None], tl.arange(0, D)
+    other = (column + D // 2) % D
+    here = head < count
+    first = tl.load(start + head * D + column[None, :], mask=here, other=0.0).to(tl.float32)
+    second = tl.load(start + head * D + other[None, :], mask=here, other=0.0).to(tl.float32)
+    if NORM:
+        dtype = start.dtype.element_ty
+        scale = 1.0 / tl.sqrt(tl.sum(first * first, axis=1) / D + eps)[:, None]
+        first = (first * scale * tl.load(weight + column).to(tl.float32)[None, :]).to(dtype).to(tl.float32)
+        second = (second * scale * tl.load(weight + other).to(tl.float32)[None, :]).to(dtype).to(tl.float32)
+    return first * cosine[None, :] + second * sine[None, :]
+
+
+@triton.jit
+def _attention(
+    qkv,
+    angles,
+    keys,
+    values,
+    positions,
+    out,
+    q_weight,
+    k_weight,
+    eps,
+    scale,
+    capacity,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    PAD: tl.constexpr,
+    NORM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row, kv = tl.program_id(0), tl.program_id(1)
+    share: tl.constexpr = HEADS // KV_HEADS
+    dtype = keys.dtype.element_ty
+    position = tl.load(positions + row)
+    column, head = tl.arange(0, D), tl.arange(0, PAD)
+    cosine = tl.load(angles + position * D + column % (D // 2)).to(tl.float32)
+    sine = tl.load(angles + position * D + D // 2 + column % (D // 2)).to(tl.float32)
+    sine = tl.where(column < D // 2, -sine, sine)
+
+    start = qkv + row * (HEADS + 2 * KV_HEADS) * D
+    q = _head(start + kv * share * D, share, cosine, sine, q_weight, eps, NORM, PAD, D).to(dtype)
+    k = _head(start + (HEADS + kv) * D, 1, cosine, sine, k_weight, eps, NORM, 1, D).to(dtype)
+    v = tl.load(start + (HEADS + KV_HEADS + kv) * D + column)[None, :]
+    base = (row.to(tl.int64) * capacity) * KV_HEADS * D + kv * D
+    own = base + position * KV_HEADS * D + column[None, :]
+    tl.store(keys + own, k)
+    tl.store(values + own, v)
+
+    # The row's own key comes from registers; the others were written by earlier steps.
+    best = tl.sum(q.to(tl.float32) * k.to(tl.float32), axis=1) * scale
+    total = tl.full([PAD], 1.0, tl.float32)
+    mixed = tl.zeros([PAD, D], tl.float32) + v.to(tl.float32)
+    first = position * 0
+    if WINDOW > 0:
+        first = tl.maximum(position - WINDOW + 1, 0)
+    for low in range(first, position, BLOCK):
+        at = low + tl.arange(0, BLOCK)
+        seen = at < position
+        place = base + at[:, None] * (KV_HEADS * D) + column[None, :]
+        key = tl.load(keys + place, mask=seen[:, None], other=0.0)
+        score = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
+        score = tl.where(seen[None, :], score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, axis=1))
+        weight = tl.exp(score - higher[:, None])
+        fade = tl.exp(best - higher)
+        total = total * fade + tl.sum(weight, axis=1)
+        value = tl.load(values + place, mask=seen[:, None], other=0.0)
+        mixed = mixed * fade[:, None] + tl.dot(weight.to(dtype), value, input_precision="ieee")
+        best = higher
+    target = out + row * HEADS * D + (kv * share + head)[:, None] * D + column[None, :]
+    tl.store(target, (mixed / total[:, None]).to(dtype), mask=(head < share)[:, None])
+
+
+def decode_attention(
+    qkv: Tensor,
+    angles: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    window: int,
+) -> Tensor:
+    """Attention of one new token a row, [rows, heads · size], from its [rows, (heads + 2 kv_heads) · size] products.
+
+    Norms and rotates queries and keys, and writes keys and values at `positions` of the cache's
+    [slots, capacity, kv_heads, size] on the way. `angles` is [positions, size]: cosines, then sines.
+    """
+    rows, (_, capacity, kv_heads, size) = len(qkv), keys.shape
+    heads = qkv.shape[1] // size - 2 * kv_heads
+    out = qkv.new_empty(rows, heads * size)
+    pad = max(16, triton.next_power_of_2(heads // kv_heads))
+    q_norm, k_norm = norms if norms is not None else (qkv, qkv)
+    block = 64 if qkv.element_size() == 2 else 32
+    _attention[(rows, kv_heads)](
+        qkv, angles, keys, values, positions, out, q_norm, k_norm, eps, size**-0.5, capacity,
+        HEADS=heads, KV_HEADS=kv_heads, D=size, PAD=pad, NORM=norms is not None, WINDOW=window, BLOCK=block,
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out

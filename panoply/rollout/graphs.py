@@ -1,0 +1,321 @@
+"""Decoding on CUDA: static buffers, steps of few kernels, captured as graphs once and replayed.
+
+The weights are the model's own, so whatever moves them moves the sampler too. Buffers and graphs are kept per model
+for the life of the process; `setup_seconds` is the time that went into them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from panoply.errors import PanoplyError
+from panoply.policies.decoder import Block, Decoder
+from panoply.policies.scoring import wide_product
+from panoply.rollout.rollouts import LENGTH, STOP
+from panoply.rollout.slots import DEAD, Slots
+
+if TYPE_CHECKING:
+    from panoply.kernels.sample import Record
+    from panoply.rollout.requests import CachedModel
+
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""A graph is captured for a number of slots; spare slots of a bucket stand idle."""
+HEAD_SIZES = (32, 64, 128, 256)
+MEMORY_SHARE = 0.4
+"""Of the free memory, what keys and values may take: learning needs the rest."""
+
+_made: weakref.WeakKeyDictionary[nn.Module, GraphDecoder] = weakref.WeakKeyDictionary()
+_broken: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+_said: set[str] = set()
+
+
+def graph_decoder(model: CachedModel, rows: int, capacity: int, burst: int) -> GraphDecoder | None:
+    """A decoder with room for `rows` slots, fewer where memory is short, of `capacity` positions.
+
+    None where the model must be decoded eagerly; on CUDA the reason is told once.
+    """
+    if model.device.type != "cuda":
+        return None
+    if reason := why_not(model):
+        _tell(reason)
+        return None
+    assert isinstance(model, Decoder)
+    made = _made.get(model)
+    if made is not None and not made.serves(model, rows, capacity, burst):
+        rows, capacity = max(rows, made.rows), max(capacity, made.capacity)
+        del _made[model], made
+        made = None
+    if made is None:
+        capacity = -(-capacity // 64) * 64
+        made = GraphDecoder(model, fitting(model, rows, capacity), capacity, burst)
+        try:
+            made.prepare()
+        except Exception as problem:  # a compiler or a driver that will not: sampling goes on without
+            _broken[model] = f"{type(problem).__name__}: {str(problem).splitlines()[0]}"
+            _tell(_broken[model])
+            return None
+        _made[model] = made
+    return made
+
+
+def _tell(reason: str) -> None:
+    if reason not in _said:
+        warnings.warn(f"Decoding without CUDA graphs, more slowly: {reason}.", stacklevel=3)
+        _said.add(reason)
+
+
+def why_not(model: CachedModel) -> str | None:
+    """Why a model cannot be decoded with graphs."""
+    if not isinstance(model, Decoder):
+        return "the model is run by transformers"
+    if model.config.head_dim not in HEAD_SIZES:
+        return f"heads of size {model.config.head_dim} have no kernel"
+    if any(isinstance(m, nn.Linear) and type(m) is not nn.Linear for m in model.modules()) or any(
+        hasattr(m, "base_layer") for m in model.modules()
+    ):
+        return "the model has adapters"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    return _broken.get(model)
+
+
+def fitting(model: Decoder, rows: int, capacity: int) -> int:
+    """As many of `rows` as the memory has room for."""
+    c = model.config
+    each = capacity * (2 * c.layers * c.kv_heads * c.head_dim * model.dtype.itemsize + 8)
+    held = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    free = torch.cuda.mem_get_info(model.device)[0] + held
+    if each > free * MEMORY_SHARE:
+        raise PanoplyError(
+            f"Too little memory to sample one sequence: {capacity} positions need {each / 2**30:.2f} GiB, and of the "
+            f"{free / 2**30:.2f} GiB free {MEMORY_SHARE:.0%} may be used. Lower max_tokens, or take a smaller model."
+        )
+    return min(rows, int(free * MEMORY_SHARE / each))
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A block's weights, with those of products that share their input joined."""
+
+    first_norm: Tensor
+    qkv: tuple[Tensor, Tensor | None]
+    norms: tuple[Tensor, Tensor] | None
+    out: tuple[Tensor, Tensor | None]
+    second_norm: Tensor
+    both: tuple[Tensor, Tensor | None]
+    down: tuple[Tensor, Tensor | None]
+    window: int
+
+    @classmethod
+    def of(cls, block: Block) -> _Layer:
+        a, m = block.self_attn, block.mlp
+        norms = (a.q_norm.weight.detach(), a.k_norm.weight.detach()) if a.qk_norm else None
+        return cls(
+            block.input_layernorm.weight.detach(),
+            joined([a.q_proj, a.k_proj, a.v_proj]),
+            norms,
+            joined([a.o_proj]),
+            block.post_attention_layernorm.weight.detach(),
+            joined([m.gate_proj, m.up_proj]),
+            joined([m.down_proj]),
+            a.window,
+        )
+
+
+def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """The layers' weights and biases as one tensor each, of which the layers' own become views: nothing is copied
+
+    more than once, and an update of either is an update of both.
+    """
+    biases: list[Tensor] = [layer.bias for layer in layers]
+    weight = _joined([layer.weight for layer in layers])
+    return weight, None if biases[0] is None else _joined(biases)
+
+
+def _joined(parameters: Sequence[Tensor]) -> Tensor:
+    first = parameters[0]
+    lengths = [len(p) for p in parameters]
+    if not _adjacent(parameters):
+        whole = torch.cat([p.data for p in parameters])
+        for parameter, part in zip(parameters, torch.split(whole, lengths), strict=True):
+            parameter.data = part
+    shape = (sum(lengths), *first.shape[1:])
+    return first.detach().as_strided(shape, first.stride(), first.storage_offset())
+
+
+def _adjacent(parameters: Sequence[Tensor]) -> bool:
+    storage, end = parameters[0].untyped_storage().data_ptr(), parameters[0].data_ptr()
+    for parameter in parameters:
+        if parameter.untyped_storage().data_ptr() != storage or parameter.data_ptr() != end:
+            return False
+        end += parameter.nbytes
+    return all(p.is_contiguous() for p in parameters)
+
+
+class GraphDecoder:
+    """Cache, history and slots at fixed addresses, and a graph for each number of slots."""
+
+    def __init__(self, model: Decoder, rows: int, capacity: int, burst: int):
+        from panoply.kernels.sample import State
+
+        began = time.perf_counter()
+        self.rows, self.capacity, self.longest_burst = bucket(rows), capacity, burst
+        self.device, self.eps, self.vocab = model.device, model.config.norm_eps, model.config.vocab_size
+        self.layers = [_Layer.of(block) for block in model.model.layers if isinstance(block, Block)]
+        self.embedding, self.head = model.model.embed_tokens.weight.detach(), model.head_weight.detach()
+        self.last_norm = model.model.norm.weight.detach()
+        self._addresses = addresses(model)
+        self._rotation = weakref.WeakMethod(model.rotation_table)
+        self.cache = model.new_cache(self.rows, capacity)
+
+        self.state = State.empty(self.rows, capacity, self.device)
+        self.stops = torch.zeros(self.vocab, dtype=torch.bool, device=self.device)
+        self._resize()
+        self.setup_seconds = time.perf_counter() - began
+
+    def _resize(self) -> None:
+        rotation = self._rotation()
+        assert rotation is not None
+        self.angles = rotation(self.capacity)
+        self.heat = torch.ones(self.capacity + 1, device=self.device)
+        self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor | Record]] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @property
+    def history(self) -> Tensor:
+        return self.state.history
+
+    def serves(self, model: Decoder, rows: int, capacity: int, burst: int) -> bool:
+        big = self.rows >= rows and self.capacity >= capacity and self.longest_burst >= burst
+        return big and self._addresses == addresses(model)
+
+    def configure(self, stops: Tensor, temperatures: Tensor | None) -> None:
+        """Which tokens end a turn, and the temperature at each of its positions."""
+        self.stops.copy_(stops)
+        self.heat.fill_(1.0)
+        if temperatures is not None:
+            n = min(len(temperatures), len(self.heat))
+            self.heat[:n] = temperatures[:n]
+            self.heat[n:] = temperatures[-1]
+
+    def prepare(self) -> None:
+        """Capture the largest graph now, so that what cannot work fails before a row depends on it."""
+        self._graph(self.rows, draws=True)
+
+    def grow(self, capacity: int) -> None:
+        """Room for longer rows; graphs are captured anew."""
+        wider = torch.zeros(self.rows, capacity, dtype=torch.long, device=self.device)
+        wider[:, : self.capacity] = self.history
+        heat = self.heat
+        self.cache.grow(capacity)
+        self.capacity, self.state = capacity, replace(self.state, history=wider)
+        self._resize()
+        self.heat[: len(heat)] = heat
+        self.heat[len(heat) :] = heat[-1]
+
+    def logits(self, slots: Slots) -> Tensor:
+        """Feed every slot's newest token; float32 logits of the next, good until the next call."""
+        graph, out = self._graph(bucket(len(slots)), draws=False)
+        self._load(slots, bucket(len(slots)))
+        graph.replay()
+        assert isinstance(out, Tensor)
+        return out[: len(slots)]
+
+    def burst(self, slots: Slots, steps: int) -> tuple[Slots, Record]:
+        """Several steps without the host's looking: the slots after them, and what was drawn."""
+        from panoply.kernels.sample import Record
+
+        n = len(slots)
+        graph, out = self._graph(bucket(n), draws=True)
+        assert isinstance(out, Record)
+        self._load(slots, bucket(n))
+        for _ in range(steps):
+            graph.replay()
+        moved = {name: getattr(self.state, name)[:n].clone() for name in ("token", "position", "status")}
+        columns = (out.live, out.position, out.action, out.logp, out.temperature, out.entropy)
+        return replace(slots, **moved), Record(*(c[:steps, :n].flatten() for c in columns))
+
+    def _load(self, slots: Slots, size: int) -> None:
+        n = len(slots)
+        for name in ("stream", "token", "position", "start", "limit", "status"):
+            column = getattr(self.state, name)
+            column[:n] = getattr(slots, name)
+            if n < size:
+                column[n:size] = DEAD if name == "status" else 0
+        self.state.tick.zero_()
+
+    def _graph(self, size: int, *, draws: bool) -> tuple[torch.cuda.CUDAGraph, Tensor | Record]:
+        if (size, draws) not in self._graphs:
+            began = time.perf_counter()
+            self._graphs[size, draws] = self._capture(size, draws)
+            torch.cuda.synchronize(self.device)
+            self.setup_seconds += time.perf_counter() - began
+        return self._graphs[size, draws]
+
+    def _capture(self, size: int, draws: bool) -> tuple[torch.cuda.CUDAGraph, Tensor | Record]:
+        from panoply.kernels.sample import Record
+
+        # Idle slots at the very end, where a row reads nothing that it has not written itself.
+        for column, value in ((self.state.status, DEAD), (self.state.position, self.capacity - 1)):
+            column.fill_(value)
+        self.state.token.zero_()
+        self.state.start.copy_(self.state.position)
+        self.state.tick.zero_()
+        record = Record.empty(self.longest_burst, size, self.device) if draws else None
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            self._step(size, record)  # compiles the kernels, and lets libraries choose theirs
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = self._step(size, record)
+        return graph, logits if record is None else record
+
+    def _step(self, size: int, record: Record | None) -> Tensor:
+        """One token more for the first `size` slots; with a record it is drawn and noted as well."""
+        from panoply.kernels.decode import add_norm, decode_attention, gated
+        from panoply.kernels.sample import draw_and_move
+
+        position = self.state.position[:size]
+        x = F.embedding(self.state.token[:size], self.embedding)
+        change: Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            y = add_norm(x, change, layer.first_norm, self.eps)
+            keys, values = self.cache.layer(index)
+            mixed = decode_attention(
+                F.linear(y, *layer.qkv),
+                self.angles,
+                keys,
+                values,
+                position,
+                layer.norms,
+                self.eps,
+                layer.window,
+            )
+            y = add_norm(x, F.linear(mixed, *layer.out), layer.second_norm, self.eps)
+            change = F.linear(gated(F.linear(y, *layer.both)), *layer.down)
+        logits = wide_product(add_norm(x, change, self.last_norm, self.eps), self.head.t())
+        if record is not None:
+            draw_and_move(logits, self.heat, self.stops, self.state, record, STOP, LENGTH)
+        return logits
+
+
+def bucket(rows: int) -> int:
+    """The least size of a graph that holds so many slots."""
+    return next((size for size in BUCKETS if size >= rows), -(-rows // 256) * 256)
+
+
+def addresses(model: Decoder) -> tuple[int, ...]:
+    """Where the weights lie: a graph reads them there."""
+    return tuple(p.data_ptr() for p in model.parameters())
