@@ -25,6 +25,7 @@ from panoply.regimes import Method
 
 Kind = Literal["method", "world", "recipe", "protocol", "system", "survey"]
 T = TypeVar("T", bound=type)
+M = TypeVar("M", bound=Method)
 
 
 @dataclass(frozen=True)
@@ -88,13 +89,13 @@ def method(
     base: str | None = None,
     family: str | None = None,
     presets: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+) -> Callable[[Callable[..., M]], Callable[..., M]]:
     """Register a function that returns a method. A changed default is a new version of the id.
 
     `presets` are named sets of settings for kinds of world, such as `{"tiny": {"update.lr": 3e-4}}`.
     """
 
-    def register(build: Callable[..., Method]) -> Callable[..., Method]:
+    def register(build: Callable[..., M]) -> Callable[..., M]:
         _register(Entry(id, "method", build, paper, family or _family(build.__module__), base, presets or {}))
         return build
 

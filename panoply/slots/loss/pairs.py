@@ -1,45 +1,123 @@
-"""Losses on preference pairs."""
+"""Losses on preference pairs: what an episode scores, and what is asked of the two scores of a pair.
+
+A score is ℓ = Σ_t log π/π_to. Without a reference (`to=none`) it is Σ_t log π; with `per_token` it is the mean over the
+episode's decisions and not the sum.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from panoply.batch import Batch, Values
 from panoply.parts import Part, part
 
 
-def _needs(held: Any) -> frozenset[str]:
-    return frozenset({f"logp@{held.to}"})
+def episode_scores(batch: Batch, to: str | None, per_token: bool = False) -> Tensor:
+    """ℓ of each episode, in the order of `by("episode")`."""
+    episodes, logp = batch.by("episode"), batch.now["logp"]
+    wide = logp.to(torch.promote_types(logp.dtype, torch.float32))
+    total = episodes.sum(wide) if to is None else batch.episode_log_ratio(to)
+    return total / episodes.count if per_token else total
 
 
-@part(
-    "loss",
-    equation="−log σ(β·(l_chosen − l_rejected)),  l = log π/π_{to},  β = {beta}",
-    unit="pair",
-    stream="imitation",
-    needs=_needs,
-)
+def snapshot_needs(held: Any) -> frozenset[str]:
+    """The snapshot that scores are taken against, if any."""
+    return frozenset() if held.to in (None, "behaviour") else frozenset({f"logp@{held.to}"})
+
+
+def pair_stats(margin: Tensor, chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
+    return {
+        "margin": margin.detach(),
+        "accuracy": (chosen > rejected).float(),
+        "chosen_logratio": chosen.detach(),
+        "rejected_logratio": rejected.detach(),
+    }
+
+
+def _score_equation(held: Any) -> str:
+    ratio = "log π" if held.to is None else f"log π/π_{held.to}"
+    return f"ℓ = {'mean' if held.per_token else 'Σ'} {ratio}"
+
+
+def _logistic_equation(held: Any) -> str:
+    gap = f" − {held.gamma:g}" if held.gamma else ""
+    return f"−log σ(β·(ℓ_chosen − ℓ_rejected){gap}),  {_score_equation(held)},  β = {held.beta:g}"
+
+
+@part("loss", equation=_logistic_equation, unit="pair", stream="imitation", needs=snapshot_needs)
 def logistic(
     batch: Batch,
     *,
     weight: float | Part = 1.0,
     beta: float = 0.1,
     smoothing: float = 0.0,
-    to: str = "reference",
+    to: str | None = "reference",
+    gamma: float = 0.0,
+    per_token: bool = False,
 ) -> Values:
-    """DPO (arXiv 2305.18290): the pair's log-ratio difference under a Bradley–Terry likelihood.
+    """DPO (arXiv 2305.18290): the pair's score difference under a Bradley–Terry likelihood.
 
     smoothing: the share of labels taken to be flipped (cDPO).
+    gamma: the lead the chosen side must have (SimPO, arXiv 2405.14734).
     """
-    chosen, rejected = batch.pair_rows(batch.episode_log_ratio(to))
-    margin = beta * (chosen - rejected)
+    chosen, rejected = batch.pair_rows(episode_scores(batch, to, per_token))
+    margin = beta * (chosen - rejected) - gamma
     value = -(1 - smoothing) * F.logsigmoid(margin) - smoothing * F.logsigmoid(-margin)
-    stats = {
-        "margin": margin.detach(),
-        "accuracy": (margin > 0).float(),
-        "chosen_logratio": chosen.detach(),
-        "rejected_logratio": rejected.detach(),
-    }
-    return value, stats
+    return value, pair_stats(margin, chosen, rejected)
+
+
+def _squared_equation(held: Any) -> str:
+    target = 1 / (2 * held.beta)
+    return f"(ℓ_chosen − ℓ_rejected − {target:g})²,  {_score_equation(held)}"
+
+
+@part("loss", equation=_squared_equation, unit="pair", stream="imitation", needs=snapshot_needs)
+def squared(
+    batch: Batch,
+    *,
+    weight: float | Part = 1.0,
+    beta: float = 0.1,
+    to: str | None = "reference",
+    per_token: bool = False,
+) -> Values:
+    """IPO (arXiv 2310.12036, eq. 17): regress the score difference on 1/2β, past which a pair pushes back."""
+    chosen, rejected = batch.pair_rows(episode_scores(batch, to, per_token))
+    gap = chosen - rejected
+    return (gap - 1 / (2 * beta)) ** 2, pair_stats(beta * gap, chosen, rejected)
+
+
+def _hinge_equation(held: Any) -> str:
+    return f"max(0, {held.margin:g} − {held.beta:g}·(ℓ_chosen − ℓ_rejected)),  {_score_equation(held)}"
+
+
+@part("loss", equation=_hinge_equation, unit="pair", stream="imitation", needs=snapshot_needs)
+def hinge(
+    batch: Batch,
+    *,
+    weight: float | Part = 1.0,
+    beta: float = 1.0,
+    margin: float = 1.0,
+    to: str | None = None,
+    per_token: bool = False,
+) -> Values:
+    """SLiC-HF (arXiv 2305.10425): the chosen side must lead by `margin`; a pair that does has no gradient.
+
+    With `to=reference` and a small beta it is the hinge form of DPO (RSO, arXiv 2309.06657).
+    """
+    chosen, rejected = batch.pair_rows(episode_scores(batch, to, per_token))
+    lead = beta * (chosen - rejected)
+    return (margin - lead).relu(), pair_stats(lead, chosen, rejected)
+
+
+@part("loss", equation="(−log π(chosen))", unit="pair", stream="imitation")
+def chosen_nll(batch: Batch, *, weight: float | Part = 1.0, per_token: bool = True) -> Values:
+    """Imitate the chosen side: what keeps a pair loss from lowering both sides as long as the gap grows.
+
+    Every pair has one vote: with `per_token` the mean over its chosen decisions, otherwise their sum.
+    """
+    chosen, _ = batch.pair_rows(episode_scores(batch, None, per_token))
+    return -chosen, {"chosen_nll": -chosen.detach()}

@@ -1,0 +1,56 @@
+"""Credit by what was earned from a decision on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from panoply.experience import Experience
+from panoply.parts import part
+
+
+def in_time(experience: Experience) -> Tensor:
+    """Row numbers ordered by episode and, inside one, by turn and position: the order in which they happened."""
+    order = torch.arange(len(experience), device=experience["episode"].device)
+    for key in ("position", "turn", "episode"):
+        if key in experience:
+            order = order[experience[key][order].argsort(stable=True)]
+    return order
+
+
+def to_go(experience: Experience, reward: Tensor, gamma: float = 1.0) -> Tensor:
+    """G_t = r_t + γ·G_{t+1} inside each episode, for every decision."""
+    episodes, order = experience.by("episode"), in_time(experience)
+    episode = episodes.index[order]
+    place = (
+        torch.arange(len(order), device=order.device) - (episodes.count.cumsum(0) - episodes.count)[episode]
+    )
+    table = reward.new_zeros(len(episodes), int(episodes.count.max()) + 1)
+    table[episode, place] = reward[order]
+    for t in range(table.shape[1] - 2, -1, -1):
+        table[:, t] += gamma * table[:, t + 1]
+    found = torch.empty_like(reward)
+    found[order] = table[episode, place]
+    return found
+
+
+@part(
+    "credit",
+    equation=lambda held: (
+        "A = normalised over the batch(G)" if held.normalise else "A = G,  G_t = Σ_{s≥t} r_s"
+    ),
+)
+def return_to_go(
+    experience: Experience, *, gamma: float = 1.0, normalise: bool = True, epsilon: float = 1e-8
+) -> Tensor:
+    """Each decision's own return, from there to the end, less the batch's mean and over its deviation.
+
+    The batch is the baseline (REINFORCE++, arXiv 2501.03262), so a group of one episode is enough. Returns that are
+    all equal give 0.
+    """
+    returns = to_go(experience, experience["reward"].float(), gamma)
+    if not normalise:
+        return returns
+    if bool((returns == returns[0]).all()):
+        return torch.zeros_like(returns)
+    return (returns - returns.mean()) / (returns.std(correction=0) + epsilon)

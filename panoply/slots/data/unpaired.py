@@ -1,0 +1,76 @@
+"""Given episodes as single judgements: each is desirable or not, whatever it was compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from panoply.errors import PanoplyError
+from panoply.experience import Column, Experience, Ragged, Table
+from panoply.parts import Finding, Part, part
+from panoply.slots.data.teacher import teacher_pairs
+
+if TYPE_CHECKING:
+    from panoply.rollout.text import Collector
+
+_PAIRS = teacher_pairs()
+
+
+def labels(experience: Experience, name: str = "success") -> Tensor:
+    """+1 for desirable decisions and −1 for others: by the side of the pair they are on, or by a signal."""
+    if experience.pairs is not None:
+        chosen = torch.isin(experience["episode"], experience.pairs.tensor("chosen"))
+    elif f"signal:{name}" in experience:
+        episodes = experience.by("episode")
+        chosen = episodes.rows(episodes.sum(experience[f"signal:{name}"]) > 0)
+    else:
+        raise PanoplyError(
+            f"Episodes without pairs and without the signal '{name}' cannot be told good from bad."
+        )
+    return torch.where(chosen, 1, -1)
+
+
+def mismatched(experience: Experience) -> Experience:
+    """Every answer again, after another task's prompt: what the policy says where it was not asked.
+
+    These rows have the label 0 and negative episode numbers, which no other episode has.
+    """
+    context = experience.context
+    tokens, shared, prompt = context.ragged("tokens"), context.tensor("shared"), context.tensor("prompt")
+    order = prompt.argsort(stable=True)
+    most = int(prompt.bincount().max())
+    if 2 * most > len(prompt):
+        raise PanoplyError("Answers to one prompt cannot be put after another: the batch needs more prompts.")
+    after = torch.empty_like(order)
+    after[order] = order.roll(most)  # a row of another prompt, since no prompt has more rows
+    rows = [
+        [*tokens[i][: int(shared[i])].tolist(), *tokens[j][int(shared[j]) :].tolist()]
+        for j, i in enumerate(after.tolist())
+    ]
+    row = experience["context"]
+    moved: dict[str, Column] = {
+        "context": row,
+        "position": experience["position"] + (shared[after] - shared)[row],
+        "episode": -1 - row,
+        "label": torch.zeros_like(experience["label"]),
+    }
+    moved |= {name: torch.zeros_like(experience[name]) for name in experience.decisions if "signal:" in name}
+    swapped = Table({"tokens": Ragged.from_lists(rows), "prompt": prompt[after], "shared": shared[after]})
+    return Experience(experience.decisions.plus(moved), swapped)
+
+
+def _impossible(held: Any, method: Any) -> list[Finding]:
+    return [] if held.data.info.slot == "data" else [("data", "it is not a data part")]
+
+
+@part("data", equation=lambda held: f"{held.data.equation()}, each by itself", impossible=_impossible)
+def unpaired(collect: Collector, *, data: Part = _PAIRS, name: str = "success") -> Experience:
+    """Episodes of another data part with the column `label`, and the same answers after wrong prompts (label 0).
+
+    The label is +1 or −1: the side of its pair an episode is on, or whether it earned the signal `name`.
+    """
+    found: Experience = data(collect)
+    found = found.with_columns(label=labels(found, name))
+    return Experience.cat([Experience(found.decisions, found.context), mismatched(found)])

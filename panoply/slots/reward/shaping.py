@@ -1,0 +1,85 @@
+"""Rewards made of other rewards. Each part wraps one and keeps it on the decision that earned it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from panoply.experience import Experience
+from panoply.parts import Finding, Part, part
+from panoply.slots.reward.signals import signal
+
+_SIGNAL = signal()
+
+
+@part("reward", equation="{right} if {name} else {wrong}")
+def verdict(
+    experience: Experience, *, name: str = "success", right: float = 1.0, wrong: float = -1.0
+) -> Tensor:
+    """One number for an episode whose signal is above zero and another for the rest, on its last decision."""
+    episodes = experience.by("episode")
+    succeeded = episodes.rows(episodes.sum(experience[f"signal:{name}"]) > 0)
+    return torch.where(succeeded, right, wrong) * episodes.is_last()
+
+
+def _penalty_needs(held: Any) -> frozenset[str]:
+    return frozenset() if held.beta == 0 or held.to == "behaviour" else frozenset({f"logp@{held.to}"})
+
+
+def _penalty_inert(held: Any, method: Any) -> list[Finding]:
+    return [("to", "beta is 0")] if held.beta == 0 else []
+
+
+@part(
+    "reward",
+    equation=lambda held: (
+        held.reward.equation() + (f" − {held.beta:g}·log π/π_{held.to}" if held.beta else "")
+    ),
+    needs=_penalty_needs,
+    inert=_penalty_inert,
+)
+def minus_kl(
+    experience: Experience, *, reward: Part = _SIGNAL, beta: float = 0.05, to: str = "reference"
+) -> Tensor:
+    """A reward less β·log π/π_ref on every decision: the pull to the reference as RLHF puts it, into the reward.
+
+    Its expectation is KL(π‖π_ref), and credit treats it like anything else that was earned: a decision pays for how far
+    it leads away, and not only for its own step.
+    """
+    earned: Tensor = reward(experience)
+    if beta == 0:
+        return earned
+    return earned - beta * (experience["logp"] - experience[f"logp@{to}"])
+
+
+def _overlong_impossible(held: Any, method: Any) -> list[Finding]:
+    fits = 0 < held.cache <= held.limit
+    return [] if fits else [("cache", f"it must be between 1 and limit ({held.limit})")]
+
+
+@part(
+    "reward",
+    equation=lambda held: (
+        f"{held.reward.equation()} − {held.weight:g}·clip((|y| − {held.limit - held.cache})/"
+        f"{held.cache}, 0, 1)"
+    ),
+    impossible=_overlong_impossible,
+)
+def overlong(
+    experience: Experience,
+    *,
+    reward: Part = _SIGNAL,
+    limit: int = 20480,
+    cache: int = 4096,
+    weight: float = 1.0,
+) -> Tensor:
+    """A reward less a penalty for length (DAPO, arXiv 2503.14476, eq. 13).
+
+    Nothing up to `limit − cache` decisions, then in a line to `weight` at `limit`, and so for all that are longer.
+    """
+    episodes = experience.by("episode")
+    over = ((episodes.count - (limit - cache)) / cache).clamp(0, 1)
+    earned: Tensor = reward(experience)
+    return earned - weight * episodes.rows(over) * episodes.is_last()

@@ -1,0 +1,74 @@
+"""Sampling until there is something to compare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from panoply.experience import Experience, Segments
+from panoply.parts import part
+
+if TYPE_CHECKING:
+    from panoply.rollout.text import Collector
+
+
+@part(
+    "sample",
+    equation="{prompts} prompts × {group} episodes at temperature {temperature} whose {name} varies, "
+    "in at most {rounds} rounds",
+)
+def dynamic(
+    collect: Collector,
+    *,
+    prompts: int = 16,
+    group: int = 8,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    max_tokens: int | None = None,
+    rounds: int = 10,
+    name: str = "success",
+) -> Experience:
+    """Dynamic sampling (DAPO, arXiv 2503.14476): ask again until enough groups are neither all right nor all wrong.
+
+    Each round asks `prompts` more tasks; groups whose signal is the same in every episode are dropped, as are those
+    beyond `prompts`. After `rounds` rounds it goes on with what there is; if no group varies at all, with the last
+    round as it is. The metric `groups_asked` says what a step has cost.
+    """
+    kept: list[Experience] = []
+    enough = 0
+    for _ in range(rounds):
+        found = collect.episodes(
+            collect.tasks(prompts),
+            group,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            max_tokens=max_tokens,
+        )
+        varied = varied_groups_of(found, name)[: prompts - enough]
+        enough += len(varied)
+        if len(varied):
+            kept.append(found.take(torch.isin(found["group"], varied)))
+        if enough == prompts:
+            break
+    return stack(kept) if kept else found
+
+
+def varied_groups_of(experience: Experience, name: str) -> torch.Tensor:
+    """The keys of the groups whose episodes differ in a signal."""
+    episodes = experience.by("episode")
+    groups = Segments(episodes.first(experience["group"]))
+    return groups.keys[~groups.constant(episodes.sum(experience[f"signal:{name}"]))]
+
+
+def stack(rounds: list[Experience]) -> Experience:
+    """Experiences of several rounds as one. Prompts are numbered inside a round, so they are numbered anew."""
+    first, moved = 0, []
+    for found in rounds:
+        prompt = found.context.tensor("prompt")
+        context = found.context.plus({"prompt": prompt + first})
+        moved.append(Experience(found.decisions, context, found.pairs))
+        first += int(prompt.max()) + 1
+    return Experience.cat(moved)
