@@ -1,0 +1,22 @@
+"""Identity Preference Optimization."""
+
+from __future__ import annotations
+
+from panoply.methods.base.dpo import TINY as DPO_TINY
+from panoply.methods.base.dpo import dpo
+from panoply.regimes import Dataset
+from panoply.registry import method
+from panoply.slots.loss.pairs import squared
+
+TINY = {**DPO_TINY}
+
+
+@method("ipo@1", base="dpo", presets={"tiny": TINY})
+def ipo() -> Dataset:
+    """Identity Preference Optimization (arXiv 2310.12036, eq. 17).
+
+    (ℓ_chosen − ℓ_rejected − 1/2β)² in place of DPO's likelihood: on preferences that are never contradicted DPO
+    pushes without end, whatever β, and IPO stops at a gap. The paper's ℓ is a sum over tokens; TRL takes the mean,
+    which its maintainers say the authors' experiments did too (`losses.squared.per_token=true`).
+    """
+    return dpo().but(losses=(squared(beta=0.1),))

@@ -1,0 +1,24 @@
+"""Kahneman–Tversky Optimization."""
+
+from __future__ import annotations
+
+from panoply.methods.base.dpo import TINY as DPO_TINY
+from panoply.methods.base.dpo import dpo
+from panoply.regimes import Dataset
+from panoply.registry import method
+from panoply.slots.data.teacher import teacher_pairs
+from panoply.slots.data.unpaired import unpaired
+from panoply.slots.loss.unpaired import prospect
+
+TINY = {**DPO_TINY}
+
+
+@method("kto@1", base="dpo", presets={"tiny": TINY})
+def kto() -> Dataset:
+    """Kahneman–Tversky Optimization (arXiv 2402.01306).
+
+    Thumbs up or down on single answers instead of pairs: λ·(1 − σ(±β·(ℓ − z₀))). z₀ estimates KL(π‖π_ref) from
+    answers put after the wrong prompts and carries no gradient. The loss is not monotone in effort: very bad and very
+    good answers both saturate, so noise is ignored and so are the hardest examples.
+    """
+    return dpo().but(data=unpaired(data=teacher_pairs(batch=64)), losses=(prospect(beta=0.1),))

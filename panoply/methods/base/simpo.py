@@ -1,0 +1,22 @@
+"""Simple Preference Optimization."""
+
+from __future__ import annotations
+
+from panoply.methods.base.dpo import TINY as DPO_TINY
+from panoply.methods.base.dpo import dpo
+from panoply.regimes import Dataset
+from panoply.registry import method
+from panoply.slots.loss.pairs import logistic
+
+TINY = {**DPO_TINY}
+
+
+@method("simpo@1", base="dpo", presets={"tiny": TINY})
+def simpo() -> Dataset:
+    """Simple Preference Optimization (arXiv 2405.14734).
+
+    −log σ(β·(mean log π(chosen) − mean log π(rejected)) − γ): the score is the one that decoding maximises, the mean
+    log-probability of a token, so there is no reference and no gain from length; the chosen side must lead by γ.
+    Nothing but the learning rate holds the policy near its start.
+    """
+    return dpo().but(losses=(logistic(beta=2.0, gamma=1.0, to=None, per_token=True),))
