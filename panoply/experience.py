@@ -205,7 +205,10 @@ class Segments:
     def grid(self) -> Tensor:
         """Row numbers [segments, longest], each segment's rows in order, −1 after its end."""
         order = self.index.argsort(stable=True)
-        within = torch.arange(len(order), device=order.device) - (self.count.cumsum(0) - self.count)[self.index[order]]
+        within = (
+            torch.arange(len(order), device=order.device)
+            - (self.count.cumsum(0) - self.count)[self.index[order]]
+        )
         grid = torch.full((len(self), int(self.count.max())), -1, device=order.device)
         grid[self.index[order], within] = order
         return grid
@@ -253,6 +256,11 @@ class Experience:
         """The same rows with columns added or replaced (write `logp@x` as `**{"logp@x": …}`)."""
         return Experience(self.decisions.plus(columns), self.context, self.pairs)
 
+    def without(self, *names: str) -> Experience:
+        """The same rows with columns left out."""
+        kept = {name: column for name, column in self.decisions.items() if name not in names}
+        return Experience(Table(kept), self.context, self.pairs)
+
     def with_pairs(self, pairs: Table) -> Experience:
         return Experience(self.decisions, self.context, pairs)
 
@@ -281,15 +289,42 @@ class Experience:
         return Experience(self.decisions.to(device), self.context.to(device), pairs)
 
     @staticmethod
+    def mix(parts: Sequence[Experience]) -> Experience:
+        """Stack experiences of different streams. A number that some of them lack is NaN there, never zero.
+
+        So a term that looks at rows that are not of its stream is found out at once.
+        """
+        names = dict.fromkeys(name for p in parts for name in p.decisions)
+        kinds = {name: next(p.decisions[name] for p in parts if name in p) for name in names}
+        filled = []
+        for p in parts:
+            absent: dict[str, Column] = {}
+            for name in (n for n in names if n not in p):
+                kind = kinds[name]
+                if isinstance(kind, Ragged):
+                    absent[name] = Ragged(kind.values[:0], torch.zeros(len(p) + 1, dtype=torch.long))
+                elif kind.is_floating_point():
+                    empty = 1.0 if name == "temperature" else torch.nan
+                    absent[name] = torch.full((len(p),), empty, dtype=kind.dtype)
+                else:
+                    raise ValueError(f"column '{name}' is missing from some rows and has no number for that")
+            filled.append(p.with_columns(**absent))
+        return Experience.cat(filled)
+
+    @staticmethod
     def cat(parts: Sequence[Experience]) -> Experience:
-        """Stack experiences. Keys are taken as they are: whoever made them made them unique."""
-        starts = torch.tensor([0, *(p.context.rows for p in parts[:-1])]).cumsum(0).tolist()
-        decisions = [
-            p.decisions.plus({"context": p["context"] + s}) for p, s in zip(parts, starts, strict=True)
-        ]
+        """Stack experiences. Keys are taken as they are: whoever made them made them unique.
+
+        References between tables are moved along: `context`, and `prompt`, which says what contexts share.
+        """
+        decisions, contexts, rows, prompts = [], [], 0, 0
+        for p in parts:
+            decisions.append(p.decisions.plus({"context": p["context"] + rows}))
+            rows += p.context.rows
+            context = p.context
+            if "prompt" in context and context.rows:
+                context = context.plus({"prompt": context.tensor("prompt") + prompts})
+                prompts = int(context.tensor("prompt").max()) + 1
+            contexts.append(context)
         pairs = [p.pairs for p in parts if p.pairs is not None]
-        return Experience(
-            Table.cat(decisions),
-            Table.cat([p.context for p in parts]),
-            Table.cat(pairs) if pairs else None,
-        )
+        return Experience(Table.cat(decisions), Table.cat(contexts), Table.cat(pairs) if pairs else None)

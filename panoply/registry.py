@@ -79,7 +79,7 @@ def _register(entry: Entry) -> None:
 
 def _family(module: str) -> str | None:
     pieces = module.split(".")
-    return pieces[2] if pieces[:2] == ["panoply", "methods"] and len(pieces) > 3 else None
+    return pieces[2].replace("_", "-") if pieces[:2] == ["panoply", "methods"] and len(pieces) > 3 else None
 
 
 def method(

@@ -306,7 +306,10 @@ class Snapshots:
 
 
 def describe(experience: Experience) -> dict[str, float]:
-    """Metrics of a batch of experience itself."""
+    """Metrics of a batch of experience itself; where streams are mixed, of the policy's own."""
+    own = experience.stream("own")
+    if bool(own.any()) and not bool(own.all()):
+        experience = experience.take(own)
     episodes = experience.by("episode")
     ends = episodes.last(experience["end"]) if "end" in experience else None
     found: dict[str, float] = {"decisions": len(experience), "episodes": len(episodes)}

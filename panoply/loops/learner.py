@@ -106,6 +106,8 @@ class Learner:
             mask = experience.stream(term.info.stream)
             if term.info.unit == "decision":
                 columns[column] = self.reduce(experience, mask)
+                if term.info.slot == "surrogate" and "weight" in experience:
+                    columns[column] = columns[column] * experience["weight"]
             else:
                 columns[column] = mask.float() / max(1, _units(experience.take(mask), term.info.unit))
         return experience.with_columns(**columns)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from panoply.experience import (
     DEMONSTRATION,
     OPEN,
     OWN,
+    TEACHER,
     TERMINATED,
     TRUNCATED,
     Column,
@@ -24,7 +26,7 @@ from panoply.experience import (
     Table,
 )
 from panoply.policies.text import TextPolicy
-from panoply.rollout.engine import Request, TextEngine, Turn
+from panoply.rollout.engine import Complete, Request, TextEngine, Turn
 from panoply.rollout.sampling import Sampling
 from panoply.seeds import numpy_rng, stable_hash
 from panoply.worlds.world import Lesson, Play, Reply, Task, TextWorld
@@ -46,9 +48,14 @@ class Collector:
 
     def tasks(self, n: int) -> list[Task]:
         """The next `n` tasks of the split; another seed starts elsewhere in the endless list."""
-        start = self.state["tasks"] + (stable_hash("tasks", self.seed) >> 16)
+        first = self.state["tasks"]
         self.state["tasks"] += n
-        return [self.world.task(self.split, start + i) for i in range(n)]
+        return self.numbered(range(first, first + n))
+
+    def numbered(self, numbers: Iterable[int]) -> list[Task]:
+        """Tasks by their place in the order in which `tasks` gives them."""
+        start = stable_hash("tasks", self.seed) >> 16
+        return [self.world.task(self.split, start + i) for i in numbers]
 
     def episodes(
         self,
@@ -92,42 +99,63 @@ class Collector:
         requests = [Request(prompt, [seeds[r] for r in rows]) for prompt, rows in starts.items()]
         order = torch.tensor([r for rows in starts.values() for r in rows])
         log.rows = order.tolist()
-        rollouts = self.engine.generate(requests, sampling, on_stop, entropy=True)
+        rollouts = self.engine.generate(requests, sampling, on_stop, complete=self._complete, entropy=True)
         decisions = rollouts.decisions
         decisions = decisions.plus({"episode": order[decisions.tensor("context")]})
         return decisions, rollouts.context, log
 
     def _markov(self, plays: list[Play], seeds: list[int], sampling: Sampling) -> Played:
-        """Turns in contexts of their own: an observation is the whole of the next prompt."""
+        """Turns in contexts of their own: an observation is the whole of the next prompt.
+
+        Equal observations, of whichever episode and turn, are one prompt: it is prefilled once a round, and
+        stands once in a training row.
+        """
         log = _Log(plays)
         rounds: list[tuple[Table, Table]] = []
         live, prompts, first = list(range(len(plays))), [p.prompt for p in plays], 0
+        numbers: dict[tuple[int, ...], int] = {}
         for turn in itertools.count():
             if not live:
                 break
             log.rows = live
             requests = [Request(prompts[r], [stable_hash(seeds[r], turn)]) for r in live]
-            rollouts = self.engine.generate(requests, sampling, entropy=True)
+            rollouts = self.engine.generate(requests, sampling, complete=self._complete, entropy=True)
             decisions, context = rollouts.decisions, rollouts.context
             row = decisions.tensor("context")
-            moved = {
+            moved: dict[str, Column] = {
                 "episode": torch.tensor(live)[row],
                 "turn": torch.full_like(row, turn),
                 "context": row + first,
             }
-            rounds.append((decisions.plus(moved), context.plus({"prompt": context.tensor("prompt") + first})))
+            if sampling.temperatures() is not None and "temperature" not in decisions:
+                moved["temperature"] = torch.ones(len(row))
+            prompt = torch.tensor([numbers.setdefault(prompts[r], len(numbers)) for r in live])
+            rounds.append((decisions.plus(moved), context.plus({"prompt": prompt})))
             first += len(live)
             replies = [log.act(i, turn, answer) for i, answer in enumerate(rollouts.completions())]
             for r, reply in zip(live, replies, strict=True):
-                prompts[r] = reply.observation
+                prompts[r] = tuple(reply.observation)
             live = [r for r, reply in zip(live, replies, strict=True) if not reply.done]
         return Table.cat([d for d, _ in rounds]), Table.cat([c for _, c in rounds]), log
+
+    @cached_property
+    def _complete(self) -> Complete | None:
+        """The world's word on when a turn is complete, where it has one."""
+        return None if type(self.world).complete is TextWorld.complete else self.world.complete
 
     def demonstrations(self, tasks: Sequence[Task]) -> Experience:
         """One demonstration a task by the world's careless teacher."""
         first = self.state["episodes"]
         rngs = (numpy_rng("teacher", self.seed, first + i) for i in range(len(tasks)))
         return self._given(tasks, [self.world.lessons(t, rng) for t, rng in zip(tasks, rngs, strict=True)])
+
+    def references(self, n: int, pool: int) -> Experience:
+        """Reference answers to `n` tasks of a fixed pool, chosen anew each time, as a teacher's stream."""
+        rng = numpy_rng("references", self.seed, self.state["episodes"])
+        first = stable_hash("pool", self.seed) >> 16
+        tasks = [self.world.task(self.split, first + int(i)) for i in rng.integers(pool, size=n)]
+        given = self._given(tasks, [[(t.prompt, self.world.gold(t))] for t in tasks])
+        return given.with_columns(source=torch.full_like(given["source"], TEACHER))
 
     def teacher_pairs(self, tasks: Sequence[Task], tries: int = 64) -> Experience:
         """For each task the reference answer, preferred to a demonstration that the verifier refuses.
@@ -143,7 +171,7 @@ class Collector:
             wrong = next((a for a in attempts if not self.world.grade(task, a)["success"]), None)
             if wrong is not None:
                 doubled += [task, task]
-                lessons += [[(task.prompt, self.world.gold(task))], [(task.prompt, wrong)]]
+                lessons += [self.world.turns(task, self.world.gold(task)), self.world.turns(task, wrong)]
         if not doubled:
             raise PanoplyError(
                 f"The teacher of {self.world.name} made no mistakes, so there are no pairs to learn from."
@@ -151,6 +179,17 @@ class Collector:
         experience = self._given(doubled, lessons)
         chosen = torch.arange(first, first + len(doubled), 2)
         return experience.with_pairs(Table({"chosen": chosen, "rejected": chosen + 1}))
+
+    def preferred(
+        self, tasks: Sequence[Task], chosen: Sequence[Sequence[int]], rejected: Sequence[Sequence[int]]
+    ) -> Experience:
+        """Given pairs of answers, one pair a task."""
+        first = self.state["episodes"]
+        both = zip(tasks, chosen, rejected, strict=True)
+        lessons = [[(task.prompt, list(answer))] for task, *answers in both for answer in answers]
+        experience = self._given([t for t in tasks for _ in range(2)], lessons)
+        winners = torch.arange(first, first + 2 * len(tasks), 2)
+        return experience.with_pairs(Table({"chosen": winners, "rejected": winners + 1}))
 
     # -------------------------------------------------------------- tables
 
@@ -190,6 +229,9 @@ class Collector:
             "group": (self.state["groups"] + torch.tensor([same[t.id] for t in tasks]))[played][row],
             "episode": self._number(len(tasks))[played][row],
             "turn": turn[row],
+            "state": torch.tensor(
+                [tasks[i].id if not t else stable_hash(tasks[i].id, t) for i, t, _, _ in flat]
+            )[row],
             "version": torch.full_like(row, self.version),
             "context": row,
             "position": shared[row] + inside,

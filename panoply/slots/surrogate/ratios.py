@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from panoply.batch import Batch, Values
-from panoply.parts import Finding, part
+from panoply.parts import Finding, Part, part
 
 
 def ratio_stats(batch: Batch, against: str) -> dict[str, torch.Tensor]:
@@ -27,26 +27,26 @@ def _needs(held: Any) -> frozenset[str]:
 
 
 @part("surrogate", equation="A·log π", idle="advantage")
-def log_likelihood(batch: Batch) -> Values:
+def log_likelihood(batch: Batch, *, weight: float | Part = 1.0) -> Values:
     """A·log π(a|s): REINFORCE (Williams 1992). Right only for decisions the current policy took."""
     return batch["advantage"] * batch.now["logp"], ratio_stats(batch, "behaviour")
 
 
 @part("surrogate", equation="ρ·A", idle="advantage", needs=_needs)
-def ratio(batch: Batch, *, against: str = "behaviour") -> Values:
+def ratio(batch: Batch, *, against: str = "behaviour", weight: float | Part = 1.0) -> Values:
     """ρ·A: importance sampling without a bound."""
     return batch.log_ratio(against).exp() * batch["advantage"], ratio_stats(batch, against)
 
 
 def _clip_inert(held: Any, method: Any) -> list[Finding]:
-    update = method.update.settings()
+    update, settings = method.update.settings(), held.settings()
     moved = update.get("epochs", 1) * update.get("minibatches", 1) > 1
-    if moved or held.against not in ("behaviour", "old"):
-        return [] if held.kind == "min" else [("dual", f"kind={held.kind} never falls below dual·A")]
-    reason = (
-        "with one epoch and one mini-batch the ratio stays at 1 (raise update.epochs or update.minibatches)"
-    )
-    return [(name, reason) for name in ("low", "high", "dual", "kind")]
+    if not moved and held.against in ("behaviour", "old"):
+        reason = "with one epoch and one mini-batch the ratio stays at 1 (raise update.epochs or update.minibatches)"
+        return [(name, reason) for name in ("low", "high", "dual", "kind") if name in settings]
+    if settings.get("kind", "min") != "min":
+        return [("dual", f"kind={held.kind} never falls below dual·A")]
+    return []
 
 
 def _clip_impossible(held: Any, method: Any) -> list[Finding]:
@@ -82,6 +82,7 @@ def clip(
     kind: Literal["min", "mask", "truncate"] = "min",
     dual: float | None = None,
     against: str = "behaviour",
+    weight: float | Part = 1.0,
 ) -> Values:
     """PPO's bounded ratio (arXiv 1707.06347), with the bounds 1−low and 1+high.
 

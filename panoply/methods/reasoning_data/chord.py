@@ -1,0 +1,86 @@
+"""CHORD: on-policy learning beside off-policy experts."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from panoply.batch import Batch, Values
+from panoply.experience import Experience
+from panoply.methods.base.grpo import TINY, grpo
+from panoply.parts import Part, part
+from panoply.regimes import OnPolicy
+from panoply.registry import method
+from panoply.slots.reduce.averages import token_mean
+
+if TYPE_CHECKING:
+    from panoply.rollout.text import Collector
+
+
+@part("schedule", equation="{valley} + up to {peak}: {warmup} steps up, {decay} down")
+def peak_and_valley(
+    step: int, total: int, *, peak: float = 0.9, valley: float = 0.05, warmup: int = 0, decay: int = 200
+) -> float:
+    """A line up to `peak`, half a cosine down to `valley`, then constant."""
+    if step < warmup:
+        return peak * step / warmup
+    fall = min(1.0, (step - warmup) / max(1, decay))
+    return valley + (peak - valley) * 0.5 * (1 + math.cos(math.pi * fall))
+
+
+@part("schedule", equation="1 − ({of})")
+def complement(step: int, total: int, *, of: Part) -> float:
+    """1 minus another schedule."""
+    return 1.0 - float(of(step, total))
+
+
+@part(
+    "sample",
+    equation="{prompts} prompts × {group} episodes and {experts} expert answers",
+    needs={"world:reference"},
+)
+def with_experts(
+    collect: Collector,
+    *,
+    prompts: int = 32,
+    group: int = 8,
+    experts: int = 64,
+    pool: int = 5000,
+    temperature: float = 1.0,
+) -> Experience:
+    """Own episodes, and expert answers to other tasks, drawn from a fixed pool: two streams in one batch."""
+    own = collect.episodes(collect.tasks(prompts), group, temperature=temperature)
+    return Experience.mix([own, collect.references(experts, pool)])
+
+
+@part("regularise", equation="−φ(p)·log π on expert tokens, φ = {focus}", stream="imitation")
+def focused_imitation(
+    batch: Batch, *, weight: float | Part = 0.1, focus: Literal["1", "p", "p(1-p)"] = "p(1-p)"
+) -> Values:
+    """Imitate expert tokens that are neither known already nor quite alien: φ is largest at p = ½."""
+    logp = batch.now["logp"]
+    p = logp.detach().exp()
+    phi = {"1": torch.ones_like(p), "p": p, "p(1-p)": p * (1 - p)}[focus]
+    return -phi * logp, {"expert_p": p}
+
+
+MU = peak_and_valley(peak=0.9, valley=0.05, decay=200)
+
+
+@method("chord@1", paper=157, base="grpo", presets={"tiny": {**TINY, "sample.prompts": 16,
+            "sample.experts": 32, "sample.pool": 256,
+        "surrogate.weight.of.decay": 60, "regularise.focused_imitation.weight.decay": 60}})  # fmt: skip
+def chord() -> OnPolicy:
+    """CHORD (arXiv 2508.11408). L = (1 − μ)·GRPO on own episodes + μ·SFT-φ on experts' answers.
+
+    Each part is averaged over its own decisions, so μ is a true mixing weight. This is CHORD-μ with φ on; the paper's
+    CHORD-φ is μ = 0.1 throughout, its CHORD-μ has φ = 1.
+    """
+    return grpo().but(
+        sample=with_experts(),
+        surrogate=grpo().surrogate.but(weight=complement(of=MU)),
+        regularise=(focused_imitation(weight=MU, focus="p(1-p)"),),
+        reduce=token_mean(),
+    )

@@ -1,0 +1,76 @@
+"""EAD: exploratory annealed decoding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from panoply.experience import Experience
+from panoply.methods.base.grpo import TINY, grpo
+from panoply.parts import part
+from panoply.regimes import OnPolicy
+from panoply.registry import method
+
+if TYPE_CHECKING:
+    from panoply.rollout.text import Collector
+
+
+def annealed_temperature(
+    position: Tensor, hottest: float, coldest: float, warmup: int, scale: float
+) -> Tensor:
+    """τ_t = max(1 + τ_max − e^{t/d}, τ_min) from position `warmup` on, 1 before it."""
+    falling = (1 + hottest - (position / scale).exp()).clamp(min=coldest)
+    return torch.where(position < warmup, 1.0, falling)
+
+
+@part(
+    "sample", equation="{prompts} prompts × {group} episodes, τ_t = max(1 + {hottest} − e^(t/d), {coldest})"
+)
+def annealed(
+    collect: Collector,
+    *,
+    prompts: int = 16,
+    group: int = 8,
+    hottest: float = 1.2,
+    coldest: float = 0.1,
+    warmup: int = 10,
+    scale: float = 500.0,
+    growth: float = 100.0,
+    longest_scale: float = 800_000.0,
+    correction: Literal["annealed", "none", "truncated"] = "annealed",
+    cap: float = 2.0,
+) -> Experience:
+    """Hot early tokens, cold late ones; the scale d grows by `growth` a step.
+
+    correction: what the ratio is about. `annealed` scores under the temperatures sampled with, so the ratio starts at
+    1; `none` forgets them, as the published default does: old and new log-probabilities are both at temperature 1;
+    `truncated` does too, and weighs each decision by min(π_old/π_sampled, cap).
+    scale, growth: in tokens as the published sampler uses them, twenty times the script's 25 and 5.
+    """
+    d = min(scale + growth * collect.version, longest_scale)
+
+    def schedule(position: Tensor) -> Tensor:
+        return annealed_temperature(position, hottest, coldest, warmup, d)
+
+    sampled = collect.episodes(collect.tasks(prompts), group, temperature=schedule)
+    if correction == "annealed" or "temperature" not in sampled:
+        return sampled
+    plain = sampled.without("temperature")
+    with torch.no_grad():
+        logp = collect.policy.score(plain)["logp"].cpu()
+    forgotten = plain.with_columns(logp=logp)
+    if correction == "none":
+        return forgotten
+    return forgotten.with_columns(weight=(logp - sampled["logp"]).exp().clamp(max=cap))
+
+
+@method("ead@1", paper=216, base="grpo", presets={"tiny": {**TINY, "sample.warmup": 0, "sample.scale": 24.0,
+        "sample.growth": 0.0}})  # fmt: skip
+def ead() -> OnPolicy:
+    """Exploratory Annealed Decoding (arXiv 2510.05251). τ_t = max(1 + τ_max − e^{t/d}, τ_min); the rest is GRPO.
+
+    Exploration where an answer's course is chosen, coherence where it is carried out.
+    """
+    return grpo().but(sample=annealed())

@@ -1,0 +1,45 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from panoply import parts, registry
+from panoply.policies.decoder import DecoderConfig
+from panoply.policies.text import TextPolicy
+from panoply.rollout.text import Collector
+from panoply.worlds.text.chain import Chain
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """What a test registers, or loads as a plug-in, is forgotten after it."""
+    registry.entries()  # modules are imported once only: what is built in must be in the copies
+    for slot in parts.SLOTS:
+        registry.parts(slot)
+    held = {slot: dict(known) for slot, known in parts._PARTS.items()}
+    entries, points = dict(registry._ENTRIES), set(registry._loaded_entry_points)
+    yield
+    for slot, known in parts._PARTS.items():
+        known.clear()
+        known.update(held[slot])
+    registry._ENTRIES.clear()
+    registry._ENTRIES.update(entries)
+    registry._loaded_entry_points.clear()
+    registry._loaded_entry_points.update(points)
+    for name in [n for n in sys.modules if n.startswith("panoply_plugin_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def tiny_collector() -> Collector:
+    """A collector on a small chain with new weights."""
+    world = Chain(operations=2)
+    policy = TextPolicy.fresh(DecoderConfig(**world.default_model()), world.tokenizer, seed=1)
+    return Collector(world, policy, seed=0)
