@@ -10,7 +10,7 @@ import torch
 from panoply.errors import PanoplyError
 from panoply.rollout.generation import Generation
 from panoply.rollout.masks import BatchMask, RowMask, View
-from panoply.rollout.requests import CachedModel, OnStop, Request, Turn
+from panoply.rollout.requests import CachedModel, Complete, OnStop, Request, Turn
 from panoply.rollout.rollouts import CONTEXT, LENGTH, STOP, Rollouts
 from panoply.rollout.sampling import Sampling
 from panoply.rollout.stops import Decodes, StopStrings
@@ -20,6 +20,7 @@ __all__ = [
     "LENGTH",
     "STOP",
     "BatchMask",
+    "Complete",
     "OnStop",
     "Request",
     "Rollouts",
@@ -66,9 +67,10 @@ class TextEngine:
         on_stop: OnStop | None = None,
         *,
         mask: BatchMask | None = None,
+        complete: Complete | None = None,
         entropy: bool = False,
     ) -> Rollouts:
-        """Sample every request's rows to their ends.
+        """Sample every request's rows to their ends. `complete` is asked after every token of every row.
 
         Without `on_stop` a row is one turn. With it, a turn that stopped or reached `max_tokens` is shown to
         it and what it returns is appended; a row whose observation does not fit the context is truncated.
@@ -76,7 +78,9 @@ class TextEngine:
         self._check(requests, sampling)
         with torch.no_grad(), _evaluating(self.model):
             strings = self._stop_strings(sampling.stop_strings)
-            generation = Generation(self.model, requests, sampling, on_stop, mask, strings, entropy=entropy)
+            generation = Generation(
+                self.model, requests, sampling, on_stop, mask, strings, complete, entropy=entropy
+            )
             return generation.run(self.slots, self.prefill_tokens, self.compact, self.patience)
 
     def _check(self, requests: Sequence[Request], sampling: Sampling) -> None:

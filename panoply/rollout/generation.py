@@ -11,7 +11,7 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.rollout.masks import BatchMask, View, combined
 from panoply.rollout.prefill import Prompts, chunks, feed, padded
-from panoply.rollout.requests import CachedModel, OnStop, Request, Turn
+from panoply.rollout.requests import CachedModel, Complete, OnStop, Request, Turn
 from panoply.rollout.rollouts import CONTEXT, LENGTH, STOP, Recorder, Rollouts, ends
 from panoply.rollout.sampling import Draw, Sampling, draw, stream, uniforms
 from panoply.rollout.slots import DEAD, RUNNING, Slots
@@ -38,11 +38,12 @@ class Generation:
         on_stop: OnStop | None,
         mask: BatchMask | None,
         strings: StopStrings | None,
+        complete: Complete | None = None,
         *,
         entropy: bool,
     ):
         self.model, self.requests, self.sampling, self.on_stop = model, requests, sampling, on_stop
-        self.mask, self.strings, self.entropy = mask, strings, entropy
+        self.mask, self.strings, self.complete, self.entropy = mask, strings, complete, entropy
         self.device, self.context = model.device, model.config.max_positions
         distinct: dict[tuple[int, ...], int] = {}
         prompts = [distinct.setdefault(tuple(r.prompt), len(distinct)) for r in requests]
@@ -95,6 +96,8 @@ class Generation:
         self.slots = slots.advance(drawn.action, torch.where(self.stops[drawn.action], STOP, full))
         if self.strings is not None:
             self._look_for_strings(self.strings, drawn.action)
+        if self.complete is not None:
+            self._look_for_complete(self.complete)
         self.reach += 1
 
     def _draw(self, logits: Tensor, position: Tensor) -> Draw:
@@ -121,6 +124,16 @@ class Generation:
         part = slots.take(maybe)
         bounds = zip(maybe.tolist(), part.start.tolist(), part.position.tolist(), strict=True)
         hits = [s for s, a, b in bounds if strings.completed(self.history[s, a : b + 1].tolist())]
+        if hits:
+            self.slots = slots.marked(self._tensor(hits), STOP)
+
+    def _look_for_complete(self, complete: Complete) -> None:
+        """A turn that is complete has stopped, even where its length limit is reached with it."""
+        slots = self.slots
+        maybe = ((slots.status == RUNNING) | (slots.status == LENGTH)).nonzero().flatten()
+        part, history = slots.take(maybe), self.history[maybe].tolist()
+        bounds = zip(maybe.tolist(), history, part.start.tolist(), part.position.tolist(), strict=True)
+        hits = [s for s, tokens, a, b in bounds if complete(tokens[a : b + 1])]
         if hits:
             self.slots = slots.marked(self._tensor(hits), STOP)
 

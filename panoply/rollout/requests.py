@@ -68,3 +68,6 @@ class Turn:
 
 OnStop = Callable[[Turn], Sequence[int] | None]
 """An ended turn to the observation that follows it (context, not decisions), or None to end the row."""
+
+Complete = Callable[[list[int]], bool]
+"""What a turn has said so far to whether it needs no more: an end that no token or string marks."""

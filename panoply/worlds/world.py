@@ -114,6 +114,10 @@ class TextWorld(ABC):
         end = self.tokenizer.eos_id
         return () if end is None else (end,)
 
+    def complete(self, answer: Sequence[int]) -> bool:
+        """Whether a turn needs no more tokens. A world that says so itself, without a stop token, overrides this."""
+        return False
+
     @abstractmethod
     def task(self, split: str, index: int) -> Task:
         """Task number `index` of a split: always the same one, and there is no last one."""
@@ -143,13 +147,31 @@ class TextWorld(ABC):
         assert isinstance(play, OneTurn)
         return self.gold(play.task)
 
+    def turns(self, task: Task, answer: Sequence[int]) -> list[Lesson]:
+        """An answer to a task as prompts and what it says to each."""
+        return [(task.prompt, list(answer))]
+
+    def conclusion(self, task: Task) -> tuple[list[int], list[int]]:
+        """What leads up to a final answer in any turn, and the right one.
+
+        By the probability a policy gives to it, what the policy knows by then is measured.
+        """
+        raise PanoplyError(f"{self.name} has no final answer that could be asked for in the midst of an episode.")
+
     def mistakes(self, task: Task) -> list[list[int]]:
         """Answers the verifier must refuse: nothing at all, the reference without its end, and with two."""
         gold = self.gold(task)
         return [[], gold[:-1], [*gold, *gold[-1:]]]
 
-    def prefer(self, task: Task, a: Sequence[int], b: Sequence[int], rng: np.random.Generator) -> bool:
-        """Whether someone asked which of two answers is better says the first."""
+    def prefer(
+        self,
+        task: Task,
+        a: Sequence[int],
+        b: Sequence[int],
+        rng: np.random.Generator,
+        annotator: int | None = None,
+    ) -> bool:
+        """Whether an annotator, by number or anyone, who is asked which of two answers is better says the first."""
         raise PanoplyError(f"{self.name} has no preferences.")
 
     def play(self, task: Task) -> Play:
