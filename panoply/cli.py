@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,20 +54,33 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise PanoplyError(f"{message[:1].upper()}{message[1:]}. See {self.prog} --help.")
 
+    def options(self) -> list[str]:
+        return [word for action in self._actions for word in action.option_strings if word.startswith("--")]
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `panoply` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show π gets a ? and not a traceback
+            stream.reconfigure(errors="replace")
     try:
         code = _main(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
     except PanoplyError as error:
         print(f"panoply: {error}", file=sys.stderr)
         code = 2
-    except KeyboardInterrupt:
-        print("panoply: stopped; resume with panoply train --resume RUN.", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"panoply: {str(error) or 'stopped'}", file=sys.stderr)
         code = 130
-    except BrokenPipeError:
-        sys.stderr.close()
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"panoply: {error.strerror}{where}.", file=sys.stderr)
+        code = 2
     sys.exit(code)
 
 
@@ -75,7 +91,12 @@ def _main(arguments: list[str]) -> int:
         return 0
     if not arguments[0].startswith("-") and arguments[0] not in EXAMPLES:
         raise unknown("command", arguments[0], EXAMPLES)
-    chosen = parser.parse_args(arguments)
+    chosen, surplus = parser.parse_known_args(arguments)
+    if surplus:
+        word, command = surplus[0].split("=")[0], chosen.parser
+        if word.startswith("--"):
+            raise unknown(f"option of {command.prog}", word, command.options())
+        raise PanoplyError(f"{command.prog} does not take '{surplus[0]}'. See {command.prog} --help.")
     run: Callable[[argparse.Namespace], int] = chosen.run_command
     return run(chosen)
 
@@ -96,7 +117,7 @@ def _parser() -> Parser:
             epilog=EXAMPLES[name],
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        made.set_defaults(run_command=run)
+        made.set_defaults(run_command=run, parser=made)
         return made
 
     _training_arguments(command("train", "train a policy, or resume a run", _train), training=True)
@@ -116,8 +137,8 @@ def _parser() -> Parser:
     evaluation.add_argument("source", metavar="RUN|DIR")
     evaluation.add_argument("--world", help="needed for a model folder; a run knows its own")
     evaluation.add_argument("--problems", type=int, default=256)
-    evaluation.add_argument("--attempts", type=int, default=8, help="samples a problem (default 8)")
-    evaluation.add_argument("--k", default="1,8", help="which pass@k, such as 1,4,16 (default 1,8)")
+    evaluation.add_argument("--attempts", type=int, help="samples a problem (default 8, or the largest k)")
+    evaluation.add_argument("--k", help="which pass@k, such as 1,4,16 (default 1 and the number of attempts)")
     evaluation.add_argument("--temperature", type=float, default=1.0)
     evaluation.add_argument("--seed", type=int, default=0)
     evaluation.add_argument("--set", action="append", default=[], metavar="world.X=VALUE", dest="settings")
@@ -150,7 +171,7 @@ def _plugin_arguments(parser: Parser) -> None:
 
 def _training_arguments(parser: Parser, *, training: bool) -> None:
     parser.add_argument("method", nargs="?" if training else None)
-    parser.add_argument("--world", default="chain", help="where the policy acts (default chain)")
+    parser.add_argument("--world", help="where the policy acts (default chain)")
     parser.add_argument(
         "--model", help="start (the world's warm start, the default), fresh, a folder or a run"
     )
@@ -160,8 +181,14 @@ def _training_arguments(parser: Parser, *, training: bool) -> None:
     parser.add_argument("--steps", type=int, help="optimisation steps")
     parser.add_argument("--minutes", type=float, help="stop after this time")
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", dest="settings",
-                        help="such as update.lr=1e-4, regularise.kl=0.1, world.operations=8, run.held_out=512")  # fmt: skip
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        dest="settings",
+        help="such as update.lr=1e-4, regularise.kl=0.1, world.operations=8, run.held_out=512",
+    )
     parser.add_argument("--preset", help="tiny, or published for the paper's numbers (default: the world's)")
     slots = parser.add_argument_group("slots", "a part's name, or a method to borrow it from")
     from panoply.api import SLOT_NAMES
@@ -227,9 +254,11 @@ def _train(chosen: argparse.Namespace) -> int:
         raise PanoplyError("--resume goes on with a run as it was planned: leave the method out.")
     if not chosen.resume and not chosen.method:
         raise PanoplyError("Name a method, such as panoply train grpo, or a run with --resume.")
+    if chosen.resume:
+        _refuse_choices(chosen)
     result = api.train(
         chosen.method,
-        chosen.world,
+        chosen.world or "chain",
         run=chosen.run,
         resume=chosen.resume,
         from_scratch=chosen.from_scratch,
@@ -244,11 +273,22 @@ def _train(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse_choices(chosen: argparse.Namespace) -> None:
+    """A resumed run is the one that was planned; a choice that would be ignored is refused."""
+    found = {name for name, value in _choices(chosen).items() if value}
+    found |= {name for name in ("world", "run", "from_scratch") if getattr(chosen, name)}
+    if found:
+        word = {"settings": "set", "plugins": "plugin", "sinks": "sink"}.get(name := min(found), name)
+        raise PanoplyError(
+            f"--resume goes on with a run as it was planned: leave --{word.replace('_', '-')} out."
+        )
+
+
 def _plan(chosen: argparse.Namespace) -> int:
     from panoply import api
     from panoply.report.text import planned
 
-    made = api.plan(chosen.method, chosen.world, **_choices(chosen))
+    made = api.plan(chosen.method, chosen.world or "chain", **_choices(chosen))
     if chosen.json:
         print(json.dumps(made.to_json(), indent=1, ensure_ascii=False))
     else:
@@ -286,24 +326,27 @@ def _show(chosen: argparse.Namespace) -> int:
 
 def _eval(chosen: argparse.Namespace) -> int:
     from panoply import api, registry
+    from panoply.progress import bar
     from panoply.report.text import evaluated
 
     for plugin in chosen.plugins:
         registry.load_plugin(plugin)
     try:
-        ks = [int(k) for k in chosen.k.split(",")]
+        ks = [int(k) for k in chosen.k.split(",")] if chosen.k else sorted({1, chosen.attempts or 8})
     except ValueError as error:
         raise PanoplyError(f"--k takes numbers such as 1,4,16, not '{chosen.k}'.") from error
-    found = api.evaluate(
-        chosen.source,
-        chosen.world,
-        problems=chosen.problems,
-        attempts=max(chosen.attempts, *ks),
-        ks=ks,
-        temperature=chosen.temperature,
-        seed=chosen.seed,
-        settings=_settings(chosen.settings),
-    )
+    with bar("evaluating") as watch:
+        found = api.evaluate(
+            chosen.source,
+            chosen.world,
+            problems=chosen.problems,
+            attempts=max(8, *ks) if chosen.attempts is None else chosen.attempts,
+            ks=ks,
+            temperature=chosen.temperature,
+            seed=chosen.seed,
+            settings=_settings(chosen.settings),
+            watch=watch,
+        )
     print(json.dumps(found.to_json(), indent=1) if chosen.json else evaluated(found))
     return 0
 
@@ -328,7 +371,8 @@ def _runs(chosen: argparse.Namespace) -> int:
     from panoply.run import list_runs
 
     if not Path(chosen.folder).is_dir():
-        raise PanoplyError(f"There is no folder '{chosen.folder}'.")
+        hint = " yet: make a run with panoply train grpo" if chosen.folder == "runs" else ""
+        raise PanoplyError(f"There is no folder '{chosen.folder}'{hint}.")
     found = list_runs(chosen.folder)
     print(json.dumps([run_facts(r) for r in found], indent=1) if chosen.json else runs_table(found))
     return 0

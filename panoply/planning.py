@@ -132,7 +132,7 @@ def make_plan(
     entry = registry.find("method", method)
     if preset not in (None, "published", *entry.presets):
         raise unknown(f"preset of {entry.name}", str(preset), [*entry.presets, "published"])
-    preset = preset or getattr(world_entry.build, "preset", "published")
+    preset = preset or str(getattr(world_entry.build, "preset", "published"))
     resolved = compose.resolve(method, preset=preset, slots=slots, settings=given)
     run_defaults = _split(dict(entry.presets.get(preset, {})), "run.")
     chosen_options = {k: v for k, v in options.items() if v is not None}

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from panoply.loops.job import Job
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-CURVE = ("success", "reward", "accuracy", "loss")
-"""What the curve shows: the first of these that a step's record has."""
+CURVE = {"on_policy": ("success", "reward"), "dataset": ("accuracy",)}
+"""What the curve shows, by regime: the first of these that a step's record has, or the loss.
+
+The success of a data set is its author's, not the policy's.
+"""
 
 
 class Progress:
@@ -44,13 +47,16 @@ class Lines(Progress):
     def __init__(self, every: float = 5.0):
         self.every = every
         self._next = 0.0
+        self._patience = 0.0
 
     def step(self, job: Job, record: Mapping[str, Any], experience: Experience) -> None:
         if self._due() or job.step == job.plan.options.steps:
             print(summary(job, record), file=sys.stderr, flush=True)
 
     def evaluating(self, job: Job, done: int, total: int) -> None:
-        if done and self._due():
+        if done == 0:
+            self._patience = time.monotonic() + 2.0
+        elif time.monotonic() > self._patience and self._due():
             print(f"evaluating  {done}/{total} held-out answers", file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
@@ -78,7 +84,8 @@ class Panel(Progress):
         self.close()
         records = job.run.metrics()
         self._record: Mapping[str, Any] = records[-1] if records else {}
-        self._shown = next((name for name in CURVE if name in self._record), "")
+        self._own = job.method.regime == "on_policy"
+        self._shown = self._choose(job)
         self._curve = [float(r.get(self._shown) or 0.0) for r in records]
         self._held_out = [
             (int(r["step"]), float(r["held_out_greedy"]), float(r["held_out_sampled"]))
@@ -87,7 +94,7 @@ class Panel(Progress):
         ]
         if job.before:
             self._held_out.insert(0, (0, job.before["greedy"], job.before["sampled"]))
-        self._answers: list[tuple[bool, str]] = []
+        self._answers: list[tuple[bool | None, str]] = []
         self._evaluating: tuple[int, int] | None = None
         self._live = Live(console=self._console or Console(stderr=True), auto_refresh=False)
         self._live.start()
@@ -100,15 +107,18 @@ class Panel(Progress):
     def evaluated(self, job: Job, found: Evaluation) -> None:
         self._evaluating = None
         self._held_out.append((job.step, found.greedy, found.sampled))
+        if not self._own:
+            self._answers = [(None, " ".join(text.split())) for text in found.samples]
         self._refresh(job)
 
     def step(self, job: Job, record: Mapping[str, Any], experience: Experience) -> None:
         self._record = record
-        self._shown = self._shown or next((name for name in CURVE if name in record), "")
+        self._shown = self._shown or self._choose(job)
         self._curve.append(float(record.get(self._shown, 0.0)))
         last = job.step == job.plan.options.steps
         if last or time.monotonic() >= self._next:
-            self._answers = answers(job, experience)
+            if self._own:
+                self._answers = [*answers(job, experience)]
             self._refresh(job)
 
     def say(self, text: str) -> None:
@@ -121,6 +131,10 @@ class Panel(Progress):
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+    def _choose(self, job: Job) -> str:
+        names = (*CURVE.get(job.method.regime, ()), "loss")
+        return next((name for name in names if self._record.get(name) is not None), "")
 
     def _refresh(self, job: Job) -> None:
         if self._live is not None:
@@ -136,23 +150,21 @@ class Panel(Progress):
         width = max(20, min(100, width))
         inner = width - 4
         rows = max(2, min(8, height - 16))
-        shown = max(0, min(5, height - rows - 9))
+        shown = max(0, min(5, height - rows - 11))
         pieces: list[RenderableType] = [self._bar(job, inner)]
         if self._curve:
-            title = {"success": "success of the training batch"}.get(
-                self._shown, f"{self._shown} of the training batch"
-            )
-            pieces += [Text(""), Text(title, style="bold", no_wrap=True, overflow="ellipsis")]
+            title = f"{self._shown} of the training batch"
+            pieces += [Text(""), Text(""), Text(title, style="bold", no_wrap=True, overflow="ellipsis")]
             first = job.step - len(self._curve) + 1
             lines = plot(self._curve, inner, rows, first)
             pieces.append(Text("\n".join(lines), style="cyan", no_wrap=True, overflow="crop"))
         pieces += [Text(""), self._held_out_line()]
         if self._answers and shown:
-            pieces.append(Text(""))
+            source = "answers just sampled" if self._own else "greedy answers on held-out problems"
+            pieces += [Text(""), Text(source, style="bold", no_wrap=True, overflow="ellipsis")]
             for good, text in self._answers[:shown]:
-                line = Text(no_wrap=True, overflow="ellipsis")
-                line.append("✓ " if good else "✗ ", style="green" if good else "red").append(text)
-                pieces.append(line)
+                mark, style = {None: ("· ", "dim"), True: ("✓ ", "green"), False: ("✗ ", "red")}[good]
+                pieces.append(Text(no_wrap=True, overflow="ellipsis").append(mark, style=style).append(text))
         title = f"{job.plan.method_id} on {job.plan.world_id}, seed {job.plan.options.seed}"
         return Box(Group(*pieces), title=title, width=width)
 
@@ -203,9 +215,10 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
 def summary(job: Job, record: Mapping[str, Any]) -> str:
     """One line about a step."""
     words = [f"step {job.step}/{job.plan.options.steps}"]
-    names = ("success", "reward", "loss", "entropy", "accuracy")
-    if record.get("success") == record.get("reward"):
-        names = ("success", "loss", "entropy", "accuracy")
+    names: tuple[str, ...] = ("loss", "accuracy")
+    if job.method.regime == "on_policy":
+        same = record.get("success") == record.get("reward")
+        names = ("success", *(() if same else ("reward",)), "loss", "entropy")
     words += [f"{name} {record[name]:.3f}" for name in names if record.get(name) is not None]
     if record.get("held_out_sampled") is not None:
         words.append(f"held out {record['held_out_sampled']:.3f}")

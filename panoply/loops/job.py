@@ -45,7 +45,7 @@ class Job:
         self._found = run.latest(progress.say)
         source = options.model if self._found is None else str(self._found.model)
         self.policy = open_policy(source, self.world, options.seed, options.device, options.dtype)
-        self.collect = Collector(self.world, self.policy, options.seed)
+        self.collect = Collector(self.world, self.policy, options.seed, needs=self.method.needs())
         self.learner = Learner(
             self.policy, self.method, total_steps=options.steps, micro_tokens=options.micro_tokens
         )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shlex
+import shutil
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from panoply import compose, planning, registry
+from panoply import checkpoint, compose, planning, registry
 from panoply.errors import unknown
 from panoply.parts import SLOTS, Part, show_value
 from panoply.planning import Plan
@@ -18,13 +23,52 @@ if TYPE_CHECKING:
     from panoply.evaluation.held_out import Evaluation
 
 
-def table(rows: Sequence[Sequence[str]], gap: str = "  ") -> str:
-    """Left-aligned columns."""
+def page_width() -> int:
+    """The terminal's width, at most 100 columns, and 100 where there is no terminal."""
+    return max(50, min(100, shutil.get_terminal_size((100, 24)).columns))
+
+
+def table(rows: Sequence[Sequence[str]], gap: str = "  ", margin: int = 2) -> str:
+    """Left-aligned columns; the last one is wrapped where the page, less a margin, ends."""
     if not rows:
         return ""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        gap.join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    before = sum(widths[:-1]) + len(gap) * (len(widths) - 1)
+    room = max(24, page_width() - margin - before)
+    lines = []
+    for row in rows:
+        start = gap.join(cell.ljust(w) for cell, w in zip(row[:-1], widths, strict=False)) + gap
+        first, *rest = _wrap(row[-1], room) or [""]
+        lines.append((start + first if len(row) > 1 else first).rstrip())
+        lines += [" " * before + more for more in rest]
+    return "\n".join(lines)
+
+
+def prose(text: str, margin: int = 2) -> str:
+    """Text fitted to the page; lines that are indented or part of a list are wrapped on their own."""
+    room = page_width() - margin
+    blocks = []
+    for block in text.split("\n\n"):
+        lines = block.split("\n")
+        if any(line.startswith(" ") for line in lines[1:]):
+            blocks.append("\n".join("\n".join(_wrap(line, room, hang=4)) for line in lines))
+        else:
+            blocks.append("\n".join(_wrap(" ".join(lines), room)))
+    return "\n\n".join(blocks)
+
+
+def equations(lines: Sequence[str], margin: int = 2) -> str:
+    return "\n".join("\n".join(_wrap(line, page_width() - margin, hang=10)) for line in lines)
+
+
+def _wrap(text: str, width: int, hang: int = 0) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        subsequent_indent=" " * hang,
+        drop_whitespace=True,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -51,32 +95,39 @@ def shown(name: str, preset: str | None = None) -> str:
 def _method_page(entry: Entry, preset: str | None) -> str:
     resolved = compose.resolve(entry.id, preset=preset).method
     pieces = [
-        f"{entry.id}  ({resolved.regime})",
-        indent(entry.doc),
+        f"{entry.id}  ({resolved.regime.replace('_', '-')} method)",
+        indent(prose(entry.doc)),
+        "",
         "equation",
-        indent("\n".join(resolved.equation())),
+        indent(equations(resolved.equation())),
+        "",
     ]
-    pieces += ["parts", indent(_parts(resolved))]
+    pieces += ["parts, and how they are set as published" if preset is None else f"parts, set for {preset}"]
+    pieces += [indent(_parts(resolved))]
     if entry.base is not None:
         base = compose.resolve(entry.base, preset=preset).method
         rows = [(path, b or "–", "→", a or "–") for path, a, b in resolved.diff(base)]
-        pieces += [f"changes from {entry.base}", indent(table(rows) or "none")]
+        pieces += ["", f"changes from {entry.base}", indent(table(rows) or "none")]
     for name, settings in entry.presets.items():
         changes = [(path, show_value(value)) for path, value in settings.items()]
-        pieces += [f"preset {name}", indent(table(changes))]
+        pieces += ["", f"preset {name} changes", indent(table(changes))]
     descended = _descended(resolved)
     if descended:
-        pieces += ["divergence really descended", indent(descended)]
+        pieces += ["", "divergence really descended", indent(descended)]
+    pieces += ["", f"more: panoply show {next(iter(resolved.parts()))[1].info.id} explains one part"]
     return "\n".join(pieces)
 
 
 def _parts(method: Method) -> str:
     rows = []
-    for path, held in method.parts():
-        slot = path.split(".")[0]
-        rows.append((slot, str(held), held.info.summary))
-    empty = [(slot, "none", "") for slot, value in method.slots().items() if value == ()]
-    return table(rows + empty)
+    for slot, value in method.slots().items():
+        several = value if isinstance(value, tuple) else (value,)
+        for held in several:
+            settings = (f"{k}={show_value(v)}" for k, v in held.settings().items())
+            rows.append((slot, held.info.name, ", ".join(settings)))
+        if not several:
+            rows.append((slot, "–", "none"))
+    return table(rows)
 
 
 def _descended(method: Method) -> str:
@@ -96,16 +147,16 @@ def _part_page(cls: type[Part]) -> str:
         rows.append((field_name, show_value(default), describe(annotation)))
     import inspect
 
-    pieces = [info.id, indent(inspect.getdoc(info.function) or "")]
+    pieces = [f"{info.id}  (part)", indent(prose(inspect.getdoc(info.function) or ""))]
     if rows:
-        pieces += ["settings", indent(table([("name", "default", "takes"), *rows]))]
+        pieces += ["", "settings", indent(table([("name", "default", "takes"), *rows]))]
     facts = (
         [("unit", info.unit), ("stream", info.stream)]
         if info.slot in ("surrogate", "regularise", "loss")
         else []
     )
     if facts:
-        pieces.append(indent(table(facts)))
+        pieces += ["", indent(table(facts))]
     return "\n".join(pieces)
 
 
@@ -118,8 +169,11 @@ def _world_page(entry: Entry) -> str:
     task = built.task("train", 0)
     example = built.render(task, built.gold(task)) if "reference" in built.access else built.render(task, [])
     access = ", ".join(sorted(built.access))
-    return "\n".join([f"{entry.id}  (world)", indent(entry.doc), "options", indent(table(rows)),
-                      f"gives  {access}", f"example  {example}"])  # fmt: skip
+    facts = [("gives", access), ("example", example)]
+    pieces = [f"{entry.id}  (world)", indent(prose(entry.doc)), ""]
+    if rows:
+        pieces += ["options", indent(table(rows)), ""]
+    return "\n".join([*pieces, table(facts, margin=0)])
 
 
 # ------------------------------------------------------------------ plan
@@ -142,15 +196,21 @@ def planned(made: Plan) -> str:
     ]
     pieces = [
         f"{made.method_id} on {made.world_id}, seed {options.seed}",
-        indent("\n".join(made.method.equation())),
+        indent(equations(made.method.equation())),
+        "",
         "parts",
         indent(_parts(made.method)),
+        "",
         "needs",
         indent(table([*rows, *(("extra", e) for e in needed.extra_forwards)])),
     ]
     idle = planning.inert(made)
     if idle:
-        pieces += ["defaults without effect here", indent(table([(path, reason) for path, reason in idle]))]
+        reasons: dict[str, list[str]] = {}
+        for path, reason in idle:
+            reasons.setdefault(reason, []).append(path)
+        pieces += ["", "defaults without effect here"]
+        pieces += [indent(prose(f"{', '.join(paths)}: {reason}")) for reason, paths in reasons.items()]
     return "\n".join(pieces)
 
 
@@ -176,18 +236,19 @@ def _seconds(seconds: float) -> str:
 
 
 def listed(entries: Sequence[Entry]) -> str:
-    rows = [(e.id, e.kind, e.family or "", e.base or "", e.doc.split("\n")[0]) for e in entries]
-    return table([("id", "kind", "family", "base", ""), *rows])
+    rows = [(e.id, e.kind, e.family or "–", e.base or "–", e.doc.split("\n")[0]) for e in entries]
+    return table([("id", "kind", "family", "base", "what it is"), *rows], margin=0)
 
 
 def listed_parts() -> str:
     rows = [
         (slot, name, cls.info.summary) for slot in SLOTS for name, cls in sorted(registry.parts(slot).items())
     ]
-    return table([("slot", "part", ""), *rows])
+    return table([("slot", "part", "what it does"), *rows], margin=0)
 
 
 def trained(result: Trained) -> str:
+    """Held-out success before and after, where the run lies, and what to type next."""
     before, after = result.before, result.after
     rows = [("held-out success", "before", "", "after")]
     for name in ("greedy", "sampled"):
@@ -195,21 +256,41 @@ def trained(result: Trained) -> str:
         rows.append(
             (name, f"{before[name]:.3f}", "→", f"{after[name]:.3f}  (95 % interval {low:.2f}–{high:.2f})")
         )
-    run = result.run
-    nexts = [
-        (f"panoply eval {run} --attempts 16 --k 1,16", "pass@k with intervals"),
-        (f"panoply export {run} my-model", "a folder that transformers opens"),
-        ("panoply show grpo", "the equation and the parts that just ran"),
-        ("panoply train grpo --credit reinforce", "swap one part for another method's"),
+    nexts = next_commands(Run.open(result.run))
+    wide = max(len(command) + len(why) for command, why in nexts) + 4 > page_width()
+    listing = "\n".join(f"{why}:\n  {command}" for command, why in nexts) if wide else table(nexts)
+    facts = f"{result.seconds:.0f} s of training, run folder {result.run}"
+    return "\n".join([table(rows, margin=0), facts, "", "what next", indent(listing)])
+
+
+def next_commands(run: Run) -> list[tuple[str, str]]:
+    """Commands that make sense after a run, and what each is for."""
+    made = run.plan()
+    name, folder = made.method_id.split("@")[0], shlex.quote(str(run.folder))
+    plugins = "".join(f" --plugin {shlex.quote(os.path.relpath(p))}" for p in made.plugins)
+    world = "" if made.world_id == "chain@1" else f" --world {made.world_id.split('@')[0]}"
+    options = "".join(f" --set world.{k}={show_value(v)}" for k, v in made.world_options.items())
+    built = made.world()
+    prompt = shlex.quote(built.tokenizer.decode(list(built.task("test", 0).prompt)))
+    if made.method.regime == "on_policy":
+        other = "grpo" if name == "reinforce" else "reinforce"
+        model = "" if made.options.model == "start" else f" --model {shlex.quote(made.options.model)}"
+        last = (
+            f"panoply train {name}{world}{options}{model} --credit {other}{plugins}",
+            "swap one part for another method's",
+        )
+    else:
+        last = (
+            f"panoply train grpo{world}{options} --model {folder}{plugins}",
+            "go on from here by trial and error",
+        )
+    return [
+        (f"panoply eval {folder} --k 1,16", "pass@k with intervals"),
+        (f"panoply sample {folder} {prompt}", "what the policy writes now"),
+        (f"panoply export {folder} my-model", "a folder that transformers opens"),
+        (f"panoply show {name}{plugins}", "the equation and the parts that just ran"),
+        last,
     ]
-    return "\n".join(
-        [
-            table(rows),
-            f"{result.seconds:.0f} s of training, run folder {run}",
-            "what next",
-            indent(table(nexts)),
-        ]
-    )
 
 
 def evaluated(found: Evaluation) -> str:
@@ -219,19 +300,26 @@ def evaluated(found: Evaluation) -> str:
         low, high = facts[f"{name}_interval"]
         rows.append((name, f"{facts[name]:.3f}  (95 % interval {low:.3f}–{high:.3f})"))
     rows += [(f"pass@{k}", f"{v:.3f}") for k, v in found.pass_at.items()]
-    return table(rows) + "\nsome greedy answers\n" + indent("\n".join(found.samples))
+    answers = (" ".join(text.split()) for text in found.samples)
+    shown = (text if len(text) < page_width() - 2 else text[: page_width() - 3] + "…" for text in answers)
+    return table(rows, margin=0) + "\n\nsome greedy answers\n" + indent("\n".join(shown))
 
 
 def run_facts(run: Run) -> dict[str, Any]:
-    config, result, latest = run.config.get("plan", {}), run.result() or {}, run.latest()
-    state = latest.state() if latest else {}
+    config, result = run.config.get("plan", {}), run.result() or {}
+    state: dict[str, Any] = {}
+    for found in checkpoint.listed(run.checkpoints)[
+        -1:
+    ]:  # what it says is shown; only a resumed run checks it
+        with contextlib.suppress(OSError, ValueError):
+            state = found.state()
     return {
         "run": str(run.folder),
         "method": config.get("method", {}).get("id"),
         "world": config.get("world", {}).get("id"),
         "seed": config.get("run", {}).get("seed"),
         "status": run.status(),
-        "step": result.get("steps", state.get("step")),
+        "step": result.get("steps", state.get("step", 0)),
         "of": config.get("run", {}).get("steps"),
         "before": state.get("before", {}).get("sampled"),
         "after": state.get("after", {}).get("sampled"),
@@ -245,6 +333,6 @@ def runs_table(runs: Sequence[Run]) -> str:
     rows = [("run", "method", "status", "step", "held-out success")]
     for facts in map(run_facts, runs):
         pair = [f"{v:.2f}" if v is not None else "–" for v in (facts["before"], facts["after"])]
-        step = f"{facts['step'] if facts['step'] is not None else 0}/{facts['of']}"
+        step = f"{facts['step']}/{facts['of']}"
         rows.append((facts["run"], str(facts["method"]), facts["status"], step, " → ".join(pair)))
     return table(rows)

@@ -1,0 +1,99 @@
+"""What every registered method must do, with no code for any of them: plan, run, save, resume, export, load."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import panoply as pp
+from panoply import registry
+from panoply.planning import Plan
+from panoply.progress import Progress
+from panoply.run import Run
+
+METHODS = [e.name for e in registry.entries("method")]
+WORLDS = ["chain", *(e.name for e in registry.entries("world") if e.name != "chain")]
+SMALL = {"sample.prompts": 8, "sample.group": 4, "data.batch": 8}
+
+
+def small(name: str) -> Plan:
+    """The method on the first world that serves it, with as little data as its settings allow."""
+    refused = []
+    for world in WORLDS:
+        try:
+            known = pp.plan(name, world).method.settings()
+        except pp.PanoplyError as error:
+            refused.append(str(error))
+            continue
+        fitting = {path: value for path, value in SMALL.items() if known.get(path, 0) > value}
+        run = {"held_out": 8, "steps": 2, "threads": 1, "checkpoint_every": 1, "keep": 9, "evaluate_every": 0}
+        return pp.plan(name, world, settings=fitting, **run)
+    raise AssertionError(f"no world serves {name}: {refused}")
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """What was logged, but for what depends on the clock."""
+    clock = ("seconds", "tokens_per_second", "peak_memory")
+    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in Run.open(run).metrics()]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_method(name: str, tmp_path: Path) -> None:
+    plan = small(name)
+    again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert again == plan
+
+    trained = pp.train(plan, run=tmp_path / "whole", progress=Progress())
+    assert Run.open(trained.run).status() == "finished"
+    checkpoints = [c / "model" for c in sorted((trained.run / "checkpoints").iterdir())]
+    weights = [pp.load_policy(folder).fingerprint() for folder in checkpoints]
+    assert weights[-1] == trained.fingerprint
+    assert len(set(weights)) == 3, "a step did not move the weights"
+    logged = metrics(trained.run)
+    assert [row["step"] for row in logged] == [1, 2]
+    assert all(torch.tensor(row["loss"]).isfinite() for row in logged)
+
+    # The same folder as it was after step 1: what came later is gone, and is made again bit for bit.
+    stopped = tmp_path / "stopped"
+    shutil.copytree(trained.run, stopped)
+    shutil.rmtree(stopped / "checkpoints" / "step-0000002")
+    (stopped / "result.json").unlink()
+    resumed = pp.train(resume=stopped, progress=Progress())
+    assert resumed.fingerprint == trained.fingerprint
+    assert metrics(stopped) == logged
+    assert resumed.after == trained.after
+
+    exported = pp.export(trained.run, tmp_path / "exported", which="last")
+    assert pp.load_policy(exported).fingerprint() == trained.fingerprint
+
+
+@pytest.mark.parametrize("name", ["grpo", "sft"])
+def test_repeats(name: str, tmp_path: Path) -> None:
+    """Equal plans give equal weights whatever global generator they find; another seed gives others."""
+    plan = small(name)
+    first = pp.train(plan, run=tmp_path / "first", progress=Progress())
+    torch.manual_seed(99)
+    again = pp.train(plan, run=tmp_path / "again", progress=Progress())
+    assert again.fingerprint == first.fingerprint
+    assert metrics(again.run) == metrics(first.run)
+    other = dataclasses.replace(plan, options=dataclasses.replace(plan.options, seed=1, steps=1))
+    assert pp.train(other, run=tmp_path / "other", progress=Progress()).fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_entry(name: str) -> None:
+    """An entry says what it is, and its presets are settings it has."""
+    entry = registry.find("method", name)
+    assert entry.doc
+    assert entry.id == f"{name}@{entry.version}"
+    assert entry.family
+    if entry.base is not None:
+        registry.find("method", entry.base)
+    for preset in ("published", *entry.presets):
+        assert pp.plan(name, preset=preset).method_id == entry.id

@@ -1,0 +1,34 @@
+"""Schedules at a few steps of a budget of 10."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from panoply.parts import Part
+from panoply.slots.schedule.schedules import at, constant, cosine, linear
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps"),
+    [
+        (constant(), {0: 1.0, 9: 1.0, 10: 1.0}),
+        (constant(warmup=4), {0: 0.25, 1: 0.5, 3: 1.0, 9: 1.0}),
+        (linear(), {0: 1.0, 5: 0.5, 10: 0.0, 12: 0.0}),
+        (linear(end=0.2), {0: 1.0, 5: 0.6, 10: 0.2}),
+        (linear(start=0.5), {0: 1.0, 5: 1.0, 7: 0.6, 10: 0.0}),
+        (linear(warmup=2), {0: 0.5, 1: 0.9, 5: 0.5}),
+        (cosine(), {0: 1.0, 5: 0.5, 10: 0.0}),
+        (cosine(end=0.1), {0: 1.0, 5: 0.55, 10: 0.1}),
+        (cosine(warmup=2), {0: 0.5, 1: 1.0, 2: 1.0, 6: 0.5, 10: 0.0, 4: 0.5 * (1 + math.cos(math.pi / 4))}),
+    ],
+    ids=str,
+)
+def test_schedule(schedule: Part, steps: dict[int, float]) -> None:
+    for step, expected in steps.items():
+        assert at(schedule, step, 10) == pytest.approx(expected, abs=1e-12), f"step {step}"
+
+
+def test_a_number_is_its_own_schedule() -> None:
+    assert at(0.3, 7, 10) == 0.3
