@@ -26,6 +26,7 @@ from panoply.experience import (
     Table,
 )
 from panoply.policies.text import TextPolicy
+from panoply.rollout.beliefs import beliefs
 from panoply.rollout.engine import Complete, Request, TextEngine, Turn
 from panoply.rollout.sampling import Sampling
 from panoply.seeds import numpy_rng, stable_hash
@@ -40,8 +41,17 @@ class Collector:
     What it must remember to go on is three counters (`state`), so a resumed run sees the same tasks and draws.
     """
 
-    def __init__(self, world: TextWorld, policy: TextPolicy, seed: int, split: str = "train"):
+    def __init__(
+        self,
+        world: TextWorld,
+        policy: TextPolicy,
+        seed: int,
+        split: str = "train",
+        needs: frozenset[str] = frozenset(),
+    ):
         self.world, self.policy, self.seed, self.split = world, policy, seed, split
+        self.needs = needs
+        """Columns asked for that only world and policy together can give: `belief`."""
         self.engine = TextEngine(policy.model, policy.tokenizer)
         self.state = {"tasks": 0, "groups": 0, "episodes": 0}
         self.version = 0
@@ -209,6 +219,8 @@ class Collector:
             "source": torch.full_like(row, OWN),
             **log.columns(row, turn, decisions.tensor("end")),
         }
+        if "belief" in self.needs:
+            columns["belief"] = beliefs(self.world, self.policy, tasks, decisions, context)
         self.state["groups"] += len(tasks) // group
         return Experience(decisions.plus(columns), context)
 
