@@ -124,7 +124,10 @@ class OnPolicy(Method):
 
     regime: ClassVar[str] = "on_policy"
     slot_of: ClassVar[dict[str, str]] = {
-        **{s: s for s in ("sample", "reward", "select", "credit", "surrogate", "regularise", "reduce", "update")},
+        **{
+            s: s
+            for s in ("sample", "reward", "select", "credit", "surrogate", "regularise", "reduce", "update")
+        },
         "models": "model",
     }
 
@@ -132,8 +135,10 @@ class OnPolicy(Method):
         return [self.surrogate, *self.regularise]
 
     def equation(self) -> list[str]:
+        unit = self.surrogate.info.unit
+        average = self.reduce.equation() if unit == "decision" else f"mean over {unit}s"
         return [
-            f"maximise  {self.reduce.equation()} [ {self.surrogate.equation()}{_weighted(self.regularise)} ]",
+            f"maximise  {average} [ {self.surrogate.equation()}{_weighted(self.regularise)} ]",
             f"with      {self.credit.equation()}",
             f"          R = {self.reward.equation()}",
         ]

@@ -14,7 +14,9 @@ def on_policy(job: Job) -> None:
     assert isinstance(method, OnPolicy)
     for step in job.steps():
         with job.phase("sample"):
+            asked = -job.collect.state["groups"]
             collected: Experience = job.call("sample", job.collect)
+            asked += job.collect.state["groups"]
         with job.phase("score"):
             collected = job.companions.annotate(job.snapshots.score(collected))
         with job.phase("credit"):
@@ -31,6 +33,7 @@ def on_policy(job: Job) -> None:
             metrics = job.companions.fit(experience, step)
             if step >= job.companions.warmup:
                 metrics |= learn(job, experience, step)
+        metrics["groups_asked"] = asked
         job.finish_step(collected if len(experience) < len(collected) else experience, metrics)
 
 

@@ -14,7 +14,7 @@ TINY = {
     "update.lr": 3e-4,
     "update.beta2": 0.95,
     "update.schedule.warmup": 10,
-    "update.minibatches": 1,
+    "update.minibatches": 2,
     "run.steps": 150,
 }
 

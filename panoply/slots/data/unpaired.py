@@ -62,7 +62,9 @@ def mismatched(experience: Experience) -> Experience:
 
 
 def _impossible(held: Any, method: Any) -> list[Finding]:
-    return [] if held.data.info.slot == "data" else [("data", "it is not a data part")]
+    if held.data.info.slot != "data":
+        return [("data", "it is not a data part")]
+    return [("data", "a part that remembers cannot be inside another")] if held.data.info.state else []
 
 
 @part("data", equation=lambda held: f"{held.data.equation()}, each by itself", impossible=_impossible)

@@ -12,12 +12,13 @@ _LOGISTIC = logistic()
 
 
 def _inert(held: Any, method: Any) -> list[Finding]:
-    return [("loss.weight", "a surrogate is what the other terms are weighed against")]
+    return [("loss.weight", "the surrogate's own weight is what counts")]
 
 
 def _impossible(held: Any, method: Any) -> list[Finding]:
-    if held.loss.info.slot != "loss" or held.loss.info.unit != "pair":
-        return [("loss", "it is not a loss on pairs")]
+    info = held.loss.info
+    if info.slot != "loss" or info.unit != "pair" or info.prepare is not None:
+        return [("loss", "it is not a loss on pairs alone")]
     return []
 
 
@@ -28,7 +29,7 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
     inert=_inert,
     impossible=_impossible,
 )
-def preference(batch: Batch, *, loss: Part = _LOGISTIC) -> Values:
+def preference(batch: Batch, *, loss: Part = _LOGISTIC, weight: float | Part = 1.0) -> Values:
     """Descend a pair loss on the policy's own episodes; a `select` part such as `best_worst` forms the pairs."""
     value, stats = loss(batch)
     return -value, stats

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from panoply.batch import Batch, Values
-from panoply.parts import part
+from panoply.parts import Part, part
 from panoply.slots.surrogate.ratios import _clip_inert, _needs, ratio_stats
 
 
@@ -26,6 +26,7 @@ def sequence_clip(
     high: float = 4e-4,
     advantage: Literal["episode", "decision"] = "episode",
     against: str = "behaviour",
+    weight: float | Part = 1.0,
 ) -> Values:
     """GSPO (arXiv 2507.18071): one bounded ratio for a whole episode, the geometric mean of its decisions' ratios.
 
