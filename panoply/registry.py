@@ -181,7 +181,9 @@ def parse(where: str, text: str, annotation: Any) -> Any:
             guesses.append(number(word))
         except ValueError:
             continue
-    if "," in word or any(get_origin(option) is tuple for option in options(annotation)):
+    if word.startswith("["):
+        guesses.append(value_from_json(yaml_value(word)))
+    elif "," in word or any(get_origin(option) is tuple for option in options(annotation)):
         guesses.append(tuple(value_from_json(yaml_value(w)) for w in word.split(",")))
     guesses.append(word)
     for option in options(annotation):
@@ -196,9 +198,13 @@ def parse(where: str, text: str, annotation: Any) -> Any:
 
 
 def yaml_value(word: str) -> Any:
+    """What YAML makes of a word, or the word itself where it is none."""
     import yaml
 
-    return yaml.safe_load(word)
+    try:
+        return yaml.safe_load(word)
+    except yaml.YAMLError:
+        return word
 
 
 # ------------------------------------------------------------------ importing
