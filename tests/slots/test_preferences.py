@@ -29,9 +29,7 @@ def worths(made: Experience, name: str = "true") -> list[tuple[float, float]]:
     """Of the chosen and of the rejected answer of each pair."""
     assert made.pairs is not None
     episodes = made.by("episode")
-    worth = dict(
-        zip(episodes.keys.tolist(), episodes.sum(made[f"signal:{name}"]).tolist(), strict=True)
-    )
+    worth = dict(zip(episodes.keys.tolist(), episodes.sum(made[f"signal:{name}"]).tolist(), strict=True))
     sides = (made.pairs.tensor("chosen").tolist(), made.pairs.tensor("rejected").tolist())
     return [(worth[a], worth[b]) for a, b in zip(*sides, strict=True)]
 
