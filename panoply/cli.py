@@ -194,7 +194,13 @@ def _training_arguments(parser: Parser, *, training: bool) -> None:
     from panoply.api import SLOT_NAMES
 
     for slot in SLOT_NAMES:
-        slots.add_argument(f"--{slot}", metavar="NAME")
+        if slot == "reward":
+            own = "or functions of yours, FILE.py:NAME[=WEIGHT], with --data; may be repeated"
+            slots.add_argument("--reward", metavar="NAME", action="append", help=own)
+        elif slot == "data":
+            slots.add_argument("--data", metavar="NAME", help="or your own prompts, FILE.jsonl")
+        else:
+            slots.add_argument(f"--{slot}", metavar="NAME")
     _plugin_arguments(parser)
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 …")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])

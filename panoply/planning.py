@@ -134,6 +134,9 @@ def make_plan(
         raise unknown(f"preset of {entry.name}", str(preset), [*entry.presets, "published"])
     preset = preset or str(getattr(world_entry.build, "preset", "published"))
     resolved = compose.resolve(method, preset=preset, slots=slots, settings=given)
+    for path, value in getattr(world_entry.build, "settings", {}).items():
+        if path in resolved.method.settings() and path not in resolved.chosen:
+            resolved = dataclasses.replace(resolved, method=compose.assign(resolved.method, path, value))
     run_defaults = _split(dict(entry.presets.get(preset, {})), "run.")
     chosen_options = {k: v for k, v in options.items() if v is not None}
     plan = Plan(

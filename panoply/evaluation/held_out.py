@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from panoply.errors import PanoplyError
 from panoply.evaluation.pass_at_k import mean_pass_at_k, wilson
-from panoply.experience import Segments
 from panoply.policies.text import TextPolicy
 from panoply.rollout.text import Collector
 from panoply.worlds.world import Task, TextWorld
@@ -57,6 +58,7 @@ def evaluate(
     watch   is told now and then how many of all answers have been written
     """
     tasks = world.held_out(problems)
+    problems = len(tasks)
     total, done = problems * (1 + attempts), 0
 
     def tick(answers: int) -> None:
@@ -96,12 +98,14 @@ def _successes(
     texts: list[str] = []
     size = max(1, ROWS // attempts)
     for some in (tasks[i : i + size] for i in range(0, len(tasks), size)):
+        first = collector.state["groups"]
         experience = collector.episodes(some, attempts, temperature=temperature)
         if "signal:success" not in experience:
             raise PanoplyError(
                 f"The world {world.name} grades answers without 'success', so none can be measured."
             )
-        counts += Segments(experience["group"]).sum(experience["signal:success"]).round().long().tolist()
+        found = torch.zeros(len(some)).index_add(0, experience["group"] - first, experience["signal:success"])
+        counts += found.round().long().tolist()
         tokens = experience.context.ragged("tokens")
         rows = experience.by("episode").first(experience["context"])[::attempts].tolist()
         for task, row in zip(some[: max(0, shown - len(texts))], rows, strict=False):

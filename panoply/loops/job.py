@@ -23,6 +23,7 @@ from panoply.loops.learner import Diverged, Learner
 from panoply.parts import Part
 from panoply.planning import Plan
 from panoply.policies.build import open_policy
+from panoply.policies.text import TextPolicy
 from panoply.progress import Progress
 from panoply.rollout.text import Collector
 from panoply.run import Run
@@ -43,8 +44,7 @@ class Job:
         self.plan, self.run, self.progress, self.method = plan, run, progress, plan.method
         self.world = plan.world()
         self._found = run.latest(progress.say)
-        source = options.model if self._found is None else str(self._found.model)
-        self.policy = open_policy(source, self.world, options.seed, options.device, options.dtype)
+        self.policy = self._open_policy()
         self.collect = Collector(self.world, self.policy, options.seed, needs=self.method.needs())
         self.learner = Learner(
             self.policy, self.method, total_steps=options.steps, micro_tokens=options.micro_tokens
@@ -63,9 +63,11 @@ class Job:
         self._phases: dict[str, float] = {}
         self._started = time.monotonic()
         self._norm = self._weight_norm()
+        self._told: set[str] = set()
         self._moves = 0
         self._at_start: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-        self.learner.optimiser.register_step_post_hook(self._moved)
+        for learner in (self.learner, *self.companions.learners.values()):
+            learner.optimiser.register_step_post_hook(self._moved)
 
     # -------------------------------------------------------------- parts
 
@@ -128,7 +130,7 @@ class Job:
         last = self.step == options.steps
         evaluated = last or bool(options.evaluate_every and self.step % options.evaluate_every == 0)
         record: dict[str, Any] = {"step": self.step, "seconds": round(self.seconds, 3)}
-        record |= describe(experience) | dict(metrics) | self._speed(experience)
+        record |= describe(experience) | dict(metrics) | self._speed(experience) | self._failures()
         if evaluated:
             record |= self._evaluate()
         if options.episodes_every and (last or self.step % options.episodes_every == 0):
@@ -189,6 +191,16 @@ class Job:
 
     # -------------------------------------------------------------- pieces
 
+    def _open_policy(self) -> TextPolicy:
+        """The model the run began with; where that has gone and nothing else is made of it, the checkpoint's."""
+        options, found = self.plan.options, self._found
+        try:
+            return open_policy(options.model, self.world, options.seed, options.device, options.dtype)
+        except PanoplyError:
+            if found is None or getattr(self.method, "models", ()):
+                raise
+            return open_policy(str(found.model), self.world, options.seed, options.device, options.dtype)
+
     def _evaluate(self) -> dict[str, float]:
         with self.phase("evaluate"):
             found: Evaluation = evaluate(
@@ -213,6 +225,14 @@ class Job:
             "tokens_per_second": round(len(experience) / max(spent, 1e-9)),
             "peak_memory_mb": peak_memory(),
         }
+
+    def _failures(self) -> dict[str, int]:
+        """How many answers could not be graded so far; each new reason is told once."""
+        reasons = self.world.failures()
+        for why in reasons.keys() - self._told:
+            self.progress.say(f"An answer could not be graded and is left out: {why}.")
+        self._told |= reasons.keys()
+        return {"reward_failures": sum(reasons.values())} if reasons else {}
 
     def _guard_weights(self) -> None:
         """Finite weights can be beyond hope too: a policy of huge ones is uniform, and no loss shows it."""
@@ -265,10 +285,10 @@ class Job:
         self.companions.save(folder / "models")
 
     def _load(self, found: checkpoint.Checkpoint) -> None:
-        """All but the weights, with which the policy was opened."""
         state, tensors = found.state(), found.tensors()
         if state["threads"] != torch.get_num_threads():
             torch.set_num_threads(state["threads"])
+        self.policy.load_weights(found.model)
         self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith(("part:", "model:"))})
         self.companions.load(found.folder / "models", tensors)
         self.states = _join_tensors(state["parts"], tensors)

@@ -30,7 +30,7 @@ from panoply.rollout.beliefs import beliefs
 from panoply.rollout.engine import Complete, Request, TextEngine, Turn
 from panoply.rollout.sampling import Sampling
 from panoply.seeds import numpy_rng, stable_hash
-from panoply.worlds.world import Lesson, Play, Reply, Task, TextWorld
+from panoply.worlds.world import Lesson, OneTurn, Play, Reply, Task, TextWorld
 
 Temperature = float | Callable[[Tensor], Tensor]
 
@@ -103,13 +103,17 @@ class Collector:
             reply = log.act(turn.row, turn.turn, turn.sampled)
             return None if reply.done else reply.observation
 
+        single = type(self.world).play is TextWorld.play
         starts: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for row, play in enumerate(plays):
             starts[play.prompt].append(row)
         requests = [Request(prompt, [seeds[r] for r in rows]) for prompt, rows in starts.items()]
         order = torch.tensor([r for rows in starts.values() for r in rows])
         log.rows = order.tolist()
-        rollouts = self.engine.generate(requests, sampling, on_stop, complete=self._complete, entropy=True)
+        ending = None if single else on_stop
+        rollouts = self.engine.generate(requests, sampling, ending, complete=self._complete, entropy=True)
+        if single:
+            log.grade(self.world, rollouts.completions())
         decisions = rollouts.decisions
         decisions = decisions.plus({"episode": order[decisions.tensor("context")]})
         return decisions, rollouts.context, log
@@ -167,21 +171,16 @@ class Collector:
         given = self._given(tasks, [[(t.prompt, self.world.gold(t))] for t in tasks])
         return given.with_columns(source=torch.full_like(given["source"], TEACHER))
 
-    def teacher_pairs(self, tasks: Sequence[Task], tries: int = 64) -> Experience:
-        """For each task the reference answer, preferred to a demonstration that the verifier refuses.
-
-        A task on which the teacher does not err in `tries` demonstrations is left out.
-        """
+    def teacher_pairs(self, tasks: Sequence[Task]) -> Experience:
+        """A good answer and a bad one to each task for which the world has them."""
         first = self.state["episodes"]
         doubled: list[Task] = []
         lessons: list[list[Lesson]] = []
         for i, task in enumerate(tasks):
-            rng = numpy_rng("teacher", self.seed, first + i)
-            attempts = (self.world.demonstrate(task, rng) for _ in range(tries))
-            wrong = next((a for a in attempts if not self.world.grade(task, a)["success"]), None)
-            if wrong is not None:
+            pair = self.world.pair(task, numpy_rng("teacher", self.seed, first + i))
+            if pair is not None:
                 doubled += [task, task]
-                lessons += [self.world.turns(task, self.world.gold(task)), self.world.turns(task, wrong)]
+                lessons += [self.world.turns(task, answer) for answer in pair]
         if not doubled:
             raise PanoplyError(
                 f"The teacher of {self.world.name} made no mistakes, so there are no pairs to learn from."
@@ -222,7 +221,13 @@ class Collector:
         if "belief" in self.needs:
             columns["belief"] = beliefs(self.world, self.policy, tasks, decisions, context)
         self.state["groups"] += len(tasks) // group
-        return Experience(decisions.plus(columns), context)
+        experience = Experience(decisions.plus(columns), context)
+        if not log.failed:
+            return experience
+        if len(log.failed) == len(tasks):
+            why = "; ".join(self.world.failures())
+            raise PanoplyError(f"Not one of {len(tasks)} answers could be graded: {why}.")
+        return experience.take(~torch.isin(row, torch.tensor(log.failed)))
 
     def _given(self, tasks: Sequence[Task], lessons: Sequence[Sequence[Lesson]]) -> Experience:
         """Foreign episodes: no behaviour log-probability, since no policy of ours took these decisions."""
@@ -275,6 +280,8 @@ class _Log:
         self.rows: list[int] = []
         """The episode of each of the engine's rows."""
         self.replies: dict[tuple[int, int], tuple[int, Reply]] = {}
+        self.failed: list[int] = []
+        """Episodes that could not be graded."""
 
     def act(self, engine_row: int, turn: int, answer: Sequence[int]) -> Reply:
         row = self.rows[engine_row]
@@ -282,6 +289,15 @@ class _Log:
         reply = self.plays[row].act(answer)
         self.replies[row, turn] = (before, reply)
         return reply
+
+    def grade(self, world: TextWorld, answers: list[list[int]]) -> None:
+        """Single turns, all at once."""
+        plays = [self.plays[row] for row in self.rows]
+        tasks = [play.task for play in plays if isinstance(play, OneTurn)]
+        for row, play, signals in zip(self.rows, plays, world.grade_all(tasks, answers), strict=True):
+            if signals is None:
+                self.failed.append(row)
+            self.replies[row, 0] = (play.state, Reply(signals or {}))
 
     def columns(self, row: Tensor, turn: Tensor, end: Tensor) -> dict[str, Column]:
         """`state`, the signals on the last decision of the turn that earned them, and how episodes ended."""

@@ -81,6 +81,8 @@ class TextWorld(ABC):
     """The hyper-parameters, by name, that suit a model of this world's size."""
     markov: ClassVar[bool] = False
     """Whether an observation is the whole next prompt. Otherwise it is appended to what came before."""
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Settings of a method that this world asks for, where the method has them and the user says nothing."""
     step_tokens: ClassVar[int] = 1
     """Tokens of one step of a reference answer. Hints give whole steps."""
 
@@ -126,6 +128,25 @@ class TextWorld(ABC):
     def grade(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
         """Named signals of an answer to `task.prompt`. `success`, 0 or 1, is always among them."""
 
+    def grade_all(
+        self, tasks: Sequence[Task], answers: Sequence[Sequence[int]]
+    ) -> list[dict[str, float] | None]:
+        """Grades of many answers at once; None where grading failed, so that the sample is left out."""
+        return [self.grade(task, answer) for task, answer in zip(tasks, answers, strict=True)]
+
+    def failures(self) -> dict[str, int]:
+        """Why grading failed, and how often."""
+        return {}
+
+    def pair(self, task: Task, rng: np.random.Generator) -> tuple[list[int], list[int]] | None:
+        """A good answer and a bad one: the reference, and a demonstration the verifier refuses.
+
+        None where the teacher does not err in 64 demonstrations.
+        """
+        attempts = (self.demonstrate(task, rng) for _ in range(64))
+        wrong = next((a for a in attempts if not self.grade(task, a)["success"]), None)
+        return None if wrong is None else (self.gold(task), wrong)
+
     def gold(self, task: Task) -> list[int]:
         """The reference answer, from where the prompt ends."""
         raise PanoplyError(f"{self.name} has no reference answers.")
@@ -156,7 +177,9 @@ class TextWorld(ABC):
 
         By the probability a policy gives to it, what the policy knows by then is measured.
         """
-        raise PanoplyError(f"{self.name} has no final answer that could be asked for in the midst of an episode.")
+        raise PanoplyError(
+            f"{self.name} has no final answer that could be asked for in the midst of an episode."
+        )
 
     def mistakes(self, task: Task) -> list[list[int]]:
         """Answers the verifier must refuse: nothing at all, the reference without its end, and with two."""

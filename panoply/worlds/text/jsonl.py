@@ -1,0 +1,231 @@
+"""Your own data: prompts, answers or preferences from a file, rewards from a function of yours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from panoply.errors import PanoplyError, unknown
+from panoply.policies.chat import check_append_only, render
+from panoply.policies.tokenizer import Tokenizer
+from panoply.registry import world
+from panoply.rewards.functions import RewardFunction
+from panoply.seeds import numpy_rng, stable_hash
+from panoply.worlds.world import SPLITS, Task, TextWorld
+
+Line = Mapping[str, Any]
+
+
+@world("jsonl@1")
+@dataclass(frozen=True)
+class Jsonl(TextWorld):
+    """One JSON object a line, with `prompt` (text, or a list of chat messages) and, as the method needs, `completion`,
+    or `chosen` and `rejected`, or whatever fields the reward functions ask for.
+
+    The reward is the weighted sum of the functions' values; `success` says whether it reached `threshold`.
+    """
+
+    data: str = ""
+    """The file."""
+    model: str = ""
+    """The folder whose tokenizer is used: the run's own."""
+    rewards: tuple[str, ...] = ()
+    """Functions, FILE.py:NAME."""
+    weights: tuple[float, ...] = ()
+    """One for each function; none means 1 each."""
+    threshold: float = 0.5
+    longest: int = 256
+    """Tokens of an answer at most."""
+    longest_prompt: int = 1024
+    too_long: Literal["refuse", "drop", "cut"] = "refuse"
+    """What to do with longer prompts: refuse the file, leave them out, or keep their last tokens."""
+    held_out_share: float = 0.1
+    seconds: float = 10.0
+    """Time limit of one call of a reward function."""
+
+    preset: ClassVar[str] = "published"
+    settings: ClassVar[Mapping[str, Any]] = {"reward.name": "reward"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weights and len(self.weights) != len(self.rewards):
+            raise PanoplyError(
+                f"There are {len(self.weights)} weights for {len(self.rewards)} reward functions."
+            )
+        if not 0 < self.held_out_share < 1:
+            raise PanoplyError(f"jsonl.held_out_share is between 0 and 1, not {self.held_out_share:g}.")
+
+    # -------------------------------------------------------------- what there is
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        if not self.model:
+            raise PanoplyError("Your own data needs a model of your own: name its folder with --model.")
+        return Tokenizer.load(self.model)
+
+    @property
+    def max_tokens(self) -> int:
+        return self.longest
+
+    @cached_property
+    def access(self) -> frozenset[str]:  # type: ignore[override]
+        first = self._lines[0]
+        given = {"verify"} if self.rewards else set()
+        given |= {"teacher", "reference"} if "completion" in first or "chosen" in first else set()
+        return frozenset(given)
+
+    @cached_property
+    def _lines(self) -> list[Line]:
+        return list(read_lines(self.data))
+
+    @cached_property
+    def _tasks(self) -> dict[str, list[Task]]:
+        """Every line as a task, held out or not by a hash of its prompt."""
+        found: dict[str, list[Task]] = {split: [] for split in SPLITS}
+        long = []
+        for number, line in enumerate(self._lines, 1):
+            prompt = self._prompt(line, number)
+            if len(prompt) > self.longest_prompt:
+                long.append(number)
+                prompt = prompt[-self.longest_prompt :]
+                if self.too_long == "drop":
+                    continue
+            id = stable_hash("jsonl", *prompt)
+            split = "test" if id % 10_000 < 10_000 * self.held_out_share else "train"
+            found[split].append(Task(id, tuple(prompt), 0, {"line": line, "number": number}))
+        if long and self.too_long == "refuse":
+            raise PanoplyError(
+                f"{len(long)} of {len(self._lines)} prompts of {self.data} are longer than {self.longest_prompt} "
+                f"tokens, the first on line {long[0]}: set world.too_long to drop or cut, or raise "
+                "world.longest_prompt."
+            )
+        if not found["train"]:
+            raise PanoplyError(f"{self.data} leaves no prompt to train on.")
+        found["test"] = found["test"] or found["train"][:1]
+        return found
+
+    def _prompt(self, line: Line, number: int) -> list[int]:
+        prompt = line.get("prompt", line.get("messages"))
+        if isinstance(prompt, list):
+            self._check_template()
+            prompt = render(self.tokenizer, prompt)
+        if not isinstance(prompt, str) or not prompt:
+            raise PanoplyError(f"Line {number} of {self.data} has no field 'prompt' with text or messages.")
+        return self.tokenizer.encode(prompt)
+
+    def _check_template(self) -> None:
+        if "_template_checked" not in self.__dict__:
+            check_append_only(self.tokenizer)
+            self.__dict__["_template_checked"] = True
+
+    def task(self, split: str, index: int) -> Task:
+        """Epoch after epoch, each in an order of its own."""
+        if split not in SPLITS:
+            raise unknown("split", split, SPLITS)
+        tasks = self._tasks[split]
+        epoch, place = divmod(index, len(tasks))
+        return tasks[int(self._order(split, epoch)[place])]
+
+    def _order(self, split: str, epoch: int) -> np.ndarray[Any, Any]:
+        held = self.__dict__.setdefault("_orders", {})
+        if (split, epoch) not in held:
+            held.clear()
+            held[split, epoch] = numpy_rng("epoch", split, epoch).permutation(len(self._tasks[split]))
+        order: np.ndarray[Any, Any] = held[split, epoch]
+        return order
+
+    def held_out(self, n: int) -> list[Task]:
+        return self._tasks["test"][:n]
+
+    # -------------------------------------------------------------- answers
+
+    def demonstrate(self, task: Task, rng: np.random.Generator) -> list[int]:
+        return self._answer(task, "completion" if "completion" in task.data["line"] else "chosen")
+
+    def gold(self, task: Task) -> list[int]:
+        return self.demonstrate(task, np.random.default_rng(0))
+
+    def pair(self, task: Task, rng: np.random.Generator) -> tuple[list[int], list[int]] | None:
+        return self._answer(task, "chosen"), self._answer(task, "rejected")
+
+    def _answer(self, task: Task, field: str) -> list[int]:
+        line, number = task.data["line"], task.data["number"]
+        said = line.get(field)
+        if isinstance(said, list) and said:
+            said = said[-1].get("content")
+        if not isinstance(said, str):
+            raise PanoplyError(f"Line {number} of {self.data} has no field '{field}' with text.")
+        end = self.tokenizer.eos_id
+        return [*self.tokenizer.encode(said), *([] if end is None else [end])][: self.longest]
+
+    # -------------------------------------------------------------- rewards
+
+    @cached_property
+    def _functions(self) -> list[RewardFunction]:
+        return [RewardFunction(source, self.seconds) for source in self.rewards]
+
+    def grade(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
+        return self.grade_all([task], [answer])[0] or {"success": 0.0, "reward": 0.0}
+
+    def grade_all(
+        self, tasks: Sequence[Task], answers: Sequence[Sequence[int]]
+    ) -> list[dict[str, float] | None]:
+        """None where a function failed: that sample is lost, and no other."""
+        if not self.rewards:
+            return [self._matches(task, answer) for task, answer in zip(tasks, answers, strict=True)]
+        end = self.tokenizer.eos_id
+        texts = [self.tokenizer.decode([t for t in a if t != end]) for a in answers]
+        lines = [t.data["line"] for t in tasks]
+        fields: dict[str, list[Any]] = {name: [line.get(name) for line in lines] for name in lines[0]}
+        fields |= {"prompts": fields.pop("prompt", fields.get("messages", [])), "completions": texts}
+        columns = [function(fields) for function in self._functions]
+        names = [function.name for function in self._functions]
+        weights = self.weights or (1.0,) * len(names)
+        graded: list[dict[str, float] | None] = []
+        for row in zip(*columns, strict=True):
+            values = [v for v in row if v is not None]
+            if len(values) < len(row):
+                graded.append(None)
+                continue
+            total = sum(w * v for w, v in zip(weights, values, strict=True))
+            parts = dict(zip(names, values, strict=True))
+            graded.append({**parts, "reward": total, "success": float(total >= self.threshold)})
+        return graded
+
+    def _matches(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
+        """Without reward functions: whether the answer is the given one."""
+        same = "teacher" in self.access and list(answer) == self.gold(task)
+        return {"success": float(same), "reward": float(same)}
+
+    def failures(self) -> dict[str, int]:
+        """Why reward functions failed, and how often."""
+        functions = self._functions if "_functions" in self.__dict__ else []
+        return {f"{f.source}: {why}": n for f in functions for why, n in f.failures.items()}
+
+
+def read_lines(file: str) -> Iterator[Line]:
+    """The objects of a JSON Lines file; a bad line is named by its number."""
+    path = Path(file)
+    if not path.is_file():
+        raise PanoplyError(f"There is no data file '{file}'.")
+    empty = True
+    with open(path, encoding="utf-8") as lines:
+        for number, text in enumerate(lines, 1):
+            if not text.strip():
+                continue
+            try:
+                line = json.loads(text)
+            except ValueError as error:
+                raise PanoplyError(f"Line {number} of {file} is not JSON: {error}.") from None
+            if not isinstance(line, dict):
+                raise PanoplyError(f"Line {number} of {file} is not a JSON object.")
+            empty = False
+            yield line
+    if empty:
+        raise PanoplyError(f"{file} holds no data.")
