@@ -1,0 +1,88 @@
+"""Optimal Tool Calls."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from panoply.experience import Experience, Segments
+from panoply.methods.base.grpo import TINY, grpo
+from panoply.parts import Finding, Part, part
+from panoply.regimes import OnPolicy
+from panoply.registry import method
+from panoply.slots.regularise.terms import kl
+from panoply.slots.sample.groups import groups
+
+
+def efficiency(calls: Tensor, least: Tensor, c: float) -> Tensor:
+    """1 for the fewest calls known to be enough, less for more: sin(π·m/(m+n)), or cos(π·m/(2m+c)) where n is 0."""
+    cosine = torch.cos(math.pi * calls / (2 * calls + c))
+    sine = torch.sin(math.pi * calls / (calls + least).clamp(min=1))
+    return torch.where(least == 0, cosine, sine)
+
+
+def _equation(held: Part) -> str:
+    form, c = held.settings()["form"], held.settings()["c"]
+    cosine = f"cos(π·m/(2m+{c:g}))"
+    factor = cosine if form == "alone" else f"[sin(π·m/(m+n)), or {cosine} if n = 0]"
+    return f"success · {factor},  m calls" + ("" if form == "alone" else ", n the fewest of a right answer")
+
+
+def _inert(held: Any, method: Any) -> list[Finding]:
+    return [("remember", "form alone compares with no other episode")] if held.form == "alone" else []
+
+
+def _nothing() -> dict[str, Any]:
+    return {"task": torch.zeros(0, dtype=torch.long), "least": torch.zeros(0)}
+
+
+@part("reward", equation=_equation, inert=_inert, state=_nothing, needs={"world:tools"})
+def tool_efficiency(
+    state: dict[str, Any],
+    experience: Experience,
+    *,
+    form: Literal["group", "alone"] = "group",
+    c: float = 4.0,
+    alpha: float = 1.0,
+    remember: bool = True,
+) -> tuple[dict[str, Any], Tensor]:
+    """Correctness times an efficiency that is 1 for the fewest calls: a wrong answer earns nothing by being cheap.
+
+    form       `group` (OTC-GRPO) compares with the fewest calls of any right answer to the task; `alone` (OTC-PPO) with
+               none at all
+    c          how fast the cosine falls; the world's cap on turns
+    remember   keep a task's fewest calls for when it comes again; one lucky guess without a call is then kept for good
+    """
+    episodes = experience.by("episode")
+    calls = episodes.sum(experience["signal:calls"].float())
+    right = episodes.sum(experience["signal:success"]) > 0
+    task = episodes.first(experience["task"])
+    if form == "alone":
+        factor = efficiency(calls, torch.zeros_like(calls), c)
+    else:
+        known = state if remember else _nothing()
+        found = Segments(torch.cat([known["task"].to(task.device), task[right]]))
+        fewest = found.min(torch.cat([known["least"].to(calls), calls[right]]))
+        state = {"task": found.keys, "least": fewest} if remember else state
+        least = calls.clone()
+        least[right] = fewest[torch.searchsorted(found.keys, task[right])]
+        factor = efficiency(calls, least, c)
+    return state, alpha * episodes.rows(factor) * experience["signal:success"]
+
+
+@method("otc@1", paper=54, base="grpo", presets={"tiny": {**TINY, "reward.c": 6.0}})
+def otc() -> OnPolicy:
+    """OTC-PO: optimal tool calls (arXiv 2504.14870).
+
+    The reward for a right answer is multiplied by 1 when no right answer of the group took fewer tool calls, and by
+    less the more calls were wasted. The rest is GRPO. In a group of right answers only, the division by the deviation
+    makes efficiency the whole of the signal: credit.scale=none keeps it small.
+    """
+    return grpo().but(
+        sample=groups(prompts=16, group=5),
+        reward=tool_efficiency(),
+        regularise=(kl(weight=0.001, estimator="k3"),),
+    )

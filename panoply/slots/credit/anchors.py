@@ -1,0 +1,84 @@
+"""Credit among turns taken in the same state of the world."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from panoply.experience import Experience, Segments
+from panoply.parts import Finding, Part, part
+
+
+def turns_to_go(experience: Experience, earned: Tensor, gamma: float) -> Tensor:
+    """R_t = Σ_{k≥t} γ^{k−t} r_k inside each episode, for every turn; `earned` has one value a turn."""
+    turns, episodes = experience.by("turn"), experience.by("episode")
+    episode, number = turns.first(episodes.index), turns.first(experience["turn"])
+    table = earned.new_zeros(len(episodes), int(number.max()) + 2)
+    table[episode, number] = earned
+    for t in range(table.shape[1] - 2, -1, -1):
+        table[:, t] += gamma * table[:, t + 1]
+    return table[episode, number]
+
+
+def standing(values: Tensor, peers: Segments, scale: Literal["std", "none"], epsilon: float) -> Tensor:
+    """Values against the mean of their peers, in standard deviations; exactly 0 where all peers are equal."""
+    relative = values - peers.rows(peers.mean(values))
+    if scale == "std":
+        relative = relative / (peers.rows(peers.std(values)) + epsilon)
+    return relative.masked_fill(peers.rows(peers.constant(values)), 0.0)
+
+
+def _equation(held: Part) -> str:
+    s = held.settings()
+    over = " / std" if s["scale"] == "std" else ""
+    return (
+        f"A = (R − mean_group R){over} + {s['omega']:g}·(R_t − mean_state R_t){over},  "
+        f"R_t = Σ_k≥t {s['gamma']:g}^(k−t)·r_k"
+    )
+
+
+def _inert(held: Any, method: Any) -> list[Finding]:
+    found = [("gamma", "omega is 0, so that returns of turns do not count")] if held.omega == 0 else []
+    return found + ([("epsilon", "nothing is divided when scale is none")] if held.scale == "none" else [])
+
+
+@part("credit", equation=_equation, inert=_inert)
+def episode_and_anchor(
+    experience: Experience,
+    *,
+    omega: float = 1.0,
+    gamma: float = 0.95,
+    scale: Literal["std", "none"] = "std",
+    votes: Literal["episode", "turn"] = "episode",
+    alone: Literal["zero", "return"] = "zero",
+    epsilon: float = 1e-6,
+) -> Tensor:
+    """A^E, an episode's return against its group's, plus ω·A^S, a turn's return against those from the same state.
+
+    A state is the world's own (`state`), of one group only; a turn in a state that nobody else was in, nor the episode
+    itself before, has A^S = 0. All decisions of a turn share its advantage. With γ = 1 and a reward at the end, turns
+    of successful episodes tie in every state: only γ < 1 tells the shorter way from the longer.
+
+    votes   whose returns make a group's mean and deviation: each episode's once, or, as in the released code, once for
+            each of its turns, so that long episodes weigh more
+    alone   the A^E of an episode that is its whole group: 0, or its return as it is (released code)
+    """
+    turns, episodes = experience.by("turn"), experience.by("episode")
+    reward = experience["reward"]
+    returns, of_turn = episodes.sum(reward), turns.first(episodes.index)
+    group_of_turn, group_of_episode = (s.first(experience["group"]) for s in (turns, episodes))
+
+    if votes == "turn":
+        whole = standing(returns[of_turn], Segments(group_of_turn), scale, epsilon)
+    else:
+        whole = standing(returns, Segments(group_of_episode), scale, epsilon)[of_turn]
+    if alone == "return":
+        peers = Segments(group_of_episode)
+        whole = torch.where((peers.rows(peers.count) == 1)[of_turn], returns[of_turn], whole)
+
+    states = Segments(turns.first(experience["state"]))
+    anchors = Segments(Segments(group_of_turn).index * len(states) + states.index)
+    step = standing(turns_to_go(experience, turns.sum(reward), gamma), anchors, scale, epsilon)
+    return turns.rows(whole + omega * step)
