@@ -7,6 +7,7 @@ gradient; micro-batches never cut a term's unit.
 from __future__ import annotations
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -17,6 +18,9 @@ from torch import Tensor
 from panoply.batch import LOG_RATIO_LIMIT, Batch
 from panoply.errors import PanoplyError
 from panoply.experience import Experience, Segments, Table, Unit
+from panoply.loops.masters import Masters
+from panoply.loops.totals import Totals
+from panoply.loops.totals import mean_metrics as mean_metrics
 from panoply.parts import Part
 from panoply.regimes import Method
 from panoply.slots.schedule.schedules import at
@@ -56,7 +60,8 @@ class Learner:
         self.total_steps = total_steps
         self.micro_tokens = micro_tokens
         self.settings = self.update.settings()
-        self.parameters = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+        self.masters = Masters({n: p for n, p in policy.named_parameters() if p.requires_grad})
+        self.parameters = self.masters.moving
         self.optimiser: torch.optim.Optimizer = self.update(self.parameters.values())
 
     def step(self, experience: Experience, step: int) -> dict[str, float]:
@@ -66,6 +71,7 @@ class Learner:
         _guard(metrics)
         metrics["lr"] = self._set_rate(step)
         self.optimiser.step()
+        self.masters.publish()
         return metrics
 
     def gradient(self, experience: Experience, step: int = 0) -> dict[str, Tensor]:
@@ -79,14 +85,51 @@ class Learner:
         active = self._active(step)
         rows = self._with_weights(experience, active)
         prepared = self._prepare(rows, active)
-        totals = _Totals()
-        self.optimiser.zero_grad(set_to_none=True)
-        for micro in self.micro_batches(self._awake(rows, active)):
-            batch = Batch(micro, self.policy.score(micro, self.needs), prepared)
+        awake = self._awake(rows, active)
+        while True:
+            try:
+                means = self._backward(awake, active, prepared)
+            except torch.OutOfMemoryError:
+                means = None
+            if means is None:  # outside of the handler, which would keep the failed pass alive
+                self._halve(awake)
+            elif not self.masters.overflowed(means["loss"]):
+                self.masters.unscale()
+                return means
+
+    def _backward(
+        self, rows: Experience, active: Sequence[_Active], prepared: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """Gradients from nothing, a micro-batch at a time."""
+        totals = Totals()
+        self.masters.clear()
+        for micro in self.micro_batches(rows):
+            batch = Batch(self._beside(micro), self.policy.score(micro, self.needs), prepared)
             loss = self._loss(batch, active, totals)
             if loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]
+                (loss * self.masters.scale).backward()  # type: ignore[no-untyped-call]
+                self.masters.collect()
         return totals.means()
+
+    def _halve(self, rows: Experience) -> None:
+        """After running out of memory: smaller micro-batches from now on, which give the same gradient."""
+        self.masters.clear()
+        torch.cuda.empty_cache()
+        parts = [int(m.context.ragged("tokens").lengths.sum()) for m in self.micro_batches(rows)]
+        self.micro_tokens = min(self.micro_tokens, max(parts)) // 2
+        if len(list(self.micro_batches(rows))) <= len(parts):
+            raise PanoplyError(
+                f"Out of memory on a micro-batch of {max(parts)} tokens that cannot be split further: take a smaller "
+                "model, shorter sequences, or run.dtype=bfloat16. The run can be resumed."
+            )
+        warnings.warn(
+            f"Out of memory: going on with micro-batches of {self.micro_tokens} tokens.", stacklevel=2
+        )
+
+    def _beside(self, rows: Experience) -> Experience:
+        """The rows on the device of the weights."""
+        device = next((p.device for p in self.parameters.values()), rows["action"].device)
+        return rows if rows["action"].device == device else rows.to(device)
 
     # -------------------------------------------------------------- the objective
 
@@ -112,7 +155,7 @@ class Learner:
                 columns[column] = mask.float() / max(1, _units(experience.take(mask), term.info.unit))
         return experience.with_columns(**columns)
 
-    def _loss(self, batch: Batch, active: Sequence[_Active], totals: _Totals) -> Tensor:
+    def _loss(self, batch: Batch, active: Sequence[_Active], totals: Totals) -> Tensor:
         """The weighted sum of the terms, each on the decisions of its own stream."""
         loss = next(iter(batch.now.values())).new_zeros(())
         for term, column, weight in active:
@@ -123,8 +166,8 @@ class Learner:
             shares = view[column] if term.info.unit == "decision" else view[column][0]
             term_loss = (values * shares.to(values.dtype)).sum()
             loss = loss + DESCENT[term.info.slot] * weight * term_loss
-            totals.add(term, float(term_loss.detach()), stats)
-        totals.loss += float(loss.detach())
+            totals.add(term, term_loss.detach(), stats)
+        totals.loss = totals.loss + loss.detach().double()
         if "entropy" in batch.now:
             totals.add_stats({"entropy": batch.now["entropy"].detach()})
         return loss
@@ -134,7 +177,7 @@ class Learner:
         asking = [term for term, _, _ in active if term.info.prepare is not None]
         if not asking:
             return {}
-        batch = Batch(rows, self._score(rows))
+        batch = Batch(self._beside(rows), self._score(rows))
         found: dict[str, Any] = {}
         with torch.no_grad():
             for term in asking:
@@ -175,7 +218,7 @@ class Learner:
         if "tokens" not in rows.context:
             yield rows
             return
-        tokens = rows.context.ragged("tokens").lengths
+        tokens = fresh_tokens(rows.context)
         if int(tokens.sum()) <= self.micro_tokens:
             yield rows
             return
@@ -229,52 +272,18 @@ class Learner:
         for name, parameter in self.parameters.items():
             for key, value in self.optimiser.state.get(parameter, {}).items():
                 named[f"{name}:{key}"] = torch.as_tensor(value).detach()
-        return named
+        return {**named, **self.masters.state()}
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
         for full, value in named.items():
             name, _, key = full.rpartition(":")
+            if key == "master":
+                self.masters.load(name, value)
+                continue
             parameter = self.parameters[name]
             fused = self.optimiser.defaults.get("fused")  # whose scalars live beside the parameter
             device = parameter.device if value.dim() or fused else value.device
             self.optimiser.state[parameter][key] = value.clone().to(device)
-
-
-def mean_metrics(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the steps that have it."""
-    names = dict.fromkeys(name for metrics in found for name in metrics)
-    having = {name: [m[name] for m in found if name in m] for name in names}
-    return {name: sum(values) / len(values) for name, values in having.items()}
-
-
-class _Totals:
-    """Metrics summed over micro-batches: means over rows, or maxima where the name ends in `/max`."""
-
-    def __init__(self) -> None:
-        self.loss = 0.0
-        self.values: dict[str, float] = defaultdict(float)
-        self.sums: dict[str, float] = defaultdict(float)
-        self.counts: dict[str, int] = defaultdict(int)
-        self.maxima: dict[str, float] = {}
-
-    def add(self, term: Part, value: float, stats: Mapping[str, Tensor]) -> None:
-        self.values[term.info.name] += value
-        self.add_stats(stats)
-
-    def add_stats(self, stats: Mapping[str, Tensor]) -> None:
-        for name, column in stats.items():
-            if len(column) == 0:
-                continue
-            if name.endswith("/max"):
-                name = name.removesuffix("/max")
-                self.maxima[name] = max(self.maxima.get(name, -math.inf), float(column.max()))
-            else:
-                self.sums[name] += float(column.double().sum())
-                self.counts[name] += len(column)
-
-    def means(self) -> dict[str, float]:
-        means = {name: total / self.counts[name] for name, total in self.sums.items()}
-        return {"loss": self.loss, **self.values, **means, **self.maxima}
 
 
 def _units(experience: Experience, unit: Unit) -> int:
@@ -318,8 +327,21 @@ def _join_pairs(rows: Experience, pairs: Table, label: Tensor) -> Tensor:
     return episodes.rows(joined)
 
 
+def fresh_tokens(context: Table) -> Tensor:
+    """What each context adds to a forward pass: a prefix that others share counts once, with the first of them."""
+    tokens = context.ragged("tokens").lengths
+    if "prompt" not in context or "shared" not in context:
+        return tokens
+    first = Segments(context.tensor("prompt")).first(torch.arange(len(tokens), device=tokens.device))
+    fresh = (tokens - context.tensor("shared")).clamp(min=0)
+    return fresh.index_copy(0, first, tokens[first])
+
+
 def _fill(costs: Sequence[int], limit: int) -> list[int]:
-    """First-come bins: the bin of each item, a new one whenever the limit would be passed."""
+    """First-come bins of like size: the bin of each item, a new one whenever the limit would be passed."""
+    total = sum(costs)
+    even = -(-total // -(-total // limit))
+    limit = min(limit, even + max(costs) - 1)
     bins, current, used = [], 0, 0
     for cost in costs:
         if used and used + cost > limit:

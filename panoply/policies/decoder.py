@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from panoply.errors import PanoplyError
 from panoply.policies.decoder_config import DecoderConfig
@@ -15,6 +17,7 @@ from panoply.policies.scoring import wide_product
 
 if TYPE_CHECKING:
     from panoply.policies.cache import Cache
+    from panoply.policies.packing import Packing
 
 __all__ = ["Decoder", "DecoderConfig", "Visibility"]
 
@@ -52,6 +55,11 @@ class Visibility:
         mask = torch.zeros(visible.shape, dtype=self.dtype, device=query.device)
         return mask.masked_fill_(~visible, float("-inf"))[:, None]
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        """[B, T, heads, size] queries and [B, keys, kv_heads, size] keys and values to [B, T, heads, size]."""
+        mask = self.mask(window, k.shape[1])
+        return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask).transpose(1, 2)
+
 
 class Norm(nn.Module):
     """RMSNorm, computed in float32 whatever the weights are."""
@@ -77,21 +85,15 @@ class Attention(nn.Module):
             self.q_norm, self.k_norm = Norm(size, config.norm_eps), Norm(size, config.norm_eps)
         self.qk_norm = config.qk_norm
 
-    def forward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], sight: Visibility, cache: Cache | None
-    ) -> Tensor:
+    def project(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [B, T, heads, size] each."""
         rows, length, _ = x.shape
         q, k, v = (
             p(x).view(rows, length, -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj)
         )
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = rotate(q, rotation).transpose(1, 2), rotate(k, rotation).transpose(1, 2), v.transpose(1, 2)
-        if cache is not None:
-            k, v = cache.append(self.index, k, v)
-        mixed = attend(q, k, v, sight.mask(self.window, k.shape[2]))
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(rows, length, -1))
-        return out
+        return rotate(q, rotation), rotate(k, rotation), v
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -137,11 +139,33 @@ class Block(nn.Module):
         self.mlp = FeedForward(config)
 
     def forward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], sight: Visibility, cache: Cache | None
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        sight: Visibility | Packing,
+        cache: Cache | None,
+        compiled: bool = False,
     ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotation, sight, cache)
+        before, after = _compiled() if compiled else (Block.before, Block.after)
+        q, k, v = before(self, x, rotation)
+        if cache is not None:
+            seen = cache.append(self.self_attn.index, k.transpose(1, 2), v.transpose(1, 2))
+            k, v = seen[0].transpose(1, 2), seen[1].transpose(1, 2)
+        return after(self, x, sight.attend(q, k, v, self.self_attn.window))
+
+    def before(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        return self.self_attn.project(self.input_layernorm(x), rotation)
+
+    def after(self, x: Tensor, mixed: Tensor) -> Tensor:
+        x = x + self.self_attn.o_proj(mixed.flatten(2))
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
+
+
+@functools.cache
+def _compiled() -> tuple[Any, Any]:
+    """What a block does on either side of attention, compiled once for all blocks and all lengths."""
+    return torch.compile(Block.before, dynamic=True), torch.compile(Block.after, dynamic=True)
 
 
 class Stack(nn.Module):
@@ -159,6 +183,10 @@ class Decoder(nn.Module):
 
     softcap = 0.0
     """None of these layouts caps its logits; others do."""
+    compiling = True
+    """Whether blocks are compiled where rows are packed on a GPU."""
+    checkpointing = False
+    """Whether a block's inside is computed again in the backward pass, for a third more work and little memory."""
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
@@ -188,6 +216,11 @@ class Decoder(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.model.norm.weight.dtype
 
+    @property
+    def packs(self) -> bool:
+        """Whether rows are best packed: where there is an attention kernel for it."""
+        return self.device.type == "cuda" and self.dtype in (torch.bfloat16, torch.float16)
+
     def hidden(
         self,
         tokens: Tensor,
@@ -205,18 +238,26 @@ class Decoder(nn.Module):
         segments: Tensor | None = None,
         cache: Cache | None = None,
         taps: Collection[int] = (),
+        packing: Packing | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Also the states after `taps` blocks, as transformers counts: 0 the embedding, the last normed."""
+        """Also the states after `taps` blocks, as transformers counts: 0 the embedding, the last normed.
+
+        A `packing` says who sees whom in one packed row.
+        """
         if segments is not None and cache is not None:
             raise ValueError("segments and a cache cannot be combined")
         if bad := [k for k in taps if not 0 <= k <= self.config.layers]:
             raise PanoplyError(f"There is no hidden state {bad[0]} in {self.config.layers} layers.")
         x: Tensor = self.model.embed_tokens(tokens)
         rotation = self._rotation(positions, x.dtype)
-        sight = Visibility(positions, segments, cache is not None, x.dtype)
+        sight = packing or Visibility(positions, segments, cache is not None, x.dtype)
+        compiled = self.compiling and packing is not None and x.is_cuda
         tapped = {0: x} if 0 in taps else {}
         for depth, block in enumerate(self.model.layers, start=1):
-            x = block(x, rotation, sight, cache)
+            if self.checkpointing and torch.is_grad_enabled() and cache is None:
+                x = checkpoint(block, x, rotation, sight, None, compiled, use_reentrant=False)
+            else:
+                x = block(x, rotation, sight, cache, compiled)
             if depth in taps:
                 tapped[depth] = x
         x = self.model.norm(x)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.experience import Experience, Ragged
+from panoply.policies.packing import Packing, pack
 
 CALL_TOKENS = 256
 """What one more forward call costs, in tokens: a bucket is split when that saves more padding."""
@@ -23,11 +24,13 @@ class Rows:
     segments: Tensor | None
     decision: Tensor
     state: Tensor
+    packing: Packing | None = None
 
     def to(self, device: torch.device | str) -> Rows:
         segments = None if self.segments is None else self.segments.to(device)
         rest = (self.decision.to(device), self.state.to(device))
-        return Rows(self.tokens.to(device), self.positions.to(device), segments, *rest)
+        packing = None if self.packing is None else self.packing.to(device)
+        return Rows(self.tokens.to(device), self.positions.to(device), segments, *rest, packing)
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,18 @@ class _Pieces:
     column: Tensor
 
 
-def lay_out(experience: Experience, *, shared: bool = True, dense: int = 384) -> list[Rows]:
+ENDLESS = 1 << 40
+
+
+def lay_out(
+    experience: Experience, *, shared: bool = True, dense: int = 384, packed: bool = False
+) -> list[Rows]:
     """Rows with every state a decision is predicted from, and no more: what follows the last is left out.
 
     With `shared`, contexts of one prompt share a row, in which their common prefix stands once; without, or
     where there is nothing to share, each is a row of its own. `dense` is the row length at which attention
-    costs as much as the rest of the model: beyond it a prompt is better split over several rows.
+    costs as much as the rest of the model: beyond it a prompt is better split over several rows. `packed`
+    lays all rows end to end in one, which needs an attention that does not look across.
     """
     tokens = experience.context.ragged("tokens").to("cpu")
     context, position = experience["context"].cpu(), experience["position"].cpu()
@@ -58,13 +67,15 @@ def lay_out(experience: Experience, *, shared: bool = True, dense: int = 384) ->
     needed = position.new_zeros(len(tokens)).scatter_reduce(0, context, position, "amax")
     if bool((needed >= tokens.lengths.clamp(min=1)).any()):
         raise PanoplyError("A decision's position lies beyond the end of its tokens.")
-    prefix, row = _assign(experience, needed, shared, dense)
+    prefix, row = _assign(experience, needed, shared, ENDLESS if packed else dense)
     pieces, prefix_piece, suffix_piece = _cut(needed, prefix, row)
 
     before = position - 1
     inside = before < prefix[context]
     piece = torch.where(inside, prefix_piece[context], suffix_piece[context])
     column = pieces.column[piece] + before - pieces.start[piece]
+    if packed:
+        return [_pack(tokens, pieces, row[context], column)]
     return _fill(tokens, pieces, row[context], column)
 
 
@@ -136,10 +147,27 @@ def _cut(needed: Tensor, prefix: Tensor, row: Tensor) -> tuple[_Pieces, Tensor, 
     return pieces, prefix_piece, suffix_piece
 
 
+def _within(pieces: _Pieces) -> Tensor:
+    """Each token's index in its piece."""
+    begin = pieces.length.cumsum(0) - pieces.length
+    return torch.arange(int(pieces.length.sum())) - begin.repeat_interleave(pieces.length)
+
+
+def _pack(tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor) -> Rows:
+    """All pieces in one row; `row` and `column` are the decisions'."""
+    within = _within(pieces)
+    position = pieces.start.repeat_interleave(pieces.length) + within
+    token = tokens.values[tokens.offsets[pieces.context].repeat_interleave(pieces.length) + position]
+    begin = pieces.length.cumsum(0) - pieces.length
+    of_row = begin[torch.searchsorted(pieces.row, torch.arange(int(pieces.row[-1]) + 1))]
+    packing = pack(pieces.length, pieces.segment, pieces.row)
+    decision = torch.arange(len(row))
+    return Rows(token[None], position[None], None, decision, of_row[row] + column, packing)
+
+
 def _fill(tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor) -> list[Rows]:
     """Lay the pieces out, a batch of rows per bucket of lengths; `row` and `column` are the decisions'."""
-    within = torch.arange(int(pieces.length.sum()))
-    within -= (pieces.length.cumsum(0) - pieces.length).repeat_interleave(pieces.length)
+    within = _within(pieces)
 
     def spread(per_piece: Tensor) -> Tensor:
         return per_piece.repeat_interleave(pieces.length)

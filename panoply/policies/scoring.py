@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from panoply.experience import Ragged
 
-CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 27}
+CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 28}
 """Logits held at a time when no chunk is given: what a core's cache likes, or a small share of GPU memory."""
 NEVER = -1e4
 """Stands in for log 0, whose product with probability 0 would be NaN."""
@@ -39,6 +41,19 @@ class Head:
         if self.allowed is not None:
             z = z.masked_fill_(forbidden(self.allowed, rows, z.shape[1]), float("-inf"))
         return z, slope
+
+    def fused(self, hidden: Tensor) -> bool:
+        """Whether kernels do it that read the logits once: on a GPU, if nothing but a temperature acts."""
+        plain = self.allowed is None and not self.softcap and hidden.dtype != torch.float64
+        return hidden.is_cuda and plain and _has_triton()
+
+    def heat(self, rows: slice) -> Tensor | None:
+        return None if self.temperature is None else self.temperature[rows]
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
@@ -68,6 +83,15 @@ class _Score(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         lse, logp, spread = [], [], []
         for rows in _chunks(len(hidden), chunk):
+            if head.fused(hidden):
+                from panoply.kernels.scoring import normalise
+
+                z = wide_product(hidden[rows], weight.t())
+                total, chosen, entropies = normalise(z, actions[rows], head.heat(rows), entropy)
+                lse.append(total)
+                logp.append(chosen)
+                spread += [] if entropies is None else [entropies]
+                continue
             z, _ = head.logits(hidden, weight, rows)
             total = z.logsumexp(1)
             lse.append(total)
@@ -96,21 +120,47 @@ class _Score(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden) if need_hidden else None
         d_weight = torch.zeros(weight.shape, dtype=lse.dtype, device=weight.device) if need_weight else None
         for rows in _chunks(len(hidden), ctx.chunk):
-            z, slope = ctx.head.logits(hidden, weight, rows)
-            z = z.sub_(lse[rows, None])
-            g = _through_softmax(
-                z, actions[rows], _part(g_logp, rows), _part(g_entropy, rows), entropies, rows
-            )
-            if ctx.head.temperature is not None:
-                g = g.div_(ctx.head.temperature[rows, None])
-            if slope is not None:
-                g = g.mul_(slope)
-            g = g.to(weight.dtype)
+            parts = (actions[rows], _part(g_logp, rows), _part(g_entropy, rows))
+            if ctx.head.fused(hidden):
+                g = _fused_slope(ctx.head, hidden, weight, rows, parts, lse, entropies)
+            else:
+                z, slope = ctx.head.logits(hidden, weight, rows)
+                g = _through_softmax(z.sub_(lse[rows, None]), *parts, entropies, rows)
+                if ctx.head.temperature is not None:
+                    g = g.div_(ctx.head.temperature[rows, None])
+                if slope is not None:
+                    g = g.mul_(slope)
+                g = g.to(weight.dtype)
             if d_hidden is not None:
                 d_hidden[rows] = g @ weight
             if d_weight is not None:
-                d_weight += wide_product(g.t(), hidden[rows])
+                _add_product(d_weight, g.t(), hidden[rows])
         return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a · b, the sum in `total`'s dtype."""
+    if a.is_cuda and a.dtype != total.dtype:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total += wide_product(a, b)
+
+
+def _fused_slope(
+    head: Head,
+    hidden: Tensor,
+    weight: Tensor,
+    rows: slice,
+    parts: tuple[Tensor, Tensor | None, Tensor | None],
+    lse: Tensor,
+    entropies: Tensor,
+) -> Tensor:
+    from panoply.kernels.scoring import slope
+
+    actions, g_logp, g_entropy = parts
+    spread = entropies[rows] if len(entropies) else None
+    z = wide_product(hidden[rows], weight.t())
+    return slope(z, actions, head.heat(rows), lse[rows], spread, g_logp, g_entropy, weight.dtype)
 
 
 def _through_softmax(
@@ -157,6 +207,8 @@ def score_actions(
         raise ValueError(f"hidden {tuple(hidden.shape)} and actions {tuple(actions.shape)} do not fit")
     budget = CHUNK_ELEMENTS.get(hidden.device.type, 1 << 24)
     chunk = chunk or max(64, budget // len(head_weight))
+    if hidden.is_cuda and chunk > 128:
+        chunk -= chunk % 128  # whole tiles
     head = Head(temperature, allowed, softcap)
     logp, entropies, _ = _Score.apply(hidden, head_weight, actions, head, entropy, chunk)  # type: ignore[no-untyped-call]
     return {"logp": logp, "entropy": entropies} if entropy else {"logp": logp}

@@ -6,6 +6,7 @@ import copy
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +75,11 @@ class TextPolicy:
     def device(self) -> torch.device:
         return self.model.device
 
+    @property
+    def packs(self) -> bool:
+        """Whether sequences are scored end to end in one row, without padding."""
+        return bool(getattr(self.model, "packs", False))
+
     def parameters(self) -> Iterator[nn.Parameter]:
         return (p for p in self.model.parameters() if p.requires_grad)
 
@@ -112,9 +118,11 @@ class TextPolicy:
         found: dict[str, list[Tensor]] = {}
         order = []
         # Attention costs as much as the rest of a block on rows of about six times the width.
-        for rows in lay_out(experience, shared=self.shared, dense=6 * self.model.config.width):
+        dense, packed = 6 * self.model.config.width, self.packs
+        for rows in lay_out(experience, shared=self.shared, dense=dense, packed=packed):
             part = rows.to(self.device)
-            last, tapped = self.model.hidden_states(part.tokens, part.positions, part.segments, taps=taps)
+            laid: dict[str, Any] = {"packing": part.packing} if packed else {"segments": part.segments}
+            last, tapped = self.model.hidden_states(part.tokens, part.positions, **laid, taps=taps)
             scores = self._score_rows(experience, rows.decision, _pick(last, part.state), "entropy" in needs)
             scores |= {f"hidden:{k}": _pick(state, part.state) for k, state in tapped.items()}
             for name, column in scores.items():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
+from panoply.rollout.graphs import GraphDecoder, graph_decoder
 from panoply.rollout.masks import BatchMask, View, combined
 from panoply.rollout.prefill import Prompts, chunks, feed, padded
 from panoply.rollout.requests import CachedModel, Complete, OnStop, Request, Turn
@@ -64,17 +65,13 @@ class Generation:
         longest = max(map(len, self.prompts), default=0)
         capacity = min(longest + min(self.sampling.max_tokens, _AHEAD), self.context) + 1
         self.size, self.budget = min(slots, len(self.waiting)), prefill_tokens
-        self.cache = self.model.new_cache(self.size, capacity)
-        self.history = torch.zeros(self.size, capacity, dtype=torch.long, device=self.device)
+        self._allocate(capacity, min(longest + self.sampling.max_tokens, self.context) + 1, patience)
         self.source = Prompts(self.model, self.prompts, prefill_tokens)
         self.slots, self.reach = Slots.empty(self.device), 0
         self.admit()
-        steps = 0
         while len(self.slots):
-            self.step()
-            steps += 1
-            if steps % patience == 0:
-                self.settle(compact)
+            self.steps(patience)
+            self.settle(compact)
         return self.recorder.result(
             torch.tensor(self.prompt, dtype=torch.long),
             torch.tensor([len(self.prompts[p]) for p in self.prompt], dtype=torch.long),
@@ -82,14 +79,48 @@ class Generation:
             tuple(self.requests[i].key for i in self.request),
         )
 
+    def _allocate(self, capacity: int, whole: int, patience: int) -> None:
+        """Cache and history: what turns need at first or, at the fixed addresses graphs want, the `whole`."""
+        self.graphs = graph_decoder(self.model, self.size, whole, patience) if self.size else None
+        if self.graphs is not None:
+            self.size = min(self.size, self.graphs.rows)
+            self.cache, self.history = self.graphs.cache, self.graphs.history
+            self.graphs.configure(self.stops, self.temperatures)
+        else:
+            self.cache = self.model.new_cache(self.size, capacity)
+            self.history = torch.zeros(self.size, capacity, dtype=torch.long, device=self.device)
+        early = self.sampling.min_tokens and self.sampling.stop_tokens
+        looks = self.mask or self.masks or self.strings or self.complete
+        self.plain = not (looks or early or self.sampling.truncates)
+
+    def steps(self, count: int) -> None:
+        """Up to `count` tokens, no more than any turn has left, before the host looks for ended ones."""
+        if count > 1:
+            slots = self.slots
+            left, end = torch.stack([(slots.limit - slots.position).max() - 1, slots.limit.max()]).tolist()
+            count = max(1, min(count, left))
+            self._reserve(min(self.reach + count, end + 1))
+        if self.graphs is not None and self.plain:
+            self.burst(self.graphs, count)
+            return
+        for _ in range(count):
+            self.step()
+
+    def burst(self, graphs: GraphDecoder, count: int) -> None:
+        """As many steps, wholly on the device."""
+        row, turn = self.slots.row.repeat(count), self.slots.turn.repeat(count)
+        self.slots, drawn = graphs.burst(self.slots, count)
+        entropy = drawn.entropy if self.entropy else None
+        draws = Draw(drawn.action, drawn.logp, drawn.temperature, None, entropy)
+        self.recorder.step(row, drawn.position, turn, drawn.live, draws)
+        self.reach = min(self.reach + count, self.history.shape[1])
+
     def step(self) -> None:
         """Feed every slot's newest token and draw the next. Ended slots repeat themselves, unrecorded."""
         slots = self.slots
         self._reserve(self.reach + 1)
-        self.cache.begin(slots.position[:, None], self._width())
-        hidden = self.model.hidden(slots.token[:, None], slots.position[:, None], cache=self.cache)
         position = slots.position + 1
-        drawn = self._draw(self.model.logits(hidden[:, 0]), position)
+        drawn = self._draw(self._logits(), position)
         self.recorder.step(slots.row, position, slots.turn, slots.live, drawn)
         self.history[: len(slots)].scatter_(1, position[:, None], drawn.action[:, None])
         full = (position + 1 >= slots.limit) * LENGTH
@@ -99,6 +130,15 @@ class Generation:
         if self.complete is not None:
             self._look_for_complete(self.complete)
         self.reach += 1
+
+    def _logits(self) -> Tensor:
+        """What follows every slot's newest token, which goes into the cache."""
+        slots = self.slots
+        if self.graphs is not None:
+            return self.graphs.logits(slots)
+        self.cache.begin(slots.position[:, None], self._width())
+        hidden = self.model.hidden(slots.token[:, None], slots.position[:, None], cache=self.cache)
+        return self.model.logits(hidden[:, 0])
 
     def _draw(self, logits: Tensor, position: Tensor) -> Draw:
         slots, within = self.slots, position - self.slots.start
@@ -260,6 +300,10 @@ class Generation:
         if length <= self.history.shape[1]:
             return
         wider = min(max(length, 2 * self.history.shape[1]), max(length, self.context + 1))
+        if self.graphs is not None:
+            self.graphs.grow(wider)
+            self.history = self.graphs.history
+            return
         self.cache.grow(wider)
         grown = self.history.new_zeros(self.size, wider)
         grown[:, : self.history.shape[1]] = self.history

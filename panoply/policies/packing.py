@@ -1,0 +1,154 @@
+"""Packed rows: all sequences end to end without padding, attended with torch's variable-length kernel.
+
+A suffix's keys are its prefix's and its own: keys and values, a small part of the work, are copied to each suffix, and
+everything else of a prefix is computed once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Pieces of a packed row of N tokens: piece i has queries `queries[i] : queries[i + 1]` of the row, and keys
+    `keys[i] : keys[i + 1]` of a list of K, causal from its end.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    longest: tuple[int, int]
+    """The most queries and the most keys of a piece."""
+    source: Tensor
+    """[K] the token each key is of."""
+    own: Tensor
+    """[N] where in the list a token stands in its own piece."""
+    copies: Tensor
+    """Where in the list the copies of prefix tokens stand, and (`copied`) of which prefix token each is."""
+    copied: Tensor
+    prefix: Tensor
+    """The prefix tokens that `copied` numbers."""
+
+    def to(self, device: torch.device | str) -> Packing:
+        moved = {f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return Packing(longest=self.longest, **moved)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        """[1, N, heads, size] queries and [1, N, kv_heads, size] keys and values to [1, N, heads, size]."""
+        keys, values = self.spread(k[0]), self.spread(v[0])
+        if not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16):
+            return self._one_by_one(q[0], keys, values, window)[None]
+        return _flash(q[0], keys, values, self.queries, self.keys, self.longest, window)[None]
+
+    def spread(self, x: Tensor) -> Tensor:
+        """[N, …] tokens to the list of keys."""
+        if not len(self.copies):
+            return x
+        spread: Tensor = _Spread.apply(x, self)  # type: ignore[no-untyped-call]
+        return spread
+
+    def _one_by_one(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        """The same a piece at a time: the reference, and the way for float32 on a GPU or a CPU."""
+        found = []
+        bounds = zip(self.queries.tolist(), self.keys.tolist(), strict=True)
+        (begin, first), *rest = bounds
+        for end, last in rest:
+            here, there = end - begin, last - first
+            query = torch.arange(there - here, there, device=q.device)[:, None]
+            key = torch.arange(there, device=q.device)
+            seen = key <= query
+            if window:
+                seen = seen & (key > query - window)
+            query, key, value = (x.transpose(0, 1) for x in (q[begin:end], k[first:last], v[first:last]))
+            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
+            found.append(mixed.transpose(0, 1))
+            begin, first = end, last
+        return torch.cat(found)
+
+
+def pack(length: Tensor, segment: Tensor, row: Tensor) -> Packing:
+    """The packing of pieces in the order they lie: of each row first its prefix (segment 0), then its suffixes."""
+    begin = length.cumsum(0) - length
+    first = torch.searchsorted(row, row)
+    shared = torch.where(segment > 0, length[first], 0)
+    kept = length > 0
+    length, begin, shared, prefix_at = length[kept], begin[kept], shared[kept], begin[first][kept]
+    seen = shared + length
+    ends = seen.cumsum(0)
+
+    def ragged(counts: Tensor) -> Tensor:
+        """0…count−1 for each count, one after another."""
+        return torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+
+    inside = ragged(seen)
+    shared_here = shared.repeat_interleave(seen)
+    copy = inside < shared_here
+    source = torch.where(
+        copy,
+        prefix_at.repeat_interleave(seen) + inside,
+        begin.repeat_interleave(seen) + inside - shared_here,
+    )
+    own = ((ends - length).repeat_interleave(length)) + ragged(length)
+    copies = copy.nonzero().flatten()
+    prefix, copied = torch.unique(source[copies], return_inverse=True)
+    zero = torch.zeros(1, dtype=torch.int32)
+    return Packing(
+        queries=torch.cat([zero, length.cumsum(0).int()]),
+        keys=torch.cat([zero, ends.int()]),
+        longest=(int(length.max()), int(seen.max())),
+        source=source,
+        own=own,
+        copies=copies,
+        copied=copied,
+        prefix=prefix,
+    )
+
+
+class _Spread(torch.autograd.Function):
+    """Copying prefix keys; their gradients are summed in float32, however many suffixes there are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packing: Packing) -> Tensor:
+        ctx.packing = packing
+        return x.index_select(0, packing.source)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        p: Packing = ctx.packing
+        out = g.index_select(0, p.own)
+        wide = torch.promote_types(g.dtype, torch.float32)
+        total = torch.zeros(len(p.prefix), *g.shape[1:], dtype=wide, device=g.device)
+        total.index_add_(0, p.copied, g.index_select(0, p.copies).to(wide))
+        total += out.index_select(0, p.prefix)
+        return out.index_copy_(0, p.prefix, total.to(g.dtype)), None
+
+
+@cache
+def _flash_options() -> frozenset[str]:
+    from torch.nn.attention.varlen import varlen_attn
+
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, longest: tuple[int, int], window: int
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _flash_options() else {}
+    if "window_size" in _flash_options():
+        options["window_size"] = (window - 1 if window else -1, 0)
+    else:
+        options["is_causal"] = True
+    out = varlen_attn(q, k, v, queries, keys, *longest, **options)
+    assert isinstance(out, Tensor)
+    return out
