@@ -204,9 +204,9 @@ def check_plan(plan: Plan) -> None:
     for path, held in method.parts():
         for need in held.needs():
             if need.startswith("world:") and need.removeprefix("world:") not in access:
-                raise PanoplyError(
-                    f"{path} ({held.info.name}) needs a world with '{need[6:]}', and {plan.world_id} has none."
-                )
+                hint = " Name a reward function: --reward FILE.py:NAME." if need == "world:verify" else ""
+                what = f"{path} ({held.info.name}) needs a world with '{need[6:]}'"
+                raise PanoplyError(f"{what}, and {plan.world_id} has none.{hint}")
         for setting, reason in held.info.impossible(held, method) if held.info.impossible else ():
             raise PanoplyError(f"{path}.{setting} cannot be {getattr(held, setting)}: {reason}.")
     for path, reason in inert(plan):
