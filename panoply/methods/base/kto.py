@@ -10,7 +10,7 @@ from panoply.slots.data.teacher import teacher_pairs
 from panoply.slots.data.unpaired import unpaired
 from panoply.slots.loss.unpaired import prospect
 
-TINY = {**DPO_TINY}
+TINY = {**DPO_TINY, "update.lr": 3e-5}
 
 
 @method("kto@1", base="dpo", presets={"tiny": TINY})

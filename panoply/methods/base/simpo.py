@@ -8,7 +8,7 @@ from panoply.regimes import Dataset
 from panoply.registry import method
 from panoply.slots.loss.pairs import logistic
 
-TINY = {**DPO_TINY}
+TINY = {**DPO_TINY, "update.lr": 3e-5}
 
 
 @method("simpo@1", base="dpo", presets={"tiny": TINY})
