@@ -1,0 +1,255 @@
+"""One GPU: a GRPO step of Panoply and of TRL at the same work. `make bench-gpu`, or one cell at a time:
+
+    python -m benchmarks.gpu list | CELL… | table     (results/bench-gpu/CELL.json; a cell that has one is skipped)
+
+Weights are random, ends are switched off, so that every step has the same number of tokens; rewards are pseudo-random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from panoply import compose
+from panoply.loops.learner import Learner
+from panoply.policies.decoder import Decoder, DecoderConfig
+from panoply.policies.text import TextPolicy
+from panoply.policies.tokenizer import Tokenizer
+from panoply.regimes import OnPolicy
+from panoply.rollout.graphs import _made
+from panoply.rollout.text import Collector
+from panoply.seeds import numpy_rng
+from panoply.worlds.world import Task, TextWorld
+
+RESULTS = Path("results/bench-gpu")
+BYTES_A_SECOND, OPERATIONS_A_SECOND = 4.3e12, 790e12
+"""Measured ceilings of one H200: a copy, counting bytes read and written, and a large bf16 matrix product."""
+COMMON: dict[str, Any] = {"vocab_size": 151936, "model_type": "qwen2", "tied": True, "rope_theta": 1e6}
+MODELS = {
+    "0.5B": DecoderConfig(
+        width=896, layers=24, heads=14, kv_heads=2, inner=4864, max_positions=32768, **COMMON
+    ),
+    "1.5B": DecoderConfig(
+        width=1536, layers=28, heads=12, kv_heads=2, inner=8960, max_positions=32768, **COMMON
+    ),
+}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Shape:
+    prompts: int = 16
+    group: int = 8
+    prompt: int = 128
+    completion: int = 512
+    model: str = "0.5B"
+
+    @property
+    def sampled(self) -> int:
+        return self.prompts * self.group * self.completion
+
+    @property
+    def trained(self) -> int:
+        """Tokens in the forward pass that learns: a prompt counts once."""
+        return self.prompts * self.prompt + self.sampled
+
+    def floor(self) -> dict[str, float]:
+        """Seconds that bytes (sampling) and operations (learning) take at the measured ceilings."""
+        c, rows = MODELS[self.model], self.prompts * self.group
+        head = c.vocab_size * c.width
+        block = c.width * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + 3 * c.width * c.inner
+        weights = 2 * (head + c.layers * block)
+        kept = 4 * c.layers * c.kv_heads * c.head_dim * (self.prompt + self.completion / 2) * rows
+        sample = self.completion * (weights + kept) / BYTES_A_SECOND
+        attention = 12 * c.layers * c.heads * c.head_dim * (self.prompt + self.completion / 2)
+        learn = (6 * c.layers * block + attention) * self.trained + 8 * head * self.sampled
+        return {"sample": sample, "learn": learn / OPERATIONS_A_SECOND}
+
+
+class Fixed(TextWorld):
+    """Random prompts of one length, answers of one length, and grades that are as good as random."""
+
+    def __init__(self, shape: Shape):
+        self.shape = shape
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.of_characters("ab")
+
+    @property
+    def max_tokens(self) -> int:
+        return self.shape.completion
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        return ()
+
+    def task(self, split: str, index: int) -> Task:
+        tokens = numpy_rng("bench", split, index).integers(0, 1000, self.shape.prompt)
+        return Task(index, tuple(tokens.tolist()))
+
+    def grade(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
+        return {"success": sum(answer) % 1009 / 1009}
+
+
+def random_policy(name: str, dtype: torch.dtype) -> TextPolicy:
+    """Normal weights with deviation 0.02, as transformers draws them, made on the GPU."""
+    with torch.device("meta"):
+        model = Decoder(MODELS[name])
+    model.to_empty(device="cuda").to(dtype)
+    model.tie()
+    generator = torch.Generator("cuda").manual_seed(0)
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            if weight.ndim == 1:
+                weight.fill_(1.0 if key.endswith("norm.weight") else 0.0)
+            else:
+                weight.normal_(0, 0.02, generator=generator)
+    return TextPolicy(model.eval(), Tokenizer.of_characters("ab"))
+
+
+def method(shape: Shape) -> OnPolicy:
+    """GRPO without a KL term, decisions averaged as TRL averages them by default."""
+    settings = {"sample.prompts": shape.prompts, "sample.group": shape.group, "regularise.kl": "none"}
+    found = compose.resolve("grpo", settings={**settings, "reduce": "token_mean"}).method
+    assert isinstance(found, OnPolicy)
+    return found
+
+
+def measure(
+    shape: Shape, dtype: str = "bfloat16", steps: int = 3, warm: int = 2, micro_tokens: int = 16384
+) -> dict[str, Any]:
+    """Steps of Panoply, phase by phase. The first ones, with capture and compilation, are left out."""
+    torch.cuda.reset_peak_memory_stats()
+    policy, grpo = random_policy(shape.model, DTYPES[dtype]), method(shape)
+    collect = Collector(Fixed(shape), policy, seed=0)
+    learner = Learner(policy, grpo, total_steps=100, micro_tokens=micro_tokens)
+    found: list[dict[str, float]] = []
+    for step in range(warm + steps):
+        times = [_now()]
+        rows = grpo.sample(collect)
+        times.append(_now())
+        rows = rows.with_columns(reward=grpo.reward(rows))
+        rows = rows.with_columns(advantage=grpo.credit(rows))
+        times.append(_now())
+        metrics = learner.step(rows, step)
+        times.append(_now())
+        assert len(rows) == shape.sampled
+        names = ("sample", "credit", "learn")
+        found.append({n: b - a for n, a, b in zip(names, times, times[1:], strict=False)})
+        found[-1] |= {"step": times[-1] - times[0], "gap": metrics["logp_gap"], "off": metrics["ratio_off"]}
+        found[-1] |= {
+            "entropy": float(rows["entropy"].mean()),
+            "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
+        }
+    kept = found[warm:]
+    median = {n: statistics.median(f[n] for f in kept) for n in kept[0]}
+    floor = shape.floor()
+    return {
+        **asdict(shape),
+        "dtype": dtype,
+        **median,
+        "steps": found,
+        "setup_s": sum(d.setup_seconds for d in _made.values()),
+        "first_step_s": found[0]["step"],
+        "ms_per_token": 1e3 * median["sample"] / shape.completion,
+        "tokens_per_s": shape.sampled / median["step"],
+        "floor": floor,
+        "share_of_floor": {n: floor[n] / median[n] for n in floor},
+    }
+
+
+def _now() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def equality() -> dict[str, Any]:
+    """What must hold before a clock starts: sampler, scorer, packed and padded rows, and transformers agree."""
+    from benchmarks.gpu_equality import check
+
+    return check()
+
+
+def trl(shape: Shape, best: bool = False, continuous: bool = False) -> dict[str, Any]:
+    from benchmarks.gpu_trl import measure as measure_trl
+
+    return measure_trl(shape, best=best, continuous=continuous)
+
+
+ANCHOR = Shape()
+LONG = Shape(32, 16, 1024, 128)
+CELLS: dict[str, Callable[[], dict[str, Any]]] = {
+    "equality": equality,
+    "anchor": lambda: measure(ANCHOR, steps=5),
+    "anchor-float16": lambda: measure(ANCHOR, "float16"),
+    "anchor-float32": lambda: measure(ANCHOR, "float32", steps=1, warm=1, micro_tokens=8192),
+    "anchor-trl-best": lambda: trl(ANCHOR, best=True),
+    "anchor-trl-default": lambda: trl(ANCHOR),
+    "anchor-trl-continuous": lambda: trl(ANCHOR, best=True, continuous=True),
+    "short": lambda: measure(Shape(completion=128)),
+    "far": lambda: measure(Shape(completion=2048)),
+    "group-8": lambda: measure(Shape(32, 8, 1024, 128)),
+    "prompt-1024": lambda: measure(LONG),
+    "prompt-1024-completion-1024": lambda: measure(Shape(32, 16, 1024, 1024)),
+    "1.5B": lambda: measure(Shape(model="1.5B")),
+    "prompt-1024-trl": lambda: trl(LONG, best=True),
+    "1.5B-trl": lambda: trl(Shape(model="1.5B"), best=True),
+}
+
+
+def run(name: str) -> None:
+    """One cell in this process; its result is written when it is whole."""
+    began = time.perf_counter()
+    result = CELLS[name]()
+    about = {"cell": name, "date": date.today().isoformat(), "machine": torch.cuda.get_device_name()}
+    about |= {"torch": torch.__version__, "seconds": time.perf_counter() - began}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps({**about, **result}, indent=1) + "\n")
+    brief = ("sample", "learn", "step", "peak_gb", "gap", "off", "ms_per_token", "setup_s", "first_step_s")
+    shown = {k: round(v, 5) for k in brief if isinstance(v := result.get(k), float)} or result
+    print(name, json.dumps(shown), flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
+    parser.add_argument("cells", nargs="*", help="cells to run; without any, all that have no result yet")
+    parser.add_argument("--again", action="store_true", help="also those that have a result")
+    given = parser.parse_args(arguments)
+    if given.cells == ["list"]:
+        print("\n".join(CELLS))
+        return 0
+    if given.cells == ["table"]:
+        from benchmarks.gpu_table import write
+
+        write()
+        return 0
+    if not torch.cuda.is_available():
+        print("There is no CUDA device here, so the GPU benchmark is skipped.")
+        return 0
+    if len(given.cells) == 1:
+        run(given.cells[0])
+        return 0
+    failed = 0
+    for name in given.cells or CELLS:  # each in a process of its own: memory and compiled code start afresh
+        if given.again or not (RESULTS / f"{name}.json").exists():
+            failed |= subprocess.run([sys.executable, "-m", "benchmarks.gpu", name], check=False).returncode
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

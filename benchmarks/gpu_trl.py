@@ -1,0 +1,133 @@
+"""TRL's side of the GPU benchmark: the same model layout, prompts, lengths, rewards and optimiser steps."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from benchmarks.gpu import Shape
+
+WORDS = 1000
+
+
+def measure(shape: Shape, best: bool, continuous: bool, steps: int = 3, warm: int = 1) -> dict[str, Any]:
+    """`best` has bf16 weights, no checkpointing and large micro-batches; otherwise TRL's defaults stand."""
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from benchmarks.gpu import Fixed
+
+    rows = shape.prompts * shape.group
+    micro = max(1, min(rows, 64 * 640 // (shape.prompt + shape.completion))) if best else 8
+    while rows % micro:
+        micro -= 1
+    settings: dict[str, Any] = {}
+    if best:
+        settings |= {"gradient_checkpointing": False, "optim": "adamw_torch_fused"}
+    if continuous:
+        settings |= {"use_transformers_continuous_batching": True}
+    world = Fixed(shape)
+    prompts = [
+        " ".join(f"w{t}" for t in world.task("train", i).prompt)
+        for i in range(shape.prompts * (warm + steps + 1))
+    ]
+    config = GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=rows // micro,
+        num_generations=shape.group,
+        max_completion_length=shape.completion,
+        temperature=1.0,
+        beta=0.0,
+        bf16=True,
+        logging_steps=1,
+        max_steps=warm + steps,
+        save_strategy="no",
+        report_to="none",
+        seed=0,
+        **settings,
+    )
+    ends: list[float] = []
+    generating: list[float] = []
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            torch.cuda.synchronize()
+            ends.append(time.perf_counter())
+
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [sum(ids) % 1009 / 1009 for ids in completion_ids]
+
+    torch.cuda.reset_peak_memory_stats()
+    trainer = GRPOTrainer(
+        model=_model(shape, torch.bfloat16 if best else torch.float32),
+        reward_funcs=reward,
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        processing_class=_tokenizer(),
+        callbacks=[Clock()],
+    )
+    inner = trainer._generate_and_score_completions
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        result = inner(*args, **kwargs)
+        torch.cuda.synchronize()
+        generating.append(time.perf_counter() - began)
+        return result
+
+    trainer._generate_and_score_completions = timed
+    began = time.perf_counter()
+    trainer.train()
+    whole = [b - a for a, b in zip([began, *ends], ends, strict=False)]
+    logged = [h for h in trainer.state.log_history if "completions/mean_length" in h]
+    step, sample = statistics.median(whole[warm:]), statistics.median(generating[warm:])
+    import trl
+
+    return {
+        "trl": trl.__version__,
+        "setting": "continuous batching" if continuous else "best" if best else "default",
+        "micro_batch": micro,
+        "step": step,
+        "sample": sample,
+        "learn": step - sample,
+        "steps": whole,
+        "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
+        "mean_length": [h["completions/mean_length"] for h in logged],
+        "tokens_per_s": shape.sampled / step,
+    }
+
+
+def _model(shape: Shape, dtype: torch.dtype) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from benchmarks.gpu import MODELS
+
+    raw = MODELS[shape.model].to_hf()
+    config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
+    return model
+
+
+def _tokenizer() -> Any:
+    """Words w0…w999, and an end that random weights hardly ever draw."""
+    import tokenizers
+    from tokenizers import models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {f"w{i}": i for i in range(WORDS)} | {"<end>": WORDS, "<pad>": WORDS + 1, "<unk>": WORDS + 2}
+    core = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<end>", pad_token="<pad>", unk_token="<unk>"
+    )

@@ -1,0 +1,90 @@
+"""Running out of memory, and float32 masters of narrow weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from panoply.errors import PanoplyError
+from panoply.experience import Experience
+from panoply.loops.learner import fresh_tokens
+from panoply.loops.masters import Masters
+from tests.kit import Tabular, learner, on_policy, ragged
+
+
+class Cramped(Tabular):
+    """Runs out of memory on more than `room` rows, half-way through a pass."""
+
+    room = 10**9
+
+    def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+        if len(experience) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().score(experience, needs)
+
+
+def test_out_of_memory_halves_the_micro_batches_and_keeps_the_gradient() -> None:
+    made = ragged()
+    expected = learner(Tabular(), on_policy()).gradient(made)
+    policy: Any = Cramped()
+    held = learner(policy, on_policy())
+    policy.room = 6
+    with pytest.warns(UserWarning, match="Out of memory: going on with micro-batches of"):
+        found = held.gradient(made)
+    assert held.micro_tokens < 10**9
+    for name, slope in expected.items():
+        torch.testing.assert_close(found[name], slope, rtol=1e-12, atol=0)
+
+
+def test_a_sequence_that_does_not_fit_is_said() -> None:
+    policy: Any = Cramped()
+    held = learner(policy, on_policy())
+    policy.room = 0
+    with (
+        pytest.warns(UserWarning, match="going on"),
+        pytest.raises(PanoplyError, match="cannot be split further"),
+    ):
+        held.gradient(ragged())
+
+
+def test_a_shared_prefix_is_counted_once() -> None:
+    made = ragged()
+    if "shared" in made.context:
+        assert int(fresh_tokens(made.context).sum()) <= int(made.context.ragged("tokens").lengths.sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_masters_keep_steps_too_small_for_the_weights(dtype: torch.dtype) -> None:
+    weight = nn.Parameter(torch.ones(3, dtype=dtype))
+    masters = Masters({"w": weight, "wide": nn.Parameter(torch.ones(1))})
+    optimiser = torch.optim.SGD(masters.moving.values(), lr=1e-3)
+    address = weight.data_ptr()
+    for _ in range(16):
+        masters.clear()
+        for _ in range(2):
+            weight.grad = torch.full_like(weight, masters.scale / 2)
+            masters.collect()
+        assert not masters.overflowed(0.0)
+        masters.unscale()
+        optimiser.step()
+        masters.publish()
+    torch.testing.assert_close(masters.moving["w"].detach(), torch.full((3,), 1 - 16e-3))
+    assert weight.data_ptr() == address
+    assert torch.equal(weight.detach(), masters.moving["w"].detach().to(dtype))
+    again = Masters({"w": nn.Parameter(torch.zeros(3, dtype=dtype))})
+    again.load("w", masters.state()["w:master"])
+    assert torch.equal(again.moving["w"], masters.moving["w"])
+
+
+def test_an_overflow_of_float16_halves_the_scale() -> None:
+    weight = nn.Parameter(torch.ones(3, dtype=torch.float16))
+    masters = Masters({"w": weight})
+    weight.grad = torch.full_like(weight, float("inf"))
+    masters.collect()
+    before = masters.scale
+    assert masters.overflowed(1.0)
+    assert masters.scale == before / 2
+    assert not masters.overflowed(float("nan")), "a loss that is not finite is no matter of scale"

@@ -1,0 +1,89 @@
+"""Scoring on CUDA: kernels against plain torch, packed rows in half precision, compiled against eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from panoply.experience import Experience
+from panoply.policies.decoder import Decoder, DecoderConfig
+from panoply.policies.scoring import naive_scores, score_actions
+from panoply.policies.text import TextPolicy
+from tests.policies.test_text import RAGGED, TOKENIZER, experience, gradients
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+CONFIG = DecoderConfig(14, width=64, layers=2, heads=4, kv_heads=2, max_positions=256, model_type="qwen3")
+
+
+def policy(dtype: torch.dtype = torch.float32, device: str = "cuda") -> TextPolicy:
+    return TextPolicy.fresh(CONFIG, TOKENIZER, dtype=dtype, device=device)
+
+
+def weight(data: Experience, device: str) -> Tensor:
+    return torch.linspace(-1, 2, len(data), device=device)
+
+
+@pytest.mark.parametrize("chunk", [0, 3])
+@pytest.mark.parametrize("heated", [False, True])
+@pytest.mark.parametrize("vocabulary", [50, 9001])
+def test_kernels_score_as_a_plain_softmax(chunk: int, heated: bool, vocabulary: int) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(7, 16, device="cuda", requires_grad=True)
+    head = torch.randn(vocabulary, 16, device="cuda", requires_grad=True)
+    actions = torch.randint(0, vocabulary, (7,), device="cuda")
+    heat = torch.rand(7, device="cuda") + 0.5 if heated else None
+    logits = hidden @ head.t()
+    expected = naive_scores(logits if heat is None else logits / heat[:, None], actions)
+    found = score_actions(hidden, head, actions, heat, entropy=True, chunk=chunk)
+    mix = torch.linspace(-1, 2, 7, device="cuda")
+    for name in ("logp", "entropy"):
+        torch.testing.assert_close(found[name], expected[name], atol=1e-4, rtol=1e-4)
+        theirs = torch.autograd.grad((expected[name] * mix).sum(), [hidden, head], retain_graph=True)
+        ours = torch.autograd.grad((found[name] * mix).sum(), [hidden, head], retain_graph=True)
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_float32_scores_as_the_cpu_does() -> None:
+    data = experience(RAGGED)
+    here, there = policy(device="cpu"), policy()
+    torch.testing.assert_close(
+        there.score(data)["logp"].cpu(), here.score(data)["logp"], atol=1e-5, rtol=1e-5
+    )
+    ours, theirs = gradients(there, data, weight(data, "cuda")), gradients(here, data, weight(data, "cpu"))
+    for name, slope in theirs.items():
+        assert (ours[name].cpu() - slope).abs().max() < 1e-4 * slope.abs().max(), name
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("compiling", [True, False])
+def test_packed_half_precision_is_near_float32(
+    dtype: torch.dtype, limit: float, shared: bool, compiling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Decoder, "compiling", compiling)
+    data = experience(RAGGED)
+    narrow, wide = policy(dtype), policy()
+    narrow.shared = shared
+    assert narrow.packs
+    with torch.no_grad():
+        for mine, theirs in zip(wide.model.parameters(), narrow.model.parameters(), strict=True):
+            mine.copy_(theirs)
+    expected = gradients(wide, data, weight(data, "cuda"))
+    found = gradients(narrow, data, weight(data, "cuda"))
+    for name, slope in expected.items():
+        apart = (found[name].float() - slope).norm() / slope.norm()
+        assert apart < limit, f"{name}: {apart}"
+    with torch.no_grad():
+        gap = (narrow.score(data)["logp"] - wide.score(data)["logp"]).abs().mean()
+    assert gap < limit
+
+
+def test_packed_windows_are_kept() -> None:
+    config = DecoderConfig(14, width=64, layers=2, heads=4, model_type="mistral", windows=(5, 5))
+    narrow = TextPolicy.fresh(config, TOKENIZER, dtype=torch.bfloat16, device="cuda")
+    wide = TextPolicy(narrow.copy().model.float(), TOKENIZER)
+    data = experience(RAGGED)
+    with torch.no_grad():
+        gap = (narrow.score(data)["logp"] - wide.score(data)["logp"]).abs().mean()
+    assert gap < 3e-2

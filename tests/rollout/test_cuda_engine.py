@@ -1,0 +1,123 @@
+"""The engine on CUDA: graphs draw what the CPU draws, in any batch, after updates, over turns, and say what fails."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from panoply.errors import PanoplyError
+from panoply.policies.decoder import Decoder
+from panoply.rollout import graphs
+from panoply.rollout.engine import Rollouts, Sampling, TextEngine, Turn
+from tests.rollout.test_engine import SETTINGS, make_model, make_requests, odd_only, same
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+
+
+def pair(**changes: object) -> tuple[Decoder, Decoder]:
+    """The same model twice, with heads of a size that has a kernel."""
+    settings = {"width": 64, "heads": 2, "kv_heads": 1, "max_positions": 256, **changes}
+    here, there = make_model(**settings), make_model(**settings)
+    return here, there.to("cuda")
+
+
+def agree(here: Rollouts, there: Rollouts, atol: float = 1e-4) -> None:
+    assert same(here, there)
+    torch.testing.assert_close(here.decisions["logp"], there.decisions["logp"], atol=atol, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_cuda_draws_what_the_cpu_draws(name: str, masked: bool) -> None:
+    here, there = pair()
+    mask = odd_only if masked else None
+    found = [
+        TextEngine(m, slots=7).generate(make_requests(), SETTINGS[name], mask=mask) for m in (here, there)
+    ]
+    agree(*found)
+    assert there in graphs._made
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "qwen2"},
+        {"model_type": "qwen3", "windows": (4, 0)},
+        {"heads": 2, "kv_heads": 2},
+        {"tied": True},
+    ],
+)
+def test_every_layout_decodes_in_graphs(changes: dict[str, object]) -> None:
+    here, there = pair(**changes)
+    found = [
+        TextEngine(m).generate(make_requests(6, 4), Sampling(max_tokens=40), entropy=True)
+        for m in (here, there)
+    ]
+    agree(*found)
+    torch.testing.assert_close(
+        found[0].decisions["entropy"], found[1].decisions["entropy"], atol=1e-4, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("patience", [1, 3, 16])
+@pytest.mark.parametrize("slots", [1, 5, 64])
+def test_slots_and_patience_do_not_change_what_is_sampled(slots: int, patience: int) -> None:
+    here, there = pair()
+    sampling, requests = Sampling(max_tokens=20, stop_tokens=(3, 11, 12)), make_requests(9, 4)
+    narrow = TextEngine(there, slots=slots, patience=patience, prefill_tokens=9)
+    agree(TextEngine(here).generate(requests, sampling), narrow.generate(requests, sampling))
+
+
+def test_turns_append_and_rows_grow() -> None:
+    def reply(turn: Turn) -> list[int] | None:
+        return [5] * (7 + turn.turn) if turn.turn < 4 else None
+
+    here, there = pair()
+    sampling, requests = Sampling(max_tokens=9, stop_tokens=(3,)), make_requests(5, 3)
+    agree(*(TextEngine(m, slots=6).generate(requests, sampling, reply) for m in (here, there)))
+
+
+def test_graphs_follow_the_weights_and_are_kept() -> None:
+    here, there = pair()
+    sampling, requests = Sampling(max_tokens=10), make_requests(4, 4)
+    agree(*(TextEngine(m).generate(requests, sampling) for m in (here, there)))
+    made = graphs._made[there]
+    with torch.no_grad():
+        for a, b in zip(here.parameters(), there.parameters(), strict=True):
+            a.mul_(1.1)
+            b.mul_(1.1)
+    agree(*(TextEngine(m).generate(requests, sampling) for m in (here, there)))
+    assert graphs._made[there] is made
+    there.load_state_dict({n: w.clone() for n, w in here.state_dict().items()}, assign=True)
+    there.to("cuda")
+    agree(*(TextEngine(m).generate(requests, sampling) for m in (here, there)))
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, 5e-2), (torch.float16, 1e-2)])
+def test_half_precision_stays_near(dtype: torch.dtype, limit: float) -> None:
+    _, there = pair()
+    rollouts = TextEngine(there.to(dtype)).generate(make_requests(), Sampling(max_tokens=30), entropy=True)
+    decisions, gaps = rollouts.decisions, []
+    wide = there.float()
+    for index in range(0, decisions.rows, 7):
+        tokens = rollouts.context.ragged("tokens")[int(decisions["context"][index])].cuda()
+        at = int(decisions["position"][index])
+        with torch.no_grad():
+            logp = wide(tokens[None, :at])[0, -1].log_softmax(-1)
+        gaps.append((logp[tokens[at]].cpu() - decisions["logp"][index]).abs())
+    assert torch.stack(gaps).mean() < limit
+
+
+def test_what_has_no_kernel_is_decoded_eagerly_and_said_once() -> None:
+    model = make_model().to("cuda")
+    graphs._said.clear()
+    with pytest.warns(UserWarning, match="heads of size 8 have no kernel"):
+        found = TextEngine(model).generate(make_requests(), Sampling(max_tokens=5))
+    agree(TextEngine(make_model()).generate(make_requests(), Sampling(max_tokens=5)), found)
+
+
+def test_too_little_memory_for_one_sequence_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, there = pair()
+    monkeypatch.setattr(graphs, "MEMORY_SHARE", 1e-12)
+    with pytest.raises(PanoplyError, match="Too little memory to sample one sequence"):
+        TextEngine(there).generate(make_requests(), Sampling(max_tokens=5))
