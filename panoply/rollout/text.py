@@ -168,7 +168,7 @@ class Collector:
         rng = numpy_rng("references", self.seed, self.state["episodes"])
         first = stable_hash("pool", self.seed) >> 16
         tasks = [self.world.task(self.split, first + int(i)) for i in rng.integers(pool, size=n)]
-        given = self._given(tasks, [[(t.prompt, self.world.gold(t))] for t in tasks])
+        given = self._given(tasks, [self.world.turns(t, self.world.gold(t)) for t in tasks])
         return given.with_columns(source=torch.full_like(given["source"], TEACHER))
 
     def teacher_pairs(self, tasks: Sequence[Task]) -> Experience:
@@ -195,7 +195,7 @@ class Collector:
         """Given pairs of answers, one pair a task."""
         first = self.state["episodes"]
         both = zip(tasks, chosen, rejected, strict=True)
-        lessons = [[(task.prompt, list(answer))] for task, *answers in both for answer in answers]
+        lessons = [self.world.turns(task, answer) for task, *answers in both for answer in answers]
         experience = self._given([t for t in tasks for _ in range(2)], lessons)
         winners = torch.arange(first, first + 2 * len(tasks), 2)
         return experience.with_pairs(Table({"chosen": winners, "rejected": winners + 1}))
@@ -222,7 +222,7 @@ class Collector:
             columns["belief"] = beliefs(self.world, self.policy, tasks, decisions, context)
         self.state["groups"] += len(tasks) // group
         experience = Experience(decisions.plus(columns), context)
-        if not log.failed:
+        if not log.failed or self.split == "test":
             return experience
         if len(log.failed) == len(tasks):
             why = "; ".join(self.world.failures())
@@ -297,7 +297,7 @@ class _Log:
         for row, play, signals in zip(self.rows, plays, world.grade_all(tasks, answers), strict=True):
             if signals is None:
                 self.failed.append(row)
-            self.replies[row, 0] = (play.state, Reply(signals or {}))
+            self.replies[row, 0] = (play.state, Reply(signals or {"success": 0.0}))
 
     def columns(self, row: Tensor, turn: Tensor, end: Tensor) -> dict[str, Column]:
         """`state`, the signals on the last decision of the turn that earned them, and how episodes ended."""
@@ -316,7 +316,7 @@ class _Log:
         return columns
 
     def _ends(self, end: Tensor, row: Tensor, replies: list[Reply | None], last: Tensor) -> Tensor:
-        """The world's word over the engine's: a turn cut by its length may still end an episode properly."""
+        """Truncated where the world says so, or where the engine cut the last turn short."""
         ends = torch.zeros_like(end)
         final = Segments(row).is_last()
         of_turn = torch.tensor([TRUNCATED if r is None or r.truncated else TERMINATED for r in replies])
