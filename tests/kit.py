@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from panoply import registry
 from panoply.batch import Batch
+from panoply.errors import PanoplyError
 from panoply.experience import Column, Experience, Ragged, Table
 from panoply.loops.learner import Learner
 from panoply.parts import Part, part
+from panoply.planning import make_plan
 from panoply.regimes import Dataset, OnPolicy
 from panoply.slots.credit.groups import group
 from panoply.slots.data.teacher import demonstrations
@@ -28,9 +31,12 @@ STATES, ACTIONS = 5, 4
 class Tabular:
     """π(a|s) is a softmax over row s of a table. Decisions say in column `state` which row they were taken in."""
 
-    def __init__(self, seed: int = 0, states: int = STATES, actions: int = ACTIONS):
+    def __init__(
+        self, seed: int = 0, states: int = STATES, actions: int = ACTIONS, dtype: torch.dtype = torch.float64
+    ):
         generator = torch.Generator().manual_seed(seed)
-        self.logits = nn.Parameter(torch.randn(states, actions, generator=generator, dtype=torch.float64))
+        logits = torch.randn(states, actions, generator=generator, dtype=torch.float64)
+        self.logits = nn.Parameter(logits.to(dtype))
         self.scored: list[int] = []
         """How many decisions each forward pass had."""
 
@@ -199,6 +205,19 @@ class Slow:
     def gradient(self, loss: Tensor) -> Tensor:
         (found,) = torch.autograd.grad(loss, self.logits)
         return found
+
+
+def world_for(method: str) -> str:
+    """The first world that serves a method: `chain`, or the first by name."""
+    refused = []
+    for world in ["chain", *(e.name for e in registry.entries("world") if e.name != "chain")]:
+        try:
+            make_plan(method, world)
+        except PanoplyError as error:
+            refused.append(str(error))
+        else:
+            return world
+    raise AssertionError(f"no world serves {method}: {refused}")
 
 
 def rows_of(experience: Experience, **where: int) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from panoply import checkpoint
 from panoply.errors import PanoplyError
 from panoply.evaluation.held_out import Evaluation, evaluate
-from panoply.experience import Experience, Segments
+from panoply.experience import Experience, Segments, transcript
 from panoply.loops.companions import Companions
 from panoply.loops.learner import Diverged, Learner
 from panoply.parts import Part
@@ -197,7 +197,7 @@ class Job:
         try:
             return open_policy(options.model, self.world, options.seed, options.device, options.dtype)
         except PanoplyError:
-            if found is None or getattr(self.method, "models", ()):
+            if found is None or self.method.slots().get("models"):
                 raise
             return open_policy(str(found.model), self.world, options.seed, options.device, options.dtype)
 
@@ -365,8 +365,7 @@ def sampled_episodes(job: Job, experience: Experience, most: int = 8) -> list[di
     rows = []
     for episode in chosen.tolist():
         mask = experience["episode"] == episode
-        context = int(experience["context"][mask][0])
-        tokens = experience.context.ragged("tokens")[context].tolist()
+        tokens, position = transcript(experience, episode)
         record: dict[str, Any] = {
             "step": job.step,
             "episode": episode,
@@ -374,8 +373,9 @@ def sampled_episodes(job: Job, experience: Experience, most: int = 8) -> list[di
             "task": int(experience["task"][mask][0]),
             "text": job.policy.tokenizer.decode(tokens),
             "tokens": tokens,
+            "position": position,
         }
-        for name in ("position", "turn", "logp", "advantage", "reward", "entropy"):
+        for name in ("turn", "logp", "advantage", "reward", "entropy"):
             if name in experience:
                 record[name] = [round(x, 5) for x in experience[name][mask].tolist()]
         rows.append(record)

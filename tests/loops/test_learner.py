@@ -420,7 +420,7 @@ def test_prepare_sees_the_whole_minibatch() -> None:
 
     made = shuffled(ragged())
     policy = Tabular()
-    expected = float(policy.score(made)["logp"].mean())
+    expected = float(policy.score(made)["logp"].detach().mean())
     for micro_tokens in (10**9, 4):
         seen.clear()
         policy.scored.clear()
@@ -668,6 +668,15 @@ def test_nan_weights_are_caught(registries: None) -> None:
     with pytest.raises(Diverged, match="loss is nan"):
         learner(policy, on_policy(reduce=toy_broken())).step(ragged(), 0)
     assert torch.equal(policy.logits, Tabular().logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_exploded_ratio_is_caught_in_any_precision(dtype: torch.dtype) -> None:
+    """In float32 the largest ratio formed, e²⁰, is rounded down."""
+    made = spoilt(logp=-90.0)
+    made = made.with_columns(logp=made["logp"].to(dtype), advantage=made["advantage"].to(dtype))
+    with pytest.raises(Diverged, match="-fold"):
+        learner(Tabular(dtype=dtype), on_policy(surrogate=clip())).step(made, 0)
 
 
 def test_a_healthy_ratio_is_not_a_divergence() -> None:

@@ -106,7 +106,7 @@ def test_an_answer_that_cannot_be_graded_is_left_out_and_the_run_goes_on(files: 
 
     choices: dict[str, Any] = {"sample.prompts": 4, "sample.group": 4, "world.longest": 6, "run.held_out": 2}
     result = pp.train("grpo", data=str(files / "data.jsonl"), reward=f"{files / 'rewards.py'}:picky", steps=2,
-                      model=str(model), run=files / "run", settings=choices, progress=Listening(), threads=1)  # fmt: skip
+                      model=str(model), run=files / "run", settings=choices, progress=Listening())  # fmt: skip
     metrics = [json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()]
     assert metrics[-1]["reward_failures"] > 0
     assert metrics[0]["episodes"] < 16
@@ -114,7 +114,7 @@ def test_an_answer_that_cannot_be_graded_is_left_out_and_the_run_goes_on(files: 
 
 
 def test_when_nothing_can_be_graded_the_run_says_why(files: Path, model: Path) -> None:
-    with pytest.raises(PanoplyError, match="Not one of .* answers could be graded: .*out of order"):
+    with pytest.raises(PanoplyError, match=r"Not one of .* answers could be graded: .*out of order"):
         pp.train("grpo", data=str(files / "data.jsonl"), reward=f"{files / 'rewards.py'}:never", steps=1,
                  model=str(model), run=files / "run", progress=Progress())  # fmt: skip
 
@@ -151,7 +151,7 @@ def test_prompts_that_are_too_long(files: Path, model: Path) -> None:
         files / "data.jsonl",
         [{"prompt": long + str(i)} for i in range(3)] + [{"prompt": f"q{i}"} for i in range(9)],
     )
-    with pytest.raises(PanoplyError, match="3 of 12 prompts .* the first on line 1"):
+    with pytest.raises(PanoplyError, match=r"3 of 12 prompts .* the first on line 1"):
         made(files, model, longest_prompt=10).task("train", 0)
     assert sum(map(len, made(files, model, longest_prompt=10, too_long="drop")._tasks.values())) == 9
     cut = made(files, model, longest_prompt=10, too_long="cut")._tasks
@@ -173,7 +173,7 @@ def test_broken_files(tmp_path: Path, rows: list[str], sentence: str) -> None:
 
 def test_missing_things(files: Path, model: Path) -> None:
     write(files / "odd.jsonl", [{"prompt": "a"}, {"question": "b"}])
-    with pytest.raises(PanoplyError, match="Line 2 of .* has no field 'prompt'"):
+    with pytest.raises(PanoplyError, match=r"Line 2 of .* has no field 'prompt'"):
         Jsonl(data=str(files / "odd.jsonl"), model=str(model)).task("train", 0)
     with pytest.raises(PanoplyError, match="There is no data file"):
         pp.plan("grpo", data="nowhere.jsonl", model=str(model))

@@ -1,0 +1,220 @@
+"""Plans: what determines a run, and what is refused before any compute is spent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from kit import world_for
+from test_compose import METHODS, sentence
+
+import panoply as pp
+from panoply.parts import part
+from panoply.planning import Options, Plan, cost, inert, make_plan
+from panoply.registry import find, method
+from panoply.worlds.text.chain import Chain
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_round_trip(name: str) -> None:
+    plan = make_plan(name, world_for(name), settings={"run.held_out": "7"}, seed=4, model="fresh")
+    for data in (json.loads(json.dumps(plan.to_json())), yaml.safe_load(plan.to_yaml())):
+        again = Plan.from_json(data)
+        assert again == plan
+        assert again.hash() == plan.hash()
+
+
+def test_round_trip_of_lists() -> None:
+    settings = {"world.levels": "1,2", "world.operations": "3", "run.sinks": "tensorboard"}
+    plan = make_plan("grpo", settings=settings)
+    assert plan.world_options == {"levels": (1, 2), "operations": 3}
+    assert plan.options.sinks == ("tensorboard",)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert Plan.from_json(yaml.safe_load(plan.to_yaml())) == plan
+    assert (
+        make_plan("grpo", settings={"world.slip": 1}).hash()
+        == make_plan("grpo", settings={"world.slip": "1.0"}).hash()
+    )
+
+
+def test_hash() -> None:
+    plan = make_plan("grpo")
+    assert plan.hash() == make_plan("grpo").hash()
+    assert plan.hash() == make_plan("grpo", settings={"update.lr": 3e-4}).hash(), (
+        "who chose a value does not matter"
+    )
+    others = [
+        make_plan("grpo", seed=1),
+        make_plan("grpo", settings={"update.lr": 1e-4}),
+        make_plan("reinforce"),
+    ]
+    others += [make_plan("grpo", settings={"world.operations": 3}), make_plan("grpo", steps=7)]
+    assert len({plan.hash(), *(p.hash() for p in others)}) == 6
+
+
+def test_settings_go_where_they_belong() -> None:
+    plan = make_plan(
+        "grpo", settings={"world.operations": "3", "run.steps": "9", "credit.scale": "none"}, seed=5
+    )
+    assert plan.world().operations == 3  # type: ignore[attr-defined]
+    assert (plan.options.steps, plan.options.seed) == (9, 5)
+    assert plan.method.settings()["credit.scale"] == "none"
+    assert plan.chosen == {"run.steps", "run.seed", "credit.scale"}
+
+
+def test_presets() -> None:
+    tiny, published = make_plan("grpo"), make_plan("grpo", preset="published")
+    preset = find("method", "grpo").presets["tiny"]
+    assert tiny.method.settings()["update.lr"] == preset["update.lr"] == 3e-4
+    assert tiny.options.steps == preset["run.steps"]
+    assert published.method.settings()["update.lr"] == 1e-6
+    assert published.options.steps == Options().steps
+    assert make_plan("grpo", preset="tiny").hash() == tiny.hash()
+    assert make_plan("grpo", settings={"update.lr": 1.0}).method.settings()["update.lr"] == 1.0
+    assert (
+        sentence(make_plan, "grpo", preset="tinny") == "Unknown preset of grpo 'tinny'. Did you mean 'tiny'?"
+    )
+
+
+def test_a_preset_asked_for_must_exist(registries: None) -> None:
+    method("toy-plain@1")(find("method", "grpo").build)
+    assert make_plan("toy-plain").method.settings()["update.lr"] == 1e-6, "the world's preset is only a wish"
+    assert (
+        sentence(make_plan, "toy-plain", preset="tiny")
+        == "Unknown preset of toy-plain 'tiny'. There is: published."
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"world.operation": 3}, "Unknown setting of world chain 'operation'. Did you mean 'operations'?"),
+        ({"world.operations": "many"}, "world.operations takes a whole number, not 'many'."),
+        ({"run.step": 3}, "Unknown run setting 'step'. Did you mean 'steps'?"),
+        ({"run.steps": "few"}, "run.steps takes a whole number, not 'few'."),
+        ({"run.steps": 0}, "run.steps must be at least 1, not 0."),
+        ({"run.minutes": 0.0}, "run.minutes must be above 0, not 0."),
+        ({"run.dtype": "float8"}, "run.dtype takes float32, bfloat16 or float16, not 'float8'."),
+    ],
+)
+def test_wrong_settings_are_one_sentence(settings: dict[str, Any], expected: str) -> None:
+    assert sentence(make_plan, "grpo", settings=settings) == expected
+
+
+def test_unknown_names() -> None:
+    assert sentence(make_plan, "reinforse") == "Unknown method 'reinforse'. Did you mean 'reinforce'?"
+    assert sentence(make_plan, "grpo", "chan") == "Unknown world 'chan'. Did you mean 'chain'?"
+    assert sentence(make_plan, "grpo", slots={"kredit": "grpo"}).endswith("Did you mean 'credit'?")
+
+
+# ------------------------------------------------------------------ inert and impossible
+
+
+def test_inert_defaults_are_noted_only() -> None:
+    noted = dict(inert(make_plan("grpo")))
+    assert "surrogate.high" in noted
+    assert "one mini-batch" in noted["surrogate.high"]
+
+
+@pytest.mark.parametrize("setting", ["surrogate.high", "surrogate.low", "surrogate.kind"])
+def test_inert_choices_are_refused(setting: str) -> None:
+    value = "mask" if setting.endswith("kind") else "0.3"
+    found = sentence(make_plan, "grpo", settings={setting: value})
+    assert found.startswith(
+        f"{setting} has no effect: with one epoch and one mini-batch the ratio stays at 1"
+    )
+    make_plan("grpo", settings={setting: value, "update.epochs": 2})
+    make_plan("grpo", settings={setting: value, "update.minibatches": 2})
+    make_plan("grpo", settings={setting: value, "surrogate.against": "reference"})
+    assert "no effect" in sentence(make_plan, "grpo", settings={setting: value, "surrogate.against": "old"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"regularise.kl": 0.0, "regularise.kl.estimator": "k1"}, "regularise.kl.estimator has no effect"),
+        (
+            {"surrogate.dual": 2.0, "surrogate.kind": "truncate", "update.epochs": 2},
+            "surrogate.dual has no effect",
+        ),
+        ({"surrogate.dual": 0.5, "update.epochs": 2}, "surrogate.dual cannot be 0.5"),
+        ({"sample.group": 1}, "credit.baseline cannot be mean: a group of one episode"),
+        ({"sample.group": 1, "credit.baseline": "leave_one_out"}, "credit.baseline cannot be leave_one_out"),
+        ({"sample.group": 1, "credit.baseline": "none"}, "credit.scale cannot be std"),
+        (
+            {"regularise.kl": 0.1, "regularise.kl.to": "refrence"},
+            "Unknown snapshot 'refrence'. Did you mean 'reference'?",
+        ),
+        ({"run.reference": "somewhere"}, "--reference has no effect"),
+        (
+            {"regularise.kl": 0.1, "run.reference": "none"},
+            "regularise.kl compares the policy with a reference model",
+        ),
+    ],
+)
+def test_refused(settings: dict[str, Any], expected: str) -> None:
+    assert sentence(make_plan, "grpo", settings=settings).startswith(expected)
+
+
+def test_allowed() -> None:
+    make_plan("grpo", settings={"sample.group": 1, "credit.baseline": "none", "credit.scale": "none"})
+    make_plan("grpo", settings={"regularise.kl": 0.1, "regularise.kl.to": "behaviour"})
+    make_plan("grpo", reference="none")
+    make_plan("grpo", settings={"regularise.kl": 0.1})
+
+
+def test_a_preference_loss_needs_its_reference() -> None:
+    assert sentence(make_plan, "dpo", reference="none").startswith(
+        "losses.logistic compares the policy with a reference"
+    )
+
+
+def test_a_world_must_give_what_a_part_needs(registries: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Chain, "access", frozenset({"verify"}))
+    assert (
+        sentence(make_plan, "sft")
+        == "data (demonstrations) needs a world with 'teacher', and chain@1 has none."
+    )
+    make_plan("grpo")
+
+
+def test_borrowed_credit_keeps_its_state_path() -> None:
+    plan = pp.plan("grpo", credit="reinforce")
+    stateful = [path for path, held in plan.method.parts() if held.info.state is not None]
+    assert stateful == ["credit"]
+
+
+# ------------------------------------------------------------------ cost
+
+
+def test_cost() -> None:
+    settings = {"sample.prompts": 4, "sample.group": 3, "world.operations": 2}
+    plain = cost(make_plan("grpo", settings=settings, model="fresh", steps=10), flops_per_second=1e9)
+    assert plain.sampled_tokens == 4 * 3 * 7
+    assert plain.trained_tokens == 4 * 6 + 4 * 3 * 7
+    assert plain.memory_bytes["weights"] == 4 * plain.parameters
+    assert plain.extra_forwards == []
+    work = 2 * plain.parameters * plain.sampled_tokens + 6 * plain.parameters * plain.trained_tokens
+    assert plain.seconds == pytest.approx(10 * work / 1e9)
+    pulled = cost(
+        make_plan("grpo", settings={**settings, "regularise.kl": 0.1}, model="fresh"), flops_per_second=1e9
+    )
+    assert pulled.extra_forwards == ["one forward pass for logp@reference"]
+    assert pulled.memory_bytes["reference copy"] == pulled.memory_bytes["weights"]
+
+
+def test_a_prepare_step_is_shown(registries: None) -> None:
+    @part("regularise", prepare=lambda batch, weight: {})
+    def toy_prepared(batch: Any, *, weight: float = 1.0) -> Any: ...
+
+    plan = make_plan("grpo", settings={"regularise.toy_prepared": 1.0}, model="fresh")
+    found = cost(plan, flops_per_second=1e9).extra_forwards
+    assert found == ["one forward pass a mini-batch for regularise.toy_prepared's prepare step"]
+
+
+def test_options_have_types() -> None:
+    assert Options(minutes=2).minutes == 2.0
+    assert Options(sinks=["tensorboard"]).sinks == ("tensorboard",)  # type: ignore[arg-type]
+    assert "a whole number" in sentence(Options, seed="one")
