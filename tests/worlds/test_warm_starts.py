@@ -1,0 +1,28 @@
+"""Shipped warm starts are neither helpless nor finished."""
+
+from __future__ import annotations
+
+import pytest
+
+from panoply.evaluation.held_out import evaluate
+from panoply.policies.build import open_policy, warm_start
+from panoply.worlds.text.add import Add
+from panoply.worlds.text.chain import Chain
+from panoply.worlds.text.manyanswers import ManyAnswers
+from panoply.worlds.text.strings import Strings
+from panoply.worlds.world import TextWorld
+
+WORLDS = [Chain(), Add(), ManyAnswers(), ManyAnswers(kind="countdown"), Strings()]
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.start)
+def test_a_warm_start_succeeds_sometimes(world: TextWorld) -> None:
+    found = evaluate(world, open_policy("start", world, 0, "cpu"), 256)
+    assert 0.15 <= found.sampled <= 0.45
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.start)
+def test_a_warm_start_is_small(world: TextWorld) -> None:
+    folder = warm_start(world)
+    assert folder is not None
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 600_000
