@@ -328,3 +328,17 @@ class Experience:
             contexts.append(context)
         pairs = [p.pairs for p in parts if p.pairs is not None]
         return Experience(Table.cat(decisions), Table.cat(contexts), Table.cat(pairs) if pairs else None)
+
+
+def transcript(experience: Experience, episode: int) -> tuple[list[int], list[int]]:
+    """An episode's tokens, the contexts of its turns one after another, and where in them its decisions are."""
+    mask = experience["episode"] == episode
+    context, position = experience["context"][mask], experience["position"][mask]
+    tokens = experience.context.ragged("tokens")
+    starts: dict[int, int] = {}
+    text: list[int] = []
+    for c in context.tolist():
+        if c not in starts:
+            starts[c] = len(text)
+            text += tokens[c].tolist()
+    return text, [starts[c] + at for c, at in zip(context.tolist(), position.tolist(), strict=True)]

@@ -10,6 +10,7 @@ import torch
 
 from panoply.errors import PanoplyError
 from panoply.evaluation.pass_at_k import mean_pass_at_k, wilson
+from panoply.experience import transcript
 from panoply.policies.text import TextPolicy
 from panoply.rollout.text import Collector
 from panoply.worlds.world import Task, TextWorld
@@ -106,9 +107,9 @@ def _successes(
             )
         found = torch.zeros(len(some)).index_add(0, experience["group"] - first, experience["signal:success"])
         counts += found.round().long().tolist()
-        tokens = experience.context.ragged("tokens")
-        rows = experience.by("episode").first(experience["context"])[::attempts].tolist()
-        for task, row in zip(some[: max(0, shown - len(texts))], rows, strict=False):
-            texts.append(world.render(task, tokens[row].tolist()[len(task.prompt) :]))
+        episodes = experience.by("episode").keys[::attempts].tolist()
+        for task, episode in zip(some[: max(0, shown - len(texts))], episodes, strict=False):
+            tokens, _ = transcript(experience, episode)
+            texts.append(world.render(task, tokens[len(task.prompt) :]))
         tick(len(some) * attempts)
     return counts, texts
