@@ -16,7 +16,7 @@ def _baseline(batch: Batch, *, to: str, **settings: Any) -> dict[str, float]:
     label = batch.by("episode").first(batch["label"])
     scores = episode_scores(batch, to)
     wrong = scores[label == 0]
-    baseline = float(wrong.mean().clamp(min=0)) if len(wrong) else 0.0
+    baseline = float(wrong.detach().mean().clamp(min=0)) if len(wrong) else 0.0
     return {"baseline": baseline, "labelled": float((label != 0).float().mean())}
 
 

@@ -14,7 +14,7 @@ from panoply.slots.reward.signals import signal
 _SIGNAL = signal()
 
 
-@part("reward", equation="{right} if {name} else {wrong}")
+@part("reward", equation="{right} if {name} else {wrong}", needs={"world:verify"})
 def verdict(
     experience: Experience, *, name: str = "success", right: float = 1.0, wrong: float = -1.0
 ) -> Tensor:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     "sample",
     equation="{prompts} prompts × {group} episodes at temperature {temperature} whose {name} varies, "
     "in at most {rounds} rounds",
+    needs={"world:verify"},
 )
 def dynamic(
     collect: Collector,
