@@ -10,7 +10,7 @@ from panoply.slots.regularise.terms import kl
 from panoply.slots.sample.groups import groups
 
 
-@method("gigpo@1", paper=81, base="grpo", presets={"tiny": TINY})
+@method("gigpo@1", paper=81, base="grpo", world="keydoor", presets={"tiny": TINY})
 def gigpo(omega: float = 1.0, gamma: float = 0.95) -> OnPolicy:
     """Group-in-Group Policy Optimization (arXiv 2505.10978).
 

@@ -97,7 +97,7 @@ def _place(experience: Experience) -> Tensor:
     return place
 
 
-@method("igpo@1", paper=103, base="grpo", presets={"tiny": {**TINY, "sample.prompts": 16}})
+@method("igpo@1", paper=103, base="grpo", world="tools", presets={"tiny": {**TINY, "sample.prompts": 16}})
 def igpo() -> OnPolicy:
     """Information Gain-based Policy Optimization (arXiv 2510.14967).
 

@@ -73,7 +73,7 @@ def tool_efficiency(
     return state, alpha * episodes.rows(factor) * experience["signal:success"]
 
 
-@method("otc@1", paper=54, base="grpo", presets={"tiny": {**TINY, "reward.c": 6.0}})
+@method("otc@1", paper=54, base="grpo", world="tools", presets={"tiny": {**TINY, "reward.c": 6.0}})
 def otc() -> OnPolicy:
     """OTC-PO: optimal tool calls (arXiv 2504.14870).
 
