@@ -39,6 +39,8 @@ class Entry:
     family: str | None = None
     base: str | None = None
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    world: str | None = None
+    """Where a method is at home, if that is not just anywhere."""
 
     @property
     def name(self) -> str:
@@ -59,6 +61,7 @@ class Entry:
             "paper": self.paper,
             "family": self.family,
             "base": self.base,
+            "world": self.world,
         }
 
 
@@ -89,14 +92,17 @@ def method(
     base: str | None = None,
     family: str | None = None,
     presets: Mapping[str, Mapping[str, Any]] | None = None,
+    world: str | None = None,
 ) -> Callable[[Callable[..., M]], Callable[..., M]]:
     """Register a function that returns a method. A changed default is a new version of the id.
 
-    `presets` are named sets of settings for kinds of world, such as `{"tiny": {"update.lr": 3e-4}}`.
+    `presets` are named sets of settings for kinds of world, such as `{"tiny": {"update.lr": 3e-4}}`; `world` is where
+    the method is at home.
     """
 
     def register(build: Callable[..., M]) -> Callable[..., M]:
-        _register(Entry(id, "method", build, paper, family or _family(build.__module__), base, presets or {}))
+        of = family or _family(build.__module__)
+        _register(Entry(id, "method", build, paper, of, base, presets or {}, world))
         return build
 
     return register
