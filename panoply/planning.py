@@ -200,9 +200,14 @@ def check_plan(plan: Plan) -> None:
         raise PanoplyError(
             "--reference has no effect: no part of this method compares the policy with a reference."
         )
-    access = plan.world().access
+    world = plan.world()
+    access, signals = world.access, world.signals()
     for path, held in method.parts():
         for need in held.needs():
+            if need.startswith("signal:") and signals is not None and need[7:] not in signals:
+                extra = {f"signal:{c.settings().get('name')}" for c in getattr(method, "models", ())}
+                if need not in extra:
+                    raise unknown(f"signal of {plan.world_id} for {path}", need[7:], signals)
             if need.startswith("world:") and need.removeprefix("world:") not in access:
                 hint = " Name a reward function: --reward FILE.py:NAME." if need == "world:verify" else ""
                 what = f"{path} ({held.info.name}) needs a world with '{need[6:]}'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import resource
 import sys
 import time
@@ -123,14 +124,15 @@ class Job:
     def finish_step(self, experience: Experience, metrics: Mapping[str, float]) -> None:
         """Log, evaluate and checkpoint what has become due."""
         options = self.plan.options
-        self._guard_weights()
+        described = describe(experience)
+        self._guard(described)
         self.step += 1
         self.seconds = time.monotonic() - self._started
         self.collect.version = self.step
         last = self.step == options.steps
         evaluated = last or bool(options.evaluate_every and self.step % options.evaluate_every == 0)
         record: dict[str, Any] = {"step": self.step, "seconds": round(self.seconds, 3)}
-        record |= describe(experience) | dict(metrics) | self._speed(experience) | self._failures()
+        record |= described | dict(metrics) | self._speed(experience) | self._failures()
         if evaluated:
             record |= self._evaluate()
         if options.episodes_every and (last or self.step % options.episodes_every == 0):
@@ -234,8 +236,10 @@ class Job:
         self._told |= reasons.keys()
         return {"reward_failures": sum(reasons.values())} if reasons else {}
 
-    def _guard_weights(self) -> None:
-        """Finite weights can be beyond hope too: a policy of huge ones is uniform, and no loss shows it."""
+    def _guard(self, described: Mapping[str, float]) -> None:
+        """What the loss does not show: endless rewards, all alike, earn no credit; huge weights make mere noise."""
+        if not math.isfinite(described.get("reward", 0.0)):
+            raise Diverged(f"Stopped: in step {self.step + 1} the mean reward is {described['reward']}.")
         norm = self._weight_norm()
         if not norm <= GROWTH * max(self._norm, 1e-6):
             raise Diverged(
@@ -333,7 +337,7 @@ def describe(experience: Experience) -> dict[str, float]:
     episodes = experience.by("episode")
     ends = episodes.last(experience["end"]) if "end" in experience else None
     found: dict[str, float] = {"decisions": len(experience), "episodes": len(episodes)}
-    found["length"] = float(episodes.count.float().mean())
+    found["episode_length"] = float(episodes.count.float().mean())
     for name in experience.decisions:
         if name.startswith("signal:"):
             found[name.removeprefix("signal:")] = float(episodes.sum(experience[name]).mean())

@@ -69,7 +69,11 @@ class ValueModel:
         raw = config.to_hf()
         architecture = raw["architectures"][0].replace("ForCausalLM", "ForSequenceClassification")
         raw |= {"architectures": [architecture], "num_labels": 1, "tie_word_embeddings": True}
-        raw |= {"id2label": {"0": "score"}, "label2id": {"score": 0}, "pad_token_id": self.trunk.tokenizer.pad_id}
+        raw |= {
+            "id2label": {"0": "score"},
+            "label2id": {"score": 0},
+            "pad_token_id": self.trunk.tokenizer.pad_id,
+        }
         weights = {name: p.detach().contiguous() for name, p in self.named_parameters()}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(raw, indent=1))
@@ -87,16 +91,22 @@ class ValueModel:
         head = nn.Linear(weights[HEAD].shape[1], 1, bias=False, device=device, dtype=dtype)
         with torch.no_grad():
             head.weight.copy_(weights.pop(HEAD))
-        model = Decoder(DecoderConfig.from_hf({**raw, "tie_word_embeddings": True})).to(device=device, dtype=dtype)
+        model = Decoder(DecoderConfig.from_hf({**raw, "tie_word_embeddings": True})).to(
+            device=device, dtype=dtype
+        )
         missing, unexpected = model.load_state_dict(weights, strict=False)
         missing = [name for name in missing if not name.startswith("lm_head")]
         if missing or unexpected:
-            raise PanoplyError(f"{folder} does not fit its config: {(missing + unexpected)[0]} is out of place.")
+            raise PanoplyError(
+                f"{folder} does not fit its config: {(missing + unexpected)[0]} is out of place."
+            )
         model.tie()
         return cls(TextPolicy(model.eval(), Tokenizer.load(folder)), head)
 
     @torch.no_grad()
     def load_weights(self, folder: str | Path) -> None:
-        saved = dict(ValueModel.load(folder, self.head.weight.dtype, self.head.weight.device).named_parameters())
+        saved = dict(
+            ValueModel.load(folder, self.head.weight.dtype, self.head.weight.device).named_parameters()
+        )
         for name, parameter in self.named_parameters():
             parameter.copy_(saved[name])

@@ -134,6 +134,12 @@ class TextWorld(ABC):
         """Grades of many answers at once; None where grading failed, so that the sample is left out."""
         return [self.grade(task, answer) for task, answer in zip(tasks, answers, strict=True)]
 
+    def signals(self) -> frozenset[str] | None:
+        """The names of the signals it gives; None where that shows only in play."""
+        if type(self).play is not TextWorld.play:
+            return None
+        return frozenset(self.grade(self.task("train", 0), []))
+
     def failures(self) -> dict[str, int]:
         """Why grading failed, and how often."""
         return {}

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from kit import Tabular, learner, on_policy, ragged
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
 from panoply.loops.learner import fresh_tokens
 from panoply.loops.masters import Masters
-from tests.kit import Tabular, learner, on_policy, ragged
 
 
 class Cramped(Tabular):

@@ -203,6 +203,9 @@ class Jsonl(TextWorld):
         same = "teacher" in self.access and list(answer) == self.gold(task)
         return {"success": float(same), "reward": float(same)}
 
+    def signals(self) -> frozenset[str] | None:
+        return frozenset({"success", "reward", *(source.rpartition(":")[2] for source in self.rewards)})
+
     def failures(self) -> dict[str, int]:
         """Why reward functions failed, and how often."""
         functions = self._functions if "_functions" in self.__dict__ else []

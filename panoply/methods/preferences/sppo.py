@@ -1,0 +1,78 @@
+"""Self-Play Preference Optimization."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from panoply.batch import Batch, Values
+from panoply.experience import Experience
+from panoply.methods.base.grpo import grpo
+from panoply.parts import Part, part
+from panoply.regimes import OnPolicy
+from panoply.registry import method
+from panoply.slots.sample.groups import groups
+from panoply.slots.schedule.schedules import linear
+from panoply.slots.select.pairs import best_worst
+from panoply.slots.update.optimisers import adam
+
+
+@part(
+    "reward",
+    equation="win rate P̂ = mean_k σ({sharpness}·({name} − {name}_k)) over the group",
+    needs={"world:verify"},
+)
+def win_rate(experience: Experience, *, name: str = "true", sharpness: float = 12.0) -> Tensor:
+    """How often an answer would be preferred to the group's answers, itself included (½), on its last decision."""
+    episodes = experience.by("episode")
+    score, group = episodes.sum(experience[f"signal:{name}"]), episodes.first(experience["group"])
+    wins = torch.sigmoid(sharpness * (score[:, None] - score[None, :]))
+    peers = (group[:, None] == group[None, :]).to(wins.dtype)
+    return episodes.rows((wins * peers).sum(1) / peers.sum(1)) * episodes.is_last()
+
+
+@part("surrogate", equation="−(log π/π_t − {eta}·(P̂ − ½))²", unit="episode", needs={"logp@old"})
+def win_rate_regression(batch: Batch, *, eta: float = 1000.0, weight: float | Part = 1.0) -> Values:
+    """Regress an answer's log-ratio to the policy that wrote it on η times its win rate less ½.
+
+    ½, not the group's mean, is subtracted: it is the win rate of the policy against itself. The log-ratio is a sum
+    over tokens, so with η = 1000 the target is a direction and not a value to reach.
+    """
+    ratio = batch.episode_log_ratio("old")
+    target = eta * (batch.by("episode").sum(batch["reward"]) - 0.5)
+    stats = {
+        "chosen_logratio": ratio.detach()[target > 0],
+        "rejected_logratio": ratio.detach()[target < 0],
+        "target": target.abs(),
+    }
+    return -((ratio - target) ** 2), stats
+
+
+TINY = {
+    "sample.prompts": 64,
+    "sample.temperature": 1.0,
+    "surrogate.eta": 5.0,
+    "update.lr": 1e-4,
+    "update.beta2": 0.95,
+    "update.minibatches": 8,
+    "update.schedule": "constant",
+    "run.steps": 40,
+}
+
+
+@method("sppo@1", paper=120, base="grpo", presets={"tiny": TINY})
+def sppo() -> OnPolicy:
+    """Self-Play Preference Optimization (arXiv 2405.00675). (log π/π_t − η·(P̂(y ≻ π_t) − ½))².
+
+    Each step is a round against the policy as it was at its beginning, an approximate multiplicative-weights update:
+    what wins goes up and what loses goes down in absolute terms, where DPO only moves them apart. Of a group the best
+    and the worst answer learn.
+    """
+    return grpo().but(
+        sample=groups(prompts=256, group=5, temperature=0.7),
+        reward=win_rate(),
+        select=(best_worst(),),
+        surrogate=win_rate_regression(eta=1000.0),
+        regularise=(),
+        update=adam(lr=5e-7, minibatches=8, schedule=linear()),
+    )
