@@ -331,7 +331,7 @@ class Snapshots:
 
 def describe(experience: Experience) -> dict[str, float]:
     """Metrics of a batch of experience itself; where streams are mixed, of the policy's own."""
-    own = experience.stream("own")
+    own = experience.without("train").stream("own")
     if bool(own.any()) and not bool(own.all()):
         experience = experience.take(own)
     episodes = experience.by("episode")

@@ -78,13 +78,7 @@ class Collector:
         max_tokens: int | None = None,
     ) -> Experience:
         """A group of the policy's own episodes for each task, with the world's signals on their last decisions."""
-        sampling = Sampling(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k or None,
-            max_tokens=min(max_tokens or self.world.max_tokens, self.world.max_tokens),
-            stop_tokens=self.world.stop_tokens,
-        )
+        sampling = self._sampling(temperature, top_p, top_k, max_tokens)
         first = self.state["episodes"]
         seeds = [self._draw(first + i) for i in range(len(tasks) * group)]
         plays = [self.world.play(task) for task in tasks for _ in range(group)]
@@ -156,6 +150,40 @@ class Collector:
     def _complete(self) -> Complete | None:
         """The world's word on when a turn is complete, where it has one."""
         return None if type(self.world).complete is TextWorld.complete else self.world.complete
+
+    def prefix_values(self, tasks: Sequence[Task], prefixes: Sequence[Sequence[int]], samples: int) -> Tensor:
+        """V̂ of unfinished answers: the mean success of so many of the policy's own continuations of each.
+
+        For worlds of one turn. The draws do not touch the counters of episodes and tasks.
+        """
+        sampling = self._sampling(1.0)
+        starts = [(*task.prompt, *prefix) for task, prefix in zip(tasks, prefixes, strict=True)]
+        named = (self.seed, self.version, self.state["episodes"])
+        requests = [
+            Request(start, [stable_hash("continue", *named, i, s) for s in range(samples)])
+            for i, start in enumerate(starts)
+        ]
+        rollouts = self.engine.generate(requests, sampling, complete=self._complete)
+        asked = [tasks[r] for r in rollouts.request.tolist()]
+        answers = [
+            [*prefixes[r], *rest]
+            for r, rest in zip(rollouts.request.tolist(), rollouts.completions(), strict=True)
+        ]
+        graded = self.world.grade_all(asked, answers)
+        success = torch.tensor([g["success"] if g else 0.0 for g in graded])
+        return torch.zeros(len(starts)).index_add(0, rollouts.request, success) / samples
+
+    def _sampling(
+        self, temperature: Temperature, top_p: float = 1.0, top_k: int = 0, max_tokens: int | None = None
+    ) -> Sampling:
+        longest = self.world.max_tokens
+        return Sampling(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k or None,
+            max_tokens=min(max_tokens or longest, longest),
+            stop_tokens=self.world.stop_tokens,
+        )
 
     def demonstrations(self, tasks: Sequence[Task]) -> Experience:
         """One demonstration a task by the world's careless teacher."""

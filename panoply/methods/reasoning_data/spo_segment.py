@@ -1,0 +1,100 @@
+"""Segment Policy Optimization."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from panoply.experience import Experience, Segments
+from panoply.methods.base.grpo import TINY, grpo
+from panoply.parts import part
+from panoply.regimes import OnPolicy
+from panoply.registry import method
+from panoply.slots.reduce.averages import token_mean
+
+if TYPE_CHECKING:
+    from panoply.rollout.text import Collector
+
+
+def cut_rows(experience: Experience, threshold: float, every: int) -> Tensor:
+    """Marks every `every`-th decision of an episode that was drawn with a probability below `threshold`.
+
+    The cut is before it, so that what it leads to is its own segment's doing.
+    """
+    uncertain = experience["logp"].exp() < threshold
+    count = uncertain.long().cumsum(0)
+    episodes = experience.by("episode")
+    before = episodes.rows(episodes.first(count - uncertain.long()))
+    return uncertain & ((count - before) % every == 0)
+
+
+@part(
+    "sample",
+    equation="{prompts} prompts × {group} episodes, V̂ of {samples} continuations at every {every}th doubt",
+)
+def cut_and_valued(
+    collect: Collector,
+    *,
+    prompts: int = 16,
+    group: int = 8,
+    every: int = 5,
+    samples: int = 9,
+    threshold: float = 0.9,
+    temperature: float = 1.0,
+) -> Experience:
+    """Episodes, cut before doubtful decisions; each cut has the mean success of fresh continuations (`cut_value`).
+
+    `cut` marks the first decision of a segment. The continuations are the policy's own and do not learn.
+    """
+    tasks = collect.tasks(prompts)
+    experience = collect.episodes(tasks, group, temperature=temperature)
+    cut = cut_rows(experience, threshold, every)
+    rows = cut.nonzero().flatten()
+    known = {task.id: task for task in tasks}
+    tokens = experience.context.ragged("tokens")
+    asked = [known[t] for t in experience["task"][rows].tolist()]
+    places = zip(
+        asked, experience["context"][rows].tolist(), experience["position"][rows].tolist(), strict=True
+    )
+    prefixes = [tokens[row][len(task.prompt) : position].tolist() for task, row, position in places]
+    value = torch.zeros(len(experience))
+    if prefixes:
+        value[rows] = collect.prefix_values(asked, prefixes, samples)
+    return experience.with_columns(cut=cut, cut_value=value)
+
+
+@part(
+    "credit", equation="A_k = V̂(end of segment k) − V̂(its start), where the probability is below {threshold}"
+)
+def segment_gain(experience: Experience, *, threshold: float = 0.9) -> dict[str, Tensor]:
+    """What a segment changed in the expected success; the last one ends in the true return.
+
+    Decisions before an episode's first cut get nothing, and those that were hardly decisions (a probability of
+    `threshold` or more) do not learn and are not counted.
+    """
+    cut, episodes = experience["cut"].bool(), experience.by("episode")
+    number = cut.long().cumsum(0)
+    number = number - episodes.rows(episodes.first(number - cut.long()))
+    width = int(number.max()) + 2
+    segments = Segments(episodes.index * width + number)
+    starts = segments.first(experience["cut_value"])
+    returns = episodes.sum(experience["reward"].float())
+    owner, place = segments.keys // width, segments.keys % width
+    ends = returns[owner].clone()
+    follows = owner[1:] == owner[:-1]
+    ends[:-1] = torch.where(follows, starts[1:], ends[:-1])
+    gain = (ends - starts).masked_fill(place == 0, 0.0)
+    return {"advantage": segments.rows(gain), "train": experience["logp"].exp() < threshold}
+
+
+@method("spo-segment@1", paper=44, base="grpo",
+        presets={"tiny": {**TINY, "sample.group": 4, "sample.every": 2, "sample.samples": 4}})  # fmt: skip
+def spo_segment() -> OnPolicy:
+    """Segment Policy Optimization, SPO-chain (arXiv 2505.23564). A_k = V̂(c_{k+1}) − V̂(c_k).
+
+    Credit between a token's and a whole answer's: cut where the policy was in doubt, ask at each cut how often it
+    would succeed from there (no critic), and credit each segment with the difference.
+    """
+    return grpo().but(sample=cut_and_valued(), credit=segment_gain(), reduce=token_mean())

@@ -1,0 +1,58 @@
+"""Segment credit: cuts, gains and prefix values by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from kit import hand
+
+from panoply.methods.reasoning_data.spo_segment import cut_and_valued, cut_rows, segment_gain
+from panoply.rollout.text import Collector
+
+SURE, DOUBT = math.log(0.95), math.log(0.5)
+
+
+def test_every_second_doubt_is_cut_and_counting_starts_anew_in_each_episode() -> None:
+    logp = [SURE, DOUBT, DOUBT, SURE, DOUBT, DOUBT, DOUBT, SURE, DOUBT]
+    rows = hand(episode=[0] * 6 + [1] * 3, logp=logp)
+    assert cut_rows(rows, 0.9, 2).nonzero().flatten().tolist() == [2, 5, 8]
+    assert cut_rows(rows, 0.9, 1).nonzero().flatten().tolist() == [1, 2, 4, 5, 6, 8]
+
+
+def test_gains_golden() -> None:
+    """Episode 0 goes .2 → .7 → success 1; episode 1 fails from .5; episode 2 was never cut."""
+    rows = hand(
+        episode=[0, 0, 0, 0, 1, 1, 2],
+        logp=[SURE, DOUBT, SURE, DOUBT, DOUBT, SURE, DOUBT],
+        cut=[False, True, False, True, True, False, False],
+        cut_value=[0.0, 0.2, 0.0, 0.7, 0.5, 0.0, 0.0],
+        reward=[0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0],
+    )
+    found = segment_gain()(rows)
+    assert found["advantage"].tolist() == pytest.approx([0.0, 0.5, 0.5, 0.3, -0.5, -0.5, 0.0])
+    assert found["train"].tolist() == [False, True, False, True, True, False, True]
+
+
+def test_prefix_values_are_shares_of_success(tiny_collector: Collector) -> None:
+    world = tiny_collector.world
+    tasks = [world.task("train", i) for i in range(3)]
+    gold = [world.gold(t) for t in tasks]
+    state = dict(tiny_collector.state)
+    whole = tiny_collector.prefix_values(tasks, [g[:-1] for g in gold], 40)
+    assert tiny_collector.state == state
+    # only the end token is missing: the share of continuations that draw it at once
+    prompts = [[*t.prompt, *g[:-1]] for t, g in zip(tasks, gold, strict=True)]
+    model = tiny_collector.policy.model
+    for i, prompt in enumerate(prompts):
+        tokens = torch.tensor([prompt])
+        hidden = model.hidden(tokens, torch.arange(len(prompt))[None])
+        p = float(model.logits(hidden[0, -1:]).softmax(-1)[0, gold[i][-1]].detach())
+        assert float(whole[i]) == pytest.approx(p, abs=3.5 * math.sqrt(p * (1 - p) / 40))
+
+
+def test_cuts_carry_values_and_others_do_not(tiny_collector: Collector) -> None:
+    found = cut_and_valued(prompts=3, group=2, every=2, samples=2)(tiny_collector)
+    assert bool(found["cut"].any())
+    assert float(found["cut_value"][~found["cut"]].abs().sum()) == 0
