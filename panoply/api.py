@@ -199,7 +199,8 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Traine
 def _warm_start(world: str, run: str | Path | None, progress: Progress, choices: Mapping[str, Any]) -> Path:
     """Imitate the world's careless teacher with new weights; the run's last model is the warm start."""
     kept = {k: choices[k] for k in ("seed", "threads", "device", "plugins") if choices.get(k) is not None}
-    settings = {k: v for k, v in (choices.get("settings") or {}).items() if k.startswith("world.")}
+    settings = dict(getattr(registry.find("world", world).build, "imitation", {}))
+    settings |= {k: v for k, v in (choices.get("settings") or {}).items() if k.startswith("world.")}
     made = plan(
         "sft", world, model="fresh", settings=settings, evaluate_every=0, checkpoint_every=500, **kept
     )

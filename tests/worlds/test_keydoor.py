@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import panoply as pp
 from panoply.errors import PanoplyError
 from panoply.policies.decoder_config import DecoderConfig
+from panoply.progress import Progress
+from panoply.run import Run
 from panoply.worlds.text.keydoor import Keydoor, Quest, shortest
 from panoply.worlds.world import Reply, Task
 
@@ -232,3 +236,22 @@ def test_too_few_layouts() -> None:
 
 def test_the_default_model_can_speak() -> None:
     assert DecoderConfig(**WORLD.default_model()).vocab_size == WORLD.tokenizer.vocab_size == 20
+
+
+def test_from_scratch_the_warm_start_is_made_as_the_shipped_one_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Keydoor, "imitation", {"data.batch": 2, "run.steps": 1, "run.held_out": 4})
+    small = {"sample.prompts": 2, "sample.group": 2, "run.held_out": 4}
+    pp.train(
+        "grpo",
+        "keydoor",
+        from_scratch=True,
+        run=tmp_path / "run",
+        steps=1,
+        settings=small,
+        progress=Progress(),
+    )
+    made = Run.open(tmp_path / "run-start").plan()
+    assert made.method.settings()["data.batch"] == 2
+    assert made.options.steps == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -47,6 +47,8 @@ class Keydoor(Episodic, CharacterWorld):
     alphabet: ClassVar[str] = DIGITS + "k_>" + "".join(STEPS) + PICK + OPEN
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher"})
     markov: ClassVar[bool] = True
+    imitation: ClassVar[Mapping[str, int]] = {"data.batch": 32, "run.steps": 600}
+    """How its warm start is made: a demonstration has several turns, so fewer of them are enough."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

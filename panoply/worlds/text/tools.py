@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -56,6 +56,8 @@ class Tools(Episodic, CharacterWorld):
 
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "tools", "conclusion"})
     markov: ClassVar[bool] = True
+    imitation: ClassVar[Mapping[str, int]] = {"data.batch": 64, "run.steps": 800}
+    """How its warm start is made: a demonstration has several turns, so fewer of them are enough."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
