@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from kit import Slow, assert_same, gradient, ragged, values_of
+from kit import Slow, Tabular, assert_same, gradient, learner, ragged, values_of
 from papers import ZERO, total
 
 from panoply.compose import assign
@@ -38,6 +38,13 @@ def test_gradient_is_the_papers() -> None:
     found = gradient(method, made)  # type: ignore[arg-type]
     assert_same(found, slow.gradient(loss))
     assert_same(gradient(method, made, micro_tokens=1), found)  # type: ignore[arg-type]
+
+
+def test_mismatched_answers_are_scored_once() -> None:
+    """They are in the pass that finds z₀, and not in the one with gradients."""
+    made, policy = labelled(), Tabular()
+    learner(policy, kto()).gradient(made)
+    assert policy.scored == [len(made), int((made["label"] != 0).sum())]
 
 
 def test_at_the_reference_it_is_a_quarter_of_imitation() -> None:

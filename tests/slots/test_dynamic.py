@@ -43,11 +43,11 @@ class Scripted:
 
 
 def test_it_asks_until_enough_groups_vary() -> None:
-    collect = Scripted([(0, 0), (0, 1), (1, 1), (0, 0), (1, 0), (0, 1)])
+    collect = Scripted([(0, 1), (0, 0), (1, 1), (0, 0), (1, 0), (0, 1)])
     made = dynamic(prompts=2, group=2, temperature=0.7)(collect)
     assert collect.asked == 6
-    assert made["group"].tolist() == [1, 1, 4, 4], "the second of the last round is one too many"
-    assert made.context.ragged("tokens").tolist() == [[2], [3], [8], [9]]
+    assert made["group"].tolist() == [0, 0, 4, 4], "the second of the last round is one too many"
+    assert made.context.ragged("tokens").tolist() == [[0], [1], [8], [9]]
     prompt = made.context.tensor("prompt")
     assert len(prompt.unique()) == 2, "prompts of different rounds are different prompts"
 
