@@ -26,6 +26,22 @@ STREAMS: dict[str, tuple[int, ...]] = {
 Unit = Literal["decision", "turn", "episode", "group", "pair"]
 
 
+def moved(x: Tensor, device: torch.device | str) -> Tensor:
+    """On another device; to a GPU by way of pinned memory, so that nobody waits for what it is doing."""
+    if x.device.type == "cpu" and torch.device(device).type == "cuda":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
+
+
+def distinct(key: Tensor) -> tuple[Tensor, Tensor]:
+    """Ascending distinct values, and each row's place among them. Keys mostly are in order; those are not sorted."""
+    if bool((key[1:] >= key[:-1]).all()):
+        values, place = torch.unique_consecutive(key, return_inverse=True)
+    else:
+        values, place = torch.unique(key, return_inverse=True)
+    return values, place
+
+
 @dataclass(frozen=True)
 class Ragged:
     """Rows of unequal length: row i is `values[offsets[i]:offsets[i + 1]]`."""
@@ -59,7 +75,7 @@ class Ragged:
         return [values[a:b] for a, b in pairwise(offsets)]
 
     def to(self, device: torch.device | str) -> Ragged:
-        return Ragged(self.values.to(device), self.offsets.to(device))
+        return Ragged(moved(self.values, device), moved(self.offsets, device))
 
     @staticmethod
     def cat(parts: Sequence[Ragged]) -> Ragged:
@@ -116,7 +132,8 @@ class Table(Mapping[str, Column]):
         return Table({k: c.take(rows) if isinstance(c, Ragged) else c[rows] for k, c in self.items()})
 
     def to(self, device: torch.device | str) -> Table:
-        return Table({name: column.to(device) for name, column in self.items()})
+        moving = ((k, c.to(device) if isinstance(c, Ragged) else moved(c, device)) for k, c in self.items())
+        return Table(dict(moving))
 
     @staticmethod
     def cat(tables: Sequence[Table]) -> Table:
@@ -142,7 +159,7 @@ class Segments:
     def __init__(self, key: Tensor):
         self.keys: Tensor
         self.index: Tensor
-        self.keys, self.index = torch.unique(key, return_inverse=True)
+        self.keys, self.index = distinct(key)
         self.count = self.index.bincount(minlength=len(self.keys))
 
     def __len__(self) -> int:
@@ -268,7 +285,7 @@ class Experience:
         """Some decisions, with only the context rows and pairs they need. `rows` is a mask or an index."""
         rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
         decisions = self.decisions.take(rows)
-        used, renumbered = torch.unique(decisions.tensor("context"), return_inverse=True)
+        used, renumbered = distinct(decisions.tensor("context"))
         pairs = self.pairs
         if pairs is not None:
             kept = decisions.tensor("episode")

@@ -36,7 +36,7 @@ class Options:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     threads: int = 0
     """0 leaves it to torch; the number used is stored, since results differ between thread counts."""
-    micro_tokens: int = 32768
+    micro_tokens: int = 16384
     """Context tokens of one forward and backward pass; more accumulate their gradients."""
     evaluate_every: int = 20
     held_out: int = 256

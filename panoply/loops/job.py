@@ -325,7 +325,8 @@ class Snapshots:
             for name in self.names:
                 acting = self.reference if name == "reference" else self.policy
                 assert acting is not None
-                columns[f"logp@{name}"] = acting.score(experience, frozenset())["logp"]
+                scored = acting.score(experience, frozenset())["logp"]
+                columns[f"logp@{name}"] = scored.to(experience["action"].device)
         return experience.with_columns(**columns)
 
 

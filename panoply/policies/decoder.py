@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from panoply.errors import PanoplyError
 from panoply.policies.decoder_config import DecoderConfig
-from panoply.policies.scoring import wide_product
+from panoply.policies.fused import run_blocks
+from panoply.policies.scoring import has_triton, wide_product
 
 if TYPE_CHECKING:
     from panoply.policies.cache import Cache
@@ -144,28 +144,14 @@ class Block(nn.Module):
         rotation: tuple[Tensor, Tensor],
         sight: Visibility | Packing,
         cache: Cache | None,
-        compiled: bool = False,
     ) -> Tensor:
-        before, after = _compiled() if compiled else (Block.before, Block.after)
-        q, k, v = before(self, x, rotation)
+        q, k, v = self.self_attn.project(self.input_layernorm(x), rotation)
         if cache is not None:
             seen = cache.append(self.self_attn.index, k.transpose(1, 2), v.transpose(1, 2))
             k, v = seen[0].transpose(1, 2), seen[1].transpose(1, 2)
-        return after(self, x, sight.attend(q, k, v, self.self_attn.window))
-
-    def before(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        return self.self_attn.project(self.input_layernorm(x), rotation)
-
-    def after(self, x: Tensor, mixed: Tensor) -> Tensor:
-        x = x + self.self_attn.o_proj(mixed.flatten(2))
+        x = x + self.self_attn.o_proj(sight.attend(q, k, v, self.self_attn.window).flatten(2))
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
-
-
-@functools.cache
-def _compiled() -> tuple[Any, Any]:
-    """What a block does on either side of attention, compiled once for all blocks and all lengths."""
-    return torch.compile(Block.before, dynamic=True), torch.compile(Block.after, dynamic=True)
 
 
 class Stack(nn.Module):
@@ -183,8 +169,8 @@ class Decoder(nn.Module):
 
     softcap = 0.0
     """None of these layouts caps its logits; others do."""
-    compiling = True
-    """Whether blocks are compiled where rows are packed on a GPU."""
+    fusing = True
+    """Whether what lies between matrix products is fused where rows are packed on a GPU."""
     checkpointing = False
     """Whether a block's inside is computed again in the backward pass, for a third more work and little memory."""
 
@@ -251,13 +237,14 @@ class Decoder(nn.Module):
         x: Tensor = self.model.embed_tokens(tokens)
         rotation = self._rotation(positions, x.dtype)
         sight = packing or Visibility(positions, segments, cache is not None, x.dtype)
-        compiled = self.compiling and packing is not None and x.is_cuda
+        if packing is not None and self.fusing and x.is_cuda and has_triton():
+            return run_blocks(self, x, rotation, packing, taps)
         tapped = {0: x} if 0 in taps else {}
         for depth, block in enumerate(self.model.layers, start=1):
             if self.checkpointing and torch.is_grad_enabled() and cache is None:
-                x = checkpoint(block, x, rotation, sight, None, compiled, use_reentrant=False)
+                x = checkpoint(block, x, rotation, sight, None, use_reentrant=False)
             else:
-                x = block(x, rotation, sight, cache, compiled)
+                x = block(x, rotation, sight, cache)
             if depth in taps:
                 tapped[depth] = x
         x = self.model.norm(x)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
-from panoply.experience import Experience, Ragged
+from panoply.experience import Experience, Ragged, moved
 from panoply.policies.packing import Packing, pack
 
 CALL_TOKENS = 256
@@ -27,10 +27,10 @@ class Rows:
     packing: Packing | None = None
 
     def to(self, device: torch.device | str) -> Rows:
-        segments = None if self.segments is None else self.segments.to(device)
-        rest = (self.decision.to(device), self.state.to(device))
+        segments = None if self.segments is None else moved(self.segments, device)
+        rest = (moved(self.decision, device), moved(self.state, device))
         packing = None if self.packing is None else self.packing.to(device)
-        return Rows(self.tokens.to(device), self.positions.to(device), segments, *rest, packing)
+        return Rows(moved(self.tokens, device), moved(self.positions, device), segments, *rest, packing)
 
 
 @dataclass(frozen=True)

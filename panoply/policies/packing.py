@@ -6,15 +6,15 @@ everything else of a prefix is computed once.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from panoply.experience import moved
 
 
 @dataclass(frozen=True)
@@ -38,22 +38,33 @@ class Packing:
     """The prefix tokens that `copied` numbers."""
 
     def to(self, device: torch.device | str) -> Packing:
-        moved = {f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return Packing(longest=self.longest, **moved)
+        there = {
+            f.name: moved(v, device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
+        }
+        return Packing(longest=self.longest, **there)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
         """[1, N, heads, size] queries and [1, N, kv_heads, size] keys and values to [1, N, heads, size]."""
-        keys, values = self.spread(k[0]), self.spread(v[0])
-        if not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16):
-            return self._one_by_one(q[0], keys, values, window)[None]
-        return _flash(q[0], keys, values, self.queries, self.keys, self.longest, window)[None]
+        if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+            flash: Tensor = _Flash.apply(q[0], k[0], v[0], self, window)  # type: ignore[no-untyped-call]
+            return flash[None]
+        keys, values = (_Spread.apply(x[0], self) for x in (k, v))  # type: ignore[no-untyped-call]
+        return self._one_by_one(q[0], keys, values, window)[None]
 
     def spread(self, x: Tensor) -> Tensor:
         """[N, …] tokens to the list of keys."""
+        return x.index_select(0, self.source) if len(self.copies) else x
+
+    def gather(self, g: Tensor) -> Tensor:
+        """The gradient of `spread`: a prefix's is summed in float32, however many suffixes there are."""
         if not len(self.copies):
-            return x
-        spread: Tensor = _Spread.apply(x, self)  # type: ignore[no-untyped-call]
-        return spread
+            return g
+        out = g.index_select(0, self.own)
+        wide = torch.promote_types(g.dtype, torch.float32)
+        total = torch.zeros(len(self.prefix), *g.shape[1:], dtype=wide, device=g.device)
+        total.index_add_(0, self.copied, g.index_select(0, self.copies).to(wide))
+        total += out.index_select(0, self.prefix)
+        return out.index_copy_(0, self.prefix, total.to(g.dtype))
 
     def _one_by_one(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
         """The same a piece at a time: the reference, and the way for float32 on a GPU or a CPU."""
@@ -113,42 +124,43 @@ def pack(length: Tensor, segment: Tensor, row: Tensor) -> Packing:
 
 
 class _Spread(torch.autograd.Function):
-    """Copying prefix keys; their gradients are summed in float32, however many suffixes there are."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, packing: Packing) -> Tensor:
         ctx.packing = packing
-        return x.index_select(0, packing.source)
+        return packing.spread(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        p: Packing = ctx.packing
-        out = g.index_select(0, p.own)
-        wide = torch.promote_types(g.dtype, torch.float32)
-        total = torch.zeros(len(p.prefix), *g.shape[1:], dtype=wide, device=g.device)
-        total.index_add_(0, p.copied, g.index_select(0, p.copies).to(wide))
-        total += out.index_select(0, p.prefix)
-        return out.index_copy_(0, p.prefix, total.to(g.dtype)), None
+        return ctx.packing.gather(g), None
 
 
-@cache
-def _flash_options() -> frozenset[str]:
-    from torch.nn.attention.varlen import varlen_attn
+class _Flash(torch.autograd.Function):
+    """The operators behind `torch.nn.attention.varlen`, without its wrapper's tenth of a millisecond a call."""
 
-    return frozenset(inspect.signature(varlen_attn).parameters)
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing, window: int) -> Tensor:
+        keys, values = packing.spread(k), packing.spread(v)
+        spans = (packing.queries, packing.keys, *packing.longest)
+        ctx.options = {
+            "window_size_left": window - 1 if window else -1,
+            "window_size_right": 0 if window else -1,
+        }
+        out: Tensor
+        out, lse, *state = torch.ops.aten._flash_attention_forward(
+            q, keys, values, *spans, 0.0, not window, False, **ctx.options
+        )
+        ctx.save_for_backward(q, k, v, out, lse, *state[:2])
+        ctx.packing, ctx.spans, ctx.causal = packing, spans, not window
+        return out
 
-
-def _flash(
-    q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, longest: tuple[int, int], window: int
-) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _flash_options() else {}
-    if "window_size" in _flash_options():
-        options["window_size"] = (window - 1 if window else -1, 0)
-    else:
-        options["is_causal"] = True
-    out = varlen_attn(q, k, v, queries, keys, *longest, **options)
-    assert isinstance(out, Tensor)
-    return out
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        q, k, v, out, lse, *state = ctx.saved_tensors
+        packing: Packing = ctx.packing
+        keys, values = packing.spread(k), packing.spread(v)
+        d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
+            g.contiguous(), q, keys, values, out, lse, *ctx.spans, 0.0, ctx.causal, *state, **ctx.options
+        )
+        return d_q, packing.gather(d_k), packing.gather(d_v), None, None

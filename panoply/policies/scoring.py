@@ -45,14 +45,14 @@ class Head:
     def fused(self, hidden: Tensor) -> bool:
         """Whether kernels do it that read the logits once: on a GPU, if nothing but a temperature acts."""
         plain = self.allowed is None and not self.softcap and hidden.dtype != torch.float64
-        return hidden.is_cuda and plain and _has_triton()
+        return hidden.is_cuda and plain and has_triton()
 
     def heat(self, rows: slice) -> Tensor | None:
         return None if self.temperature is None else self.temperature[rows]
 
 
 @functools.cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 

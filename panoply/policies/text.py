@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
-from panoply.experience import Experience
+from panoply.experience import Experience, moved
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import generation_config, load_model, save_model
 from panoply.policies.foreign import Foreign
@@ -147,11 +147,13 @@ class TextPolicy:
         self, experience: Experience, decision: Tensor, states: Tensor, entropy: bool
     ) -> dict[str, Tensor]:
         at = decision.to(experience["action"].device)
-        temperature = experience["temperature"][at].to(states.device) if "temperature" in experience else None
+        temperature = (
+            moved(experience["temperature"][at], states.device) if "temperature" in experience else None
+        )
         allowed = None
         if "allowed" in experience:
             allowed = experience.decisions.ragged("allowed").take(at).to(states.device)
-        action = experience["action"][at].to(states.device)
+        action = moved(experience["action"][at], states.device)
         head, softcap = self.model.head_weight, self.model.softcap
         return score_actions(states, head, action, temperature, allowed, entropy, softcap=softcap)
 

@@ -6,7 +6,6 @@ for the life of the process; `setup_seconds` is the time that went into them.
 
 from __future__ import annotations
 
-import importlib.util
 import time
 import warnings
 import weakref
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.policies.decoder import Block, Decoder
-from panoply.policies.scoring import wide_product
+from panoply.policies.scoring import has_triton, wide_product
 from panoply.rollout.rollouts import LENGTH, STOP
 from panoply.rollout.slots import DEAD, Slots
 
@@ -84,7 +83,7 @@ def why_not(model: CachedModel) -> str | None:
         hasattr(m, "base_layer") for m in model.modules()
     ):
         return "the model has adapters"
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return "triton is not installed"
     return _broken.get(model)
 
@@ -243,7 +242,7 @@ class GraphDecoder:
             graph.replay()
         moved = {name: getattr(self.state, name)[:n].clone() for name in ("token", "position", "status")}
         columns = (out.live, out.position, out.action, out.logp, out.temperature, out.entropy)
-        return replace(slots, **moved), Record(*(c[:steps, :n].flatten() for c in columns))
+        return replace(slots, **moved), Record(*(c[:steps, :n].flatten().clone() for c in columns))
 
     def _load(self, slots: Slots, size: int) -> None:
         n = len(slots)

@@ -88,7 +88,8 @@ class Recorder:
         return Rollouts(self._decisions(end), context, request, keys, self._reasons(len(prompt)), end)
 
     def _decisions(self, end: Tensor) -> Table:
-        steps = {name: torch.cat(parts).cpu() for name, parts in self._steps.items()}
+        # Sorted where they were recorded: on a GPU that is nothing, on the host it is not.
+        steps = {name: torch.cat(parts) for name, parts in self._steps.items()}
         if not steps:
             none = torch.zeros(0, dtype=torch.long)
             whole = dict.fromkeys(("context", "position", "turn", "action", "end"), none)
@@ -96,12 +97,13 @@ class Recorder:
         live = steps.pop("live").nonzero().flatten()
         row, position = steps["context"][live], steps["position"][live]
         order = live[(row * (int(position.max()) + 1) + position).argsort()]
-        columns: dict[str, Column] = {name: column[order] for name, column in steps.items()}
-        row = steps["context"][order]
+        sorted_steps = {name: column[order].cpu() for name, column in steps.items()}
+        columns: dict[str, Column] = {**sorted_steps}
+        order, row = order.cpu(), sorted_steps["context"]
         last = torch.ones_like(row, dtype=torch.bool)
         last[:-1] = row[1:] != row[:-1]
         columns["end"] = end[row].masked_fill(~last, OPEN)
-        if "temperature" in steps and bool((steps["temperature"][order] == 1).all()):
+        if "temperature" in columns and bool((sorted_steps["temperature"] == 1).all()):
             del columns["temperature"]
         if self._allowed:
             values, counts = (torch.cat(parts).cpu() for parts in zip(*self._allowed, strict=True))
@@ -111,9 +113,9 @@ class Recorder:
     def _contexts(self) -> tuple[Ragged, Tensor]:
         if not self._rows:
             return Ragged.from_lists([]), torch.zeros(0, dtype=torch.long)
-        row, end, values, length = (torch.cat(parts).cpu() for parts in zip(*self._rows, strict=True))
+        row, end, values, length = (torch.cat(parts) for parts in zip(*self._rows, strict=True))
         order = row.argsort()
-        return Ragged(values, _offsets(length)).take(order), end[order]
+        return Ragged(values, _offsets(length)).take(order).to("cpu"), end[order].cpu()
 
     def _reasons(self, rows: int) -> Ragged:
         if not self._turns:

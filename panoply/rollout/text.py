@@ -234,8 +234,9 @@ class Collector:
         self, tasks: Sequence[Task], group: int, decisions: Table, context: Table, log: _Log
     ) -> Experience:
         """Keys, signals and ends for the rows of played episodes, which are numbered 0… in the order of `tasks`."""
-        order = (decisions.tensor("episode") * 2**20 + decisions.tensor("turn")).argsort(stable=True)
-        decisions = decisions.take(order)
+        key = decisions.tensor("episode") * 2**20 + decisions.tensor("turn")
+        if bool((key[1:] < key[:-1]).any()):
+            decisions = decisions.take(key.argsort(stable=True))
         row, turn = decisions.tensor("episode"), decisions.tensor("turn")
         episode = self._number(len(tasks))
         columns: dict[str, Column] = {

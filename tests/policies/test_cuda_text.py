@@ -57,11 +57,11 @@ def test_float32_scores_as_the_cpu_does() -> None:
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("compiling", [True, False])
+@pytest.mark.parametrize("fusing", [True, False])
 def test_packed_half_precision_is_near_float32(
-    dtype: torch.dtype, limit: float, shared: bool, compiling: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, limit: float, shared: bool, fusing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Decoder, "compiling", compiling)
+    monkeypatch.setattr(Decoder, "fusing", fusing)
     data = experience(RAGGED)
     narrow, wide = policy(dtype), policy()
     narrow.shared = shared
