@@ -12,7 +12,7 @@ from kit import hand
 from panoply.experience import Experience, Ragged, Table
 from panoply.policies.build import open_policy
 from panoply.rollout.text import Collector
-from panoply.slots.sample.dynamic import dynamic, stack, varied_groups_of
+from panoply.slots.sample.dynamic import dynamic, varied_groups_of
 from panoply.slots.select.pairs import best_worst
 from panoply.worlds.text.chain import Chain
 
@@ -67,7 +67,7 @@ def test_on_a_world() -> None:
     world = Chain(operations=2)
     collect = Collector(world, open_policy("start", world, 0, "cpu", "float32"), seed=0)
     rounds = [collect.episodes(collect.tasks(3), 2) for _ in range(2)]
-    made = stack(rounds)
+    made = Experience.cat(rounds)
     scored = collect.policy.score(made)["logp"]
     torch.testing.assert_close(scored, made["logp"], atol=1e-4, rtol=0)
     assert len(made) == sum(map(len, rounds))

@@ -54,7 +54,7 @@ def dynamic(
             kept.append(found.take(torch.isin(found["group"], varied)))
         if enough == prompts:
             break
-    return stack(kept) if kept else found
+    return Experience.cat(kept) if kept else found
 
 
 def varied_groups_of(experience: Experience, name: str) -> torch.Tensor:
@@ -62,14 +62,3 @@ def varied_groups_of(experience: Experience, name: str) -> torch.Tensor:
     episodes = experience.by("episode")
     groups = Segments(episodes.first(experience["group"]))
     return groups.keys[~groups.constant(episodes.sum(experience[f"signal:{name}"]))]
-
-
-def stack(rounds: list[Experience]) -> Experience:
-    """Experiences of several rounds as one. Prompts are numbered inside a round, so they are numbered anew."""
-    first, moved = 0, []
-    for found in rounds:
-        prompt = found.context.tensor("prompt")
-        context = found.context.plus({"prompt": prompt + first})
-        moved.append(Experience(found.decisions, context, found.pairs))
-        first += int(prompt.max()) + 1
-    return Experience.cat(moved)
