@@ -39,6 +39,7 @@ def preference(a: str, b: str, annotator: int | None = None, **options: Any) -> 
         ("abc$", 0.25, 0.5, 0, 0, 0.1875),  # 3 short of 6; a|b but not b|c
         ("(aecz$", 0.75, 1 / 3, 0, 1, 25 / 48),  # vowel vowel consonant consonant
         ("((ac)$", 0.75, 1, 2 / 3, 1, 0.75 / 4 + 8 / 12),  # two of three brackets match
+        ("(ac))$", 0.75, 1, 2 / 3, 1, 0.75 / 4 + 8 / 12),
         (")ac(ac$", 1, 1, 0, 1, 0.75),  # closed before it is opened
         ("a(c)a$", 0.75, 1, 1, 1, 0.9375),  # brackets do not part neighbours
         ("()()()$", 1, 0, 1, 1, 0.75),  # no letters to alternate
@@ -177,6 +178,10 @@ def test_the_teacher_is_as_careless_as_the_docstring_says() -> None:
     assert np.mean([g["length"] == 1 for g in grades]) == pytest.approx(0.4, abs=0.03)
     assert np.mean(["(" in t or ")" in t for _, t in pairs]) == pytest.approx(0.6, abs=0.03)
     assert mean["balance"] == pytest.approx(0.3, abs=0.03)  # half of the brackets are a pair
+    assert mean["alternation"] == pytest.approx(0.626, abs=0.02)
+    assert mean["avoids"] == pytest.approx(
+        0.69, abs=0.02
+    )  # half of the teachers, and some of the others by luck
     assert np.mean(["z" in t for _, t in pairs]) == pytest.approx(0.03, abs=0.01)
     assert (mean["ended"], mean["true"]) == (1.0, pytest.approx(0.58, abs=0.02))
     assert mean["success"] == pytest.approx(0.25, abs=0.03)
