@@ -8,11 +8,22 @@ from panoply.evaluation.held_out import evaluate
 from panoply.policies.build import open_policy, warm_start
 from panoply.worlds.text.add import Add
 from panoply.worlds.text.chain import Chain
+from panoply.worlds.text.keydoor import Keydoor
 from panoply.worlds.text.manyanswers import ManyAnswers
 from panoply.worlds.text.strings import Strings
+from panoply.worlds.text.tools import Tools
 from panoply.worlds.world import TextWorld
 
-WORLDS = [Chain(), Add(), ManyAnswers(), ManyAnswers(kind="countdown"), Strings()]
+WORLDS: list[TextWorld] = [
+    Chain(),
+    Add(),
+    ManyAnswers(),
+    ManyAnswers(kind="countdown"),
+    Strings(),
+    Keydoor(),
+    Tools(),
+    Tools(kind="calculator"),
+]
 
 
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.start)
