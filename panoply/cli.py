@@ -178,6 +178,7 @@ def _training_arguments(parser: Parser, *, training: bool) -> None:
     parser.add_argument(
         "--reference", help="what KL and preference terms compare with: start, none, a folder"
     )
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train low-rank adapters only, through PEFT")
     parser.add_argument("--steps", type=int, help="optimisation steps")
     parser.add_argument("--minutes", type=float, help="stop after this time")
     parser.add_argument("--seed", type=int)
@@ -232,6 +233,7 @@ def _choices(chosen: argparse.Namespace) -> dict[str, Any]:
 
     names = (
         "model",
+        "lora",
         "reference",
         "steps",
         "minutes",

@@ -30,6 +30,8 @@ class Options:
     """Stop early when this much time has passed. A run stopped by the clock cannot be repeated bit for bit."""
     model: str = "start"
     """`start` (the world's warm start), `fresh` (new weights), or a folder."""
+    lora: int = 0
+    """Rank of low-rank adapters, through PEFT; 0 trains every weight."""
     reference: str = "start"
     """Where KL terms and preference losses pull to: `start` (a frozen copy), `none`, or a folder."""
     device: str = "auto"
@@ -50,7 +52,7 @@ class Options:
         for name, annotation in typing.get_type_hints(Options).items():
             object.__setattr__(self, name, check(f"run.{name}", getattr(self, name), annotation))
         least = {"steps": 1, "threads": 0, "micro_tokens": 1, "held_out": 1, "checkpoint_every": 1, "keep": 1}
-        for name, bound in (least | {"evaluate_every": 0, "episodes_every": 0}).items():
+        for name, bound in (least | {"evaluate_every": 0, "lora": 0, "episodes_every": 0}).items():
             if getattr(self, name) < bound:
                 raise PanoplyError(f"run.{name} must be at least {bound}, not {getattr(self, name)}.")
         if self.minutes is not None and self.minutes <= 0:

@@ -24,6 +24,7 @@ from panoply.loops.learner import Diverged, Learner
 from panoply.parts import Part
 from panoply.planning import Plan
 from panoply.policies.build import open_policy
+from panoply.policies.lora import add_lora, load_adapter, save_adapter
 from panoply.policies.text import TextPolicy
 from panoply.progress import Progress
 from panoply.rollout.text import Collector
@@ -46,6 +47,8 @@ class Job:
         self.world = plan.world()
         self._found = run.latest(progress.say)
         self.policy = self._open_policy()
+        if options.lora:
+            self.policy = add_lora(self.policy, options.lora, options.seed)
         self.collect = Collector(self.world, self.policy, options.seed, needs=self.method.needs())
         self.learner = Learner(
             self.policy, self.method, total_steps=options.steps, micro_tokens=options.micro_tokens
@@ -199,7 +202,7 @@ class Job:
         try:
             return open_policy(options.model, self.world, options.seed, options.device, options.dtype)
         except PanoplyError:
-            if found is None or self.method.slots().get("models"):
+            if found is None or options.lora or self.method.slots().get("models"):
                 raise
             return open_policy(str(found.model), self.world, options.seed, options.device, options.dtype)
 
@@ -287,12 +290,17 @@ class Job:
     def _save_models(self, folder: Path) -> None:
         self.policy.save(folder / "model")
         self.companions.save(folder / "models")
+        if self.plan.options.lora:
+            save_adapter(self.policy, folder / "adapter")
 
     def _load(self, found: checkpoint.Checkpoint) -> None:
         state, tensors = found.state(), found.tensors()
         if state["threads"] != torch.get_num_threads():
             torch.set_num_threads(state["threads"])
-        self.policy.load_weights(found.model)
+        if self.plan.options.lora:
+            load_adapter(self.policy, found.folder / "adapter")
+        else:
+            self.policy.load_weights(found.model)
         self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith(("part:", "model:"))})
         self.companions.load(found.folder / "models", tensors)
         self.states = _join_tensors(state["parts"], tensors)
