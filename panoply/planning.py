@@ -205,7 +205,7 @@ def check_plan(plan: Plan) -> None:
     world = plan.world()
     access, signals = world.access, world.signals()
     for path, held in method.parts():
-        for need in held.needs():
+        for need in sorted(held.needs()):
             if need.startswith("signal:") and signals is not None and need[7:] not in signals:
                 extra = {f"signal:{c.settings().get('name')}" for c in getattr(method, "models", ())}
                 if need not in extra:

@@ -67,8 +67,8 @@ class RewardFunction:
         )
         weakref.finalize(self, _kill, self._process)
         answer = self._read(self.start_seconds)
-        if answer is None or "error" in answer:
-            why = "it did not load in time" if answer is None else answer["error"]
+        if not answer or "error" in answer:
+            why = answer["error"] if answer else "it did not load" if answer == {} else "it did not load in time"
             self.close()
             raise PanoplyError(f"The reward function {self.source} cannot be used: {why}.")
 
@@ -84,17 +84,16 @@ class RewardFunction:
             self._start()
             raise _Failed("its process had died") from None
         answer = self._read(self.seconds)
-        if answer is None:
-            died = self._process.poll() is not None
+        if not answer:
             self._start()
-            raise _Failed("its process died" if died else f"it took longer than {self.seconds:g} s")
+            raise _Failed("its process died" if answer == {} else f"it took longer than {self.seconds:g} s")
         if "error" in answer:
             raise _Failed(answer["error"])
         values: list[float] = answer["values"]
         return values
 
     def _read(self, seconds: float) -> dict[str, Any] | None:
-        """The next line, or None when the time is up or the process has ended."""
+        """The next line; None when the time is up, nothing when the process has ended."""
         assert self._process is not None
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
@@ -103,9 +102,9 @@ class RewardFunction:
                 return None
         line = self._process.stdout.readline()
         try:
-            return json.loads(line) if line else None
+            return json.loads(line) if line else {}
         except ValueError:
-            return None
+            return {}
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -10,7 +10,7 @@ from panoply.slots.reduce.averages import token_mean
 from panoply.slots.schedule.schedules import constant
 from panoply.slots.update.optimisers import adam
 
-TINY = {"update.lr": 1e-4, "update.beta2": 0.95, "update.schedule.warmup": 10, "run.steps": 150}
+TINY = {"update.lr": 3e-5, "update.beta2": 0.95, "update.schedule.warmup": 10, "run.steps": 150}
 
 
 @method("dpo@1", presets={"tiny": TINY})

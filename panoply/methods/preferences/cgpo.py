@@ -173,7 +173,7 @@ TINY = {
 }
 
 
-@method("cgpo@1", paper=83, base="grpo", presets={"tiny": TINY})
+@method("cgpo@1", paper=83, base="grpo", world="strings", presets={"tiny": TINY})
 def cgpo() -> OnPolicy:
     """CGPO with CRPG (arXiv 2409.20370). R̃ = V·σ(r − r̄)·clip(1 − κ/K, 0, 1); L = −(R̃ − mean R̃)·log π.
 
@@ -190,7 +190,9 @@ def cgpo() -> OnPolicy:
     )
 
 
-@method("cgpo-codpo@1", paper=83, base="cgpo", presets={"tiny": {**TINY, "surrogate.nll": 0.2}})
+@method(
+    "cgpo-codpo@1", paper=83, base="cgpo", world="strings", presets={"tiny": {**TINY, "surrogate.nll": 0.2}}
+)
 def cgpo_codpo() -> OnPolicy:
     """CGPO with CODPO: −log σ(β·(l⁺ − l⁻)) − (λ/|y⁺|)·log π(y⁺), the best feasible over the worst infeasible answer."""
     return cgpo().but(
@@ -201,7 +203,7 @@ def cgpo_codpo() -> OnPolicy:
     )
 
 
-@method("cgpo-crraft@1", paper=83, base="cgpo", presets={"tiny": TINY})
+@method("cgpo-crraft@1", paper=83, base="cgpo", world="strings", presets={"tiny": TINY})
 def cgpo_crraft() -> OnPolicy:
     """CGPO with CRRAFT: −R_cal(y⁺)·log π(y⁺) for the best feasible answer of each prompt.
 

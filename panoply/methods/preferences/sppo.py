@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -17,11 +19,11 @@ from panoply.slots.select.pairs import best_worst
 from panoply.slots.update.optimisers import adam
 
 
-@part(
-    "reward",
-    equation="win rate P̂ = mean_k σ({sharpness}·({name} − {name}_k)) over the group",
-    needs={"world:verify"},
-)
+def _signal(held: Any) -> frozenset[str]:
+    return frozenset({"world:verify", f"signal:{held.name}"})
+
+
+@part("reward", equation="P̂ = mean_k σ({sharpness}·({name} − {name}_k)) over the group", needs=_signal)
 def win_rate(experience: Experience, *, name: str = "true", sharpness: float = 12.0) -> Tensor:
     """How often an answer would be preferred to the group's answers, itself included (½), on its last decision."""
     episodes = experience.by("episode")
@@ -60,7 +62,7 @@ TINY = {
 }
 
 
-@method("sppo@1", paper=120, base="grpo", presets={"tiny": TINY})
+@method("sppo@1", paper=120, base="grpo", world="strings", presets={"tiny": TINY})
 def sppo() -> OnPolicy:
     """Self-Play Preference Optimization (arXiv 2405.00675). (log π/π_t − η·(P̂(y ≻ π_t) − ½))².
 
