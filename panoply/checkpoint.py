@@ -170,6 +170,15 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
+def recover(folder: Path) -> None:
+    """Put back a checkpoint whose writer was killed after it had retired the old one and before it placed the new."""
+    for left in folder.glob(".retired-step-*"):
+        final = folder / left.name.removeprefix(".retired-").rpartition("-")[0]
+        if not final.exists() and Checkpoint(left).problem() is None:
+            with clear_errors(f"restore {final}"):
+                os.replace(left, final)
+
+
 def _retire(folder: Path) -> None:
     """Take a checkpoint out of the list in one step; `prune` removes it, so a kill never leaves half of one listed."""
     os.replace(folder, folder.with_name(f".retired-{folder.name}-{os.getpid()}"))

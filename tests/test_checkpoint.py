@@ -106,7 +106,8 @@ class TestFolder:
         replace = os.replace
 
         def look(source: Path, target: Path) -> None:
-            whole = [p for p in tmp_path.iterdir() if Checkpoint(p).problem() is None]
+            names = [p for p in tmp_path.iterdir() if not p.name.startswith(".writing")]
+            whole = [p for p in names if Checkpoint(p).problem() is None]
             assert whole
             replace(source, target)
 
@@ -153,6 +154,15 @@ def damage(run: Path, step: int) -> None:
 
 
 class TestResume:
+    def test_a_writer_killed_between_the_old_and_the_new_checkpoint(self, run: Path) -> None:
+        folder = run / "checkpoints"
+        (folder / "step-0000009").rename(folder / ".retired-step-0000009-77")
+        for step in (0, 3, 6):
+            shutil.rmtree(folder / f"step-{step:07d}")
+        notes = tiny.Notes()
+        tiny.resume(run, notes)
+        assert notes.said == [f"Resuming {run} at step 9 of 9."]
+
     def test_a_broken_checkpoint_falls_back_to_the_one_before(self, run: Path, stopped: Stopped) -> None:
         damage(run, 9)
         notes = tiny.Notes()

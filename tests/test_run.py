@@ -249,6 +249,7 @@ class TestCourse:
         again = tiny.train(tmp_path / "again", steps=6, seed=3, settings=settings)
         other = tiny.train(tmp_path / "other", steps=6, seed=4, settings=settings)
         assert again.fingerprint == done.fingerprint != other.fingerprint
+        assert done.fingerprint != pp.load_policy(done.run / "checkpoints/step-0000000").fingerprint()
         assert tiny.metrics(again.run) == tiny.metrics(done.run)
 
     def test_neither_cadence_changes_the_training(self, done: pp.Trained, tmp_path: Path) -> None:
@@ -269,9 +270,13 @@ class TestCourse:
         for a, b in zip(small, large, strict=True):
             assert a["loss"] == pytest.approx(b["loss"], abs=1e-6)
             assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-4, abs=1e-9)
-        weights = [dict(r.policy().named_parameters()) for r in runs]
-        gap = max(float((weights[0][n] - weights[1][n]).abs().max()) for n in weights[0])
-        assert gap < 1e-4
+        start = pp.load_policy(runs[0].run / "checkpoints/step-0000000").model.state_dict()
+        small_end, large_end = (
+            pp.load_policy(r.run / "checkpoints/step-0000003").model.state_dict() for r in runs
+        )
+        moved = max(float((large_end[n] - start[n]).abs().max()) for n in start)
+        gap = max(float((small_end[n] - large_end[n]).abs().max()) for n in start)
+        assert gap < 0.01 * moved
 
     @pytest.mark.parametrize(
         ("settings", "rates"),
@@ -316,9 +321,15 @@ FAULTY_REWARD = """
 import torch, panoply as pp
 @pp.part("reward")
 def faulty(experience: pp.Experience, *, value: str = "nan", after: int = 3) -> torch.Tensor:
-    signal = experience["signal:success"]
+    signal = experience["signal:ended"]
     return signal + (float(value) if int(experience["version"][0]) >= after else 0.0)
 """
+
+
+def train(folder: Path, **choices: Any) -> pp.Trained:
+    """A tiny run of GRPO without the name of a signal, which the faulty reward does not take."""
+    settings = {k: v for k, v in tiny.SETTINGS.items() if k != "reward.name"} | choices.pop("settings")
+    return pp.train("grpo", run=folder, model="fresh", progress=tiny.Notes(), settings=settings, **choices)
 
 
 @pytest.mark.usefixtures("registries")
@@ -328,12 +339,19 @@ class TestDivergence:
         (tmp_path / "faulty.py").write_text(FAULTY_REWARD)
         return str(tmp_path / "faulty.py")
 
-    @pytest.mark.parametrize("value", ["nan", "inf"])
-    def test_a_reward_that_is_not_a_number(self, value: str, plugin: str, tmp_path: Path) -> None:
+    def test_a_reward_without_end(self, plugin: str, tmp_path: Path) -> None:
+        """All alike, such rewards earn no credit, and no loss shows them."""
+        settings = {"reward.value": "inf", "run.checkpoint_every": 2}
+        with pytest.raises(
+            pp.PanoplyError, match=r"in step 4 the mean reward is inf\. .* state of step 2\.$"
+        ):
+            train(tmp_path / "run", steps=6, reward="faulty", plugins=[plugin], settings=settings)
+
+    def test_a_reward_that_is_not_a_number(self, plugin: str, tmp_path: Path) -> None:
         """The weights are not to blame: the state before the bad step is kept, and a mended run goes on from it."""
-        settings = {"reward.value": value, "run.checkpoint_every": 2}
+        settings = {"reward.value": "nan", "run.checkpoint_every": 2}
         with pytest.raises(pp.PanoplyError, match=r"Stopped: loss is .* holds the state of step 3\.$"):
-            tiny.train(tmp_path / "run", steps=6, reward="faulty", plugins=[plugin], settings=settings)
+            train(tmp_path / "run", steps=6, reward="faulty", plugins=[plugin], settings=settings)
         run = Run.open(tmp_path / "run")
         result = run.result()
         assert run.status() == "diverged"
@@ -348,9 +366,8 @@ class TestDivergence:
         config["plan"]["method"]["reward"]["after"] = 99
         (run.folder / "run.json").write_text(json.dumps(config))
         mended = tiny.resume(run.folder)
-        whole = tiny.train(
-            tmp_path / "whole", steps=6, reward="faulty", plugins=[plugin], settings={"reward.after": 99}
-        )
+        choices = {"steps": 6, "reward": "faulty", "plugins": [plugin], "settings": {"reward.after": 99}}
+        whole = train(tmp_path / "whole", **choices)
         assert mended.fingerprint == whole.fingerprint
         assert run.status() == "finished"
 
@@ -361,7 +378,7 @@ class TestDivergence:
             tiny.train(tmp_path / "run", "sft", steps=6, settings=settings)
         assert tiny.checkpoints(tmp_path / "run") == [0]
         policy = pp.load_policy(tmp_path / "run")
-        assert all(bool(p.isfinite().all()) and float(p.abs().max()) < 10 for p in policy.parameters())
+        assert all(bool((p.abs() < 10).all()) for p in policy.parameters())
 
     def test_weights_that_are_broken_before_the_step(self, tmp_path: Path) -> None:
         """The checkpoint of the step that failed is the one to blame: it is set aside for the one before."""
@@ -381,10 +398,8 @@ class TestDivergence:
 
     def test_the_command_says_so_and_ends_with_two(self, tmp_path: Path) -> None:
         words = tiny.words(**{"update.lr": 1e30, "update.schedule.warmup": 0})
-        words[words.index("sample.prompts=2") - 1 : words.index("sample.prompts=2") + 3] = []
-        done = tiny.shell(
-            "train", "sft", "--model", "fresh", *words, "--run", str(tmp_path / "run"), "--quiet"
-        )
+        folder = str(tmp_path / "run")
+        done = tiny.shell("train", "grpo", "--model", "fresh", *words, "--run", folder, "--quiet")
         assert done.returncode == 2
         assert done.stderr.startswith("panoply: Stopped: in step 1 the norm")
         assert done.stderr.count("\n") == 1
@@ -480,7 +495,8 @@ class TestProgress:
     @pytest.mark.parametrize(("width", "height"), [(20, 8), (40, 16), (100, 12), (300, 100)])
     def test_the_panel_fits(self, width: int, height: int, tmp_path: Path) -> None:
         shown = self.render(tmp_path / "run", width, height, steps=2)
-        assert max(map(len, shown.splitlines())) <= min(100, width)
+        lines = re.split(r"\n|(?<=╯)|(?=╭)", shown)  # a frame begins where the one before ends
+        assert max(map(len, lines)) <= min(100, width)
 
     def test_the_panel_of_a_data_set_shows_the_loss(self, tmp_path: Path) -> None:
         last = self.render(tmp_path / "run", 100, 40, method="sft").split("╭")[-1]

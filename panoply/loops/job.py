@@ -45,6 +45,7 @@ class Job:
             torch.set_num_threads(options.threads)
         self.plan, self.run, self.progress, self.method = plan, run, progress, plan.method
         self.world = plan.world()
+        checkpoint.recover(run.checkpoints)
         self._found = run.latest(progress.say)
         self.policy = self._open_policy()
         if options.lora:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
 import os
 import shlex
 import shutil
@@ -11,8 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from panoply import checkpoint, compose, planning, registry
-from panoply.errors import unknown
-from panoply.parts import SLOTS, Part, show_value
+from panoply.errors import PanoplyError, unknown
+from panoply.parts import SLOTS, Part, describe, show_value
 from panoply.planning import Plan
 from panoply.regimes import Method
 from panoply.registry import Entry
@@ -139,17 +141,13 @@ def _descended(method: Method) -> str:
 
 def _part_page(cls: type[Part]) -> str:
     info = cls.info
-    rows = []
-    for field_name, annotation in cls.annotations().items():
-        from panoply.parts import describe
-
-        default = getattr(cls, field_name, None)
-        rows.append((field_name, show_value(default), describe(annotation)))
-    import inspect
-
+    rows = [
+        (name, describe(annotation), show_value(getattr(cls, name, None)))
+        for name, annotation in cls.annotations().items()
+    ]
     pieces = [f"{info.id}  (part)", indent(prose(inspect.getdoc(info.function) or ""))]
     if rows:
-        pieces += ["", "settings", indent(table([("name", "default", "takes"), *rows]))]
+        pieces += ["", "settings", indent(table([("name", "takes", "default"), *rows]))]
     facts = (
         [("unit", info.unit), ("stream", info.stream)]
         if info.slot in ("surrogate", "regularise", "loss")
@@ -161,15 +159,18 @@ def _part_page(cls: type[Part]) -> str:
 
 
 def _world_page(entry: Entry) -> str:
-    import dataclasses
-
     cls: Any = entry.build
-    rows = [(f.name, show_value(f.default)) for f in dataclasses.fields(cls)]
-    built = cls()
-    task = built.task("train", 0)
-    example = built.render(task, built.gold(task)) if "reference" in built.access else built.render(task, [])
-    access = ", ".join(sorted(built.access))
-    facts = [("gives", access), ("example", example)]
+    rows = []
+    for option in dataclasses.fields(cls):
+        needed = option.default is dataclasses.MISSING and option.default_factory is dataclasses.MISSING
+        made = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
+        rows.append((option.name, "needed" if needed else show_value(made)))
+    facts = []
+    with contextlib.suppress(PanoplyError, TypeError):  # a world with an option to be given has no example
+        built = cls()
+        facts.append(("gives", ", ".join(sorted(built.access))))
+        task = built.task("train", 0)
+        facts.append(("example", built.render(task, built.gold(task) if "reference" in built.access else [])))
     pieces = [f"{entry.id}  (world)", indent(prose(entry.doc)), ""]
     if rows:
         pieces += ["options", indent(table(rows)), ""]

@@ -103,9 +103,7 @@ def _extreme(score: Tensor, eligible: Tensor, groups: Segments, *, highest: bool
     return torch.where(found == len(score), -1, found)
 
 
-@part(
-    "select", equation="the best accepted over the worst refused answer of each group", needs={"world:verify"}
-)
+@part("select", equation="the best accepted over the worst refused answer of each group", needs=_signals)
 def accepted_over_refused(
     experience: Experience, *, name: str = "proxy", judges: tuple[str, ...] = ("format",)
 ) -> Experience:
@@ -124,9 +122,7 @@ def accepted_over_refused(
     return kept.with_pairs(Table({"chosen": chosen, "rejected": rejected}))
 
 
-@part(
-    "select", equation="the best accepted answer of each group, near the reference", needs={"logp@reference"}
-)
+@part("select", equation="the best accepted answer of each group, near the reference", needs=_signals)
 def best_accepted(
     experience: Experience, *, name: str = "proxy", judges: tuple[str, ...] = ("format",), limit: float = 20.0
 ) -> Experience:

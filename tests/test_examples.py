@@ -1,0 +1,158 @@
+"""Every example does what its page says."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+from test_cli import Terminal
+
+import panoply as pp
+from panoply import registry
+from panoply.run import Run
+
+EXAMPLES = tiny.ROOT / "examples"
+METHOD, PART, WORLD = (str(EXAMPLES / f"plugin_{kind}.py") for kind in ("method", "part", "world"))
+
+
+@pytest.fixture
+def panoply(capsys: pytest.CaptureFixture[str], registries: None) -> Terminal:
+    return Terminal(capsys)
+
+
+def words(folder: Path, **settings: object) -> list[str]:
+    chosen = {"world.operations": 2, "run.held_out": 8, "sample.prompts": 4, **settings}
+    sets = [w for k, v in chosen.items() for w in ("--set", f"{k}={v}")]
+    return [*sets, "--model", "fresh", "--steps", "2", "--run", str(folder), "--quiet"]
+
+
+class TestMethod:
+    def test_it_is_short(self) -> None:
+        assert len(Path(METHOD).read_text().splitlines()) <= 25
+
+    def test_it_trains_and_resumes_without_being_named_again(self, tmp_path: Path, panoply: Terminal) -> None:
+        panoply(
+            "train", "rank-grpo", "--plugin", METHOD, *words(tmp_path / "run", **{"reward.name": "ended"})
+        )
+        plan = Run.open(tmp_path / "run").plan()
+        assert plan.method_id == "rank-grpo@1"
+        assert plan.method.slots()["credit"].info.name == "group_rank"  # type: ignore[union-attr]
+        moved = [m for m in tiny.metrics(tmp_path / "run") if m["gradient_norm"] > 0]
+        assert moved
+        (tmp_path / "run/result.json").unlink()
+        panoply("train", "--resume", str(tmp_path / "run"), "--quiet")
+
+    def test_ranks(self, registries: None) -> None:
+        import torch
+        from kit import hand
+
+        registry.load_plugin(METHOD)
+        credit = registry.find_part("credit", "group_rank")()
+        made = hand(
+            group=[0, 0, 0, 0, 1, 1, 2],
+            episode=[0, 0, 1, 2, 3, 4, 5],
+            reward=[1.0, 2.0, 100.0, 0.0, 5.0, 5.0, 7.0],
+        )
+        expected = torch.tensor([0.0, 0.0, 1.0, -1.0, 0.0, 0.0, 0.0])
+        assert torch.equal(credit(made).float(), expected)
+
+    def test_it_is_shown_as_a_diff(self, panoply: Terminal) -> None:
+        shown = panoply("show", "rank-grpo", "--plugin", METHOD)
+        assert "changes from grpo" in shown
+        assert "group_rank" in shown.split("changes from grpo")[1]
+
+
+class TestPart:
+    def test_it_fills_a_slot_by_its_name(self, tmp_path: Path, panoply: Terminal) -> None:
+        chosen = words(tmp_path / "run", **{"select.solvable.most": 0.5})
+        panoply("train", "grpo", "--select", "solvable", "--plugin", PART, *chosen)
+        plan = Run.open(tmp_path / "run").plan()
+        assert [p.settings() for p in plan.method.slots()["select"]] == [{"most": 0.5}]  # type: ignore[union-attr]
+
+    def test_what_it_keeps(self, registries: None) -> None:
+        from kit import hand
+
+        registry.load_plugin(PART)
+        select = registry.find_part("select", "solvable")()
+        made = hand(group=[0, 0, 1, 1], episode=[0, 1, 2, 3], reward=[1.0, 1.0, 1.0, 0.0])
+        assert select(made).tolist() == [False, False, True, True]
+
+
+class TestWorld:
+    def test_it_is_short_and_sound(self, registries: None) -> None:
+        assert len(Path(WORLD).read_text().splitlines()) <= 60
+        registry.load_plugin(WORLD)
+        world = registry.find("world", "reverse").build()
+        world.self_test()
+        assert len(world.held_out(64)) == 64
+
+    @pytest.mark.parametrize("method", ["grpo", "sft", "dpo"])
+    def test_it_trains(self, method: str, tmp_path: Path, panoply: Terminal) -> None:
+        size = {"sample.prompts": 2} if method == "grpo" else {"data.batch": 16}
+        sets = [w for k, v in {"run.held_out": 8, **size}.items() for w in ("--set", f"{k}={v}")]
+        run = str(tmp_path / "run")
+        out = panoply(
+            "train", method, "--world", "reverse", "--plugin", WORLD, *sets,
+            "--model", "fresh", "--steps", "2", "--run", run, "--quiet",
+        )  # fmt: skip
+        assert "held-out success" in out
+        assert "pass@8" in panoply("eval", run, "--problems", "4")
+
+    def test_it_is_shown(self, panoply: Terminal) -> None:
+        assert "length" in panoply("show", "reverse", "--plugin", WORLD)
+
+
+class TestEntryPoint:
+    def test_an_installed_package_is_found(self, tmp_path: Path) -> None:
+        source = tmp_path / "source"
+        source.mkdir()
+        for name in ("pyproject.toml", "panoply_cubed.py"):
+            (source / name).write_bytes((EXAMPLES / "entry_point" / name).read_bytes())
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+        ]
+        subprocess.run(
+            [*pip, "--target", str(tmp_path / "site"), str(source)], check=True, capture_output=True
+        )
+        path = f"{tmp_path / 'site'}:{tiny.ROOT}"
+        listed = tiny.shell("list", "--json", PYTHONPATH=path)
+        assert {"cubed-grpo@1": "grpo"}.items() <= {
+            e["id"]: e["base"] for e in json.loads(listed.stdout)
+        }.items()
+        done = tiny.shell("train", "cubed-grpo", *words(tmp_path / "run"), PYTHONPATH=path)
+        assert done.returncode == 0, done.stderr
+        assert tiny.result(tmp_path / "run")["steps"] == 2
+
+
+def test_five_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it stands, from the shipped warm start, but for two steps."""
+    train = pp.train
+
+    def short(method: str, **choices: object) -> pp.Trained:
+        return train(method, **{**choices, "steps": 2, "settings": {"run.held_out": 16, "sample.prompts": 2}})  # type: ignore[arg-type]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pp, "train", short)
+    runpy.run_path(str(EXAMPLES / "five_lines.py"))
+    assert "held-out success 0." in capsys.readouterr().out
+
+
+def test_the_page_names_every_example() -> None:
+    page = (EXAMPLES / "README.md").read_text()
+    for path in EXAMPLES.iterdir():
+        if path.name not in ("README.md", "__pycache__"):
+            assert f"`{path.name}" in page
