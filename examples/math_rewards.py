@@ -13,4 +13,5 @@ except ImportError:
 def equivalent(completions: list, answer: list[str], **_: object) -> list[float]:
     """1 where the answer a completion arrives at equals `answer`, a field of the data, as mathematics."""
     texts = [said if isinstance(said, str) else said[-1]["content"] for said in completions]
-    return [float(verify(parse(f"${right}$"), parse(text))) for text, right in zip(texts, answer, strict=True)]
+    both = zip(texts, answer, strict=True)
+    return [float(verify(parse(f"${right}$"), parse(text))) for text, right in both]

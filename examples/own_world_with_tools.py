@@ -1,4 +1,4 @@
-"""A world of several turns with a tool, for the built-in tiny model or your own.
+"""A world of several turns with a tool, for a tiny model of its own or for yours (`--set world.model=DIR --model DIR`).
 
 panoply train sft --world sums --model fresh --steps 600 --plugin examples/own_world_with_tools.py --run runs/sums-start
 panoply train grpo --world sums --model runs/sums-start --plugin examples/own_world_with_tools.py --run runs/sums
@@ -19,24 +19,28 @@ from panoply.worlds.world import Play, Reply, Task
 
 
 class Conversation(Play):
-    """One episode: `17+25=` is asked; `?17+25` calls the calculator, which says `42>`; `!42` answers, and ends it."""
+    """`17+25=` is asked. `?17+25` calls the calculator, which says `42>`. `!42` answers, and that is the end."""
 
     def __init__(self, world: "Sums", task: Task):
         super().__init__(task.prompt, state=task.id)
-        self.world, self.question, self.result, self.turns = world, task.data["question"], None, 0
+        self.world, self.question, self.result, self.turns = world, task.data["question"], "", 0
 
     def act(self, answer: Sequence[int]) -> Reply:
-        """A turn of the policy: what it earned, what the policy sees next, and whether that was all."""
-        text = self.world.text(answer)
-        self.turns += 1
+        """A turn of the policy: what it earned, what is seen next (appended to the context), whether that was all."""
+        text, self.turns = self.world.text(answer), self.turns + 1
         if text.startswith("!"):
-            return Reply({"success": float(text[1:] == str(sum(map(int, self.question.split("+"))))), "calls": 0.0})
-        numbers = text[1:].split("+")
-        valid = text.startswith("?") and all(n.isdecimal() and len(n) < 4 for n in numbers)
-        self.result = str(sum(map(int, numbers))) if valid else "error"
+            right = text[1:] == add(self.question) and self.world.complete(answer)
+            return Reply({"success": float(right), "calls": 0.0})
+        self.result = add(text[1:]) if text.startswith("?") else "error"
         self.state = stable_hash(self.question, self.result)
         seen = tuple(self.world.tokenizer.encode(self.result + ">"))
         return Reply({"success": 0.0, "calls": 1.0}, seen, done=self.turns == 3, truncated=self.turns == 3)
+
+
+def add(text: str) -> str:
+    """The tool."""
+    numbers = text.split("+")
+    return str(sum(map(int, numbers))) if all(n.isdecimal() for n in numbers) else "error"
 
 
 @pp.world("sums@1")
@@ -47,14 +51,15 @@ class Sums(Episodic):
     slip: float = 0.5
     """How often the teacher guesses."""
     model: str = ""
-    """A folder of your own model, whose tokenizer is used; by default one token is one character."""
+    """A folder whose tokenizer is used; without one, a token is a character."""
 
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher"})
     max_tokens: ClassVar[int] = 8  # of a turn, its end included
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.load(self.model) if self.model else Tokenizer.of_characters("0123456789+=?!>ero", (".",))
+        own = Tokenizer.of_characters("0123456789+=?!>ero", specials=(".",))
+        return Tokenizer.load(self.model) if self.model else own
 
     def tokens(self, text: str) -> list[int]:
         return [*self.tokenizer.encode(text), *self.stop_tokens]  # a turn ends with the tokenizer's end token
@@ -63,10 +68,10 @@ class Sums(Episodic):
         return self.tokenizer.decode([t for t in answer if t not in self.stop_tokens])
 
     def complete(self, answer: Sequence[int]) -> bool:
-        return answer[-1] in self.stop_tokens
+        return bool(answer) and answer[-1] in self.stop_tokens
 
     def task(self, split: str, index: int) -> Task:
-        """Task number `index`: always the same one. One question in eight is held out, by its hash."""
+        """Task number `index` of a split, always the same one. One question in eight is held out, by its hash."""
         rng = numpy_rng("sums", split, index)
         while True:
             question = "{}+{}".format(*rng.integers(100, size=2))
@@ -78,7 +83,7 @@ class Sums(Episodic):
         return Conversation(self, task)
 
     def expert(self, play: Conversation) -> list[int]:
-        return self.tokens(f"?{play.question}" if play.result is None else f"!{play.result}")
+        return self.tokens(f"!{play.result}" if play.result else f"?{play.question}")
 
     def careless(self, play: Conversation, rng: np.random.Generator) -> list[int]:
         return self.tokens(f"!{rng.integers(199)}") if rng.random() < self.slip else self.expert(play)
