@@ -136,8 +136,8 @@ def make_plan(
         raise unknown(f"preset of {entry.name}", str(preset), [*entry.presets, "published"])
     preset = preset or str(getattr(world_entry.build, "preset", "published"))
     resolved = compose.resolve(method, preset=preset, slots=slots, settings=given)
-    for path, value in getattr(world_entry.build, "settings", {}).items():
-        if path in resolved.method.settings() and path not in resolved.chosen:
+    for path, value in _asked(world_entry, resolved.method).items():
+        if path not in resolved.chosen:
             resolved = dataclasses.replace(resolved, method=compose.assign(resolved.method, path, value))
     run_defaults = _split(dict(entry.presets.get(preset, {})), "run.")
     chosen_options = {k: v for k, v in options.items() if v is not None}
@@ -157,6 +157,15 @@ def make_plan(
 def _split(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Take out the settings below a prefix."""
     return {k.removeprefix(prefix): settings.pop(k) for k in list(settings) if k.startswith(prefix)}
+
+
+def _asked(entry: registry.Entry, method: Method) -> dict[str, Any]:
+    """The settings a world asks for and the method has; the signal to reward also where a part wraps `signal`."""
+    known, found = method.settings(), dict(getattr(entry.build, "settings", {}))
+    if "reward.name" in found:
+        inner = [path for path, held in known.items() if held == "signal" and path.startswith("reward.")]
+        found |= {f"{path}.name": found["reward.name"] for path in inner}
+    return {path: value for path, value in found.items() if path in known}
 
 
 def _world_options(entry: registry.Entry, settings: Mapping[str, Any]) -> dict[str, Any]:

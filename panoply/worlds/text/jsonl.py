@@ -179,14 +179,16 @@ class Jsonl(TextWorld):
         """None where a function failed: that sample is lost, and no other."""
         if not self.rewards:
             return [self._matches(task, answer) for task, answer in zip(tasks, answers, strict=True)]
-        end = self.tokenizer.eos_id
-        texts = [self.tokenizer.decode([t for t in a if t != end]) for a in answers]
         lines = [t.data["line"] for t in tasks]
-        fields: dict[str, list[Any]] = {name: [line.get(name) for line in lines] for name in lines[0]}
-        fields |= {"prompts": fields.pop("prompt", fields.get("messages", [])), "completions": texts}
+        names = dict.fromkeys(name for line in lines for name in line if name not in ("prompt", "messages"))
+        fields: dict[str, list[Any]] = {name: [line.get(name) for line in lines] for name in names}
+        fields["prompts"] = [line.get("prompt", line.get("messages")) for line in lines]
+        fields["completions"] = [
+            self._said(line, answer) for line, answer in zip(lines, answers, strict=True)
+        ]
+        fields["completion_ids"] = [list(answer) for answer in answers]
         columns = [function(fields) for function in self._functions]
-        names = [function.name for function in self._functions]
-        weights = self.weights or (1.0,) * len(names)
+        weights = self.weights or (1.0,) * len(self.rewards)
         graded: list[dict[str, float] | None] = []
         for row in zip(*columns, strict=True):
             values = [v for v in row if v is not None]
@@ -194,9 +196,15 @@ class Jsonl(TextWorld):
                 graded.append(None)
                 continue
             total = sum(w * v for w, v in zip(weights, values, strict=True))
-            parts = dict(zip(names, values, strict=True))
+            parts = {function.name: value for function, value in zip(self._functions, values, strict=True)}
             graded.append({**parts, "reward": total, "success": float(total >= self.threshold)})
         return graded
+
+    def _said(self, line: Line, answer: Sequence[int]) -> str | list[dict[str, str]]:
+        """An answer as TRL gives it to reward functions: text, or to chat prompts a list of one message."""
+        text = self.tokenizer.decode([token for token in answer if token != self.tokenizer.eos_id])
+        chat = isinstance(line.get("prompt", line.get("messages")), list)
+        return [{"role": "assistant", "content": text}] if chat else text
 
     def _matches(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
         """Without reward functions: whether the answer is the given one."""
