@@ -14,7 +14,7 @@ BIN      := $(VENV)/bin
 WHEEL_VENV := build/wheel-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-learn check format wheel warm-start clean
+.PHONY: help demo test test-learn check format docs wheel warm-start clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,9 @@ check: $(VENV)/dev ## lint, format, types
 format: $(VENV)/dev ## apply the formatter
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/core ## write docs/api.md anew from docstrings and signatures
+	$(BIN)/python -m panoply.report.reference > docs/api.md
 
 wheel: $(VENV)/dev ## build the wheel, install it into an empty environment, try it
 	rm -rf build dist

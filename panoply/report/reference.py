@@ -1,0 +1,148 @@
+"""The API reference, from signatures and docstrings: `python -m panoply.report.reference > docs/api.md`."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import itertools
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import panoply
+from panoply import registry
+from panoply.parts import SLOTS, Part, show_value
+from panoply.planning import Options
+
+MODULES = [f"panoply.{name}" for name in (
+    "experience", "batch", "parts", "regimes", "registry", "worlds.world", "worlds.episodic", "rollout.text",
+    "rollout.engine", "policies.text", "policies.tokenizer",
+)]  # fmt: skip
+"""What a part, method or world is written with, beside the names of `panoply` itself."""
+INTRODUCTION = """# Reference
+
+Made from the code by `make docs`: the [names of `panoply`](#panoply), the [modules](#panoplyexperience) that parts,
+methods and worlds are written with, the [settings of a run](#settings-of-a-run), and all [methods](#methods),
+[worlds](#worlds) and [parts](#parts) with their settings. `panoply show NAME` prints one of them at length.
+"""
+
+
+def page() -> str:
+    """The whole reference as Markdown."""
+    pieces = [INTRODUCTION, *_names(), *(piece for name in MODULES for piece in _module(name))]
+    return "\n".join([*pieces, *_methods(), *_worlds(), *_parts()]).rstrip() + "\n"
+
+
+def _names() -> Iterator[str]:
+    yield "## panoply\n"
+    values = {name: getattr(panoply, name) for name in panoply.__all__}
+    below = {name: value.__module__ for name, value in values.items() if value.__module__ in MODULES}
+    yield from (f"- `{name}`: see [{home}](#{home.replace('.', '')})" for name, home in below.items())
+    yield ""
+    for name in (n for n in values if n not in below):
+        yield from _entry(name, values[name])
+
+
+def _module(name: str) -> Iterator[str]:
+    module = importlib.import_module(name)
+    yield f"## {name}\n\n{prose(module)}"
+    for own, value in vars(module).items():
+        made_here = getattr(value, "__module__", "") == name
+        if made_here and not own.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value)):
+            yield from _entry(own, value)
+
+
+def _entry(name: str, value: Any) -> Iterator[str]:
+    """A function, or a class with its public methods."""
+    yield f"### {name}\n\n```python\n{signature(name, value)}\n```\n\n{prose(value)}"
+    for own, member in vars(value).items() if inspect.isclass(value) else ():
+        held = getattr(member, "__func__", getattr(member, "fget", getattr(member, "func", member)))
+        if own.startswith("_") or not inspect.isfunction(held):
+            continue
+        plain = isinstance(member, property | functools.cached_property)
+        shown = f"{own}: {held.__annotations__.get('return')}" if plain else signature(own, held, width=9999)
+        about = (inspect.getdoc(held) or "").split("\n\n")[0].replace("\n", " ")
+        yield f"- `{shown}`" + (f"  \n  {about}" if about else "")
+    yield ""
+
+
+def signature(name: str, value: Any, width: int = 100) -> str:
+    """`name(a: int, *, b: str = "x") -> str`, one argument a line where it is long."""
+    try:
+        found = inspect.signature(value)
+    except ValueError:
+        return name
+    words: list[str] = []
+    for p in found.parameters.values():
+        if p.name in ("self", "cls") or p.name.startswith("_"):
+            continue
+        if p.kind is p.KEYWORD_ONLY and not any(w.startswith("*") for w in words):
+            words.append("*")
+        stars = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
+        kind = "" if p.annotation is p.empty else f": {p.annotation}"
+        shown = "…" if repr(p.default).startswith("<") else repr(p.default)
+        words.append(f"{stars}{p.name}{kind}" + ("" if p.default is p.empty else f" = {shown}"))
+    arrow = f" -> {found.return_annotation}" if isinstance(found.return_annotation, str) else ""
+    line = f"{name}({', '.join(words)}){arrow}"
+    return line if len(line) <= width else f"{name}(\n    " + ",\n    ".join(words) + f",\n){arrow}"
+
+
+def prose(value: Any) -> str:
+    """A docstring as Markdown; paragraphs laid out by hand stay as they are."""
+    text = inspect.getdoc(value) or ""
+    if inspect.isclass(value) and text.startswith(f"{value.__name__}("):
+        return ""  # what a dataclass writes about itself says no more than the signature
+    paragraphs = [f"```text\n{p}\n```" if "   " in p or "\n  " in p else p for p in text.split("\n\n")]
+    return "\n\n".join(paragraphs) + "\n" if text else ""
+
+
+def _table(*rows: Iterable[str]) -> str:
+    head, *rest = ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in rows]
+    return "\n".join([head, f"|{'---|' * (head.count('|') - 1)}", *rest]) + "\n"
+
+
+def _fields(cls: Any) -> str:
+    """The fields of a dataclass, with what stands in quotes below each."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
+    notes = {}
+    for before, after in itertools.pairwise(body):
+        if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr):
+            notes[ast.unparse(before.target)] = " ".join(str(ast.literal_eval(after.value)).split())
+    known = [(f.name, show_value(f.default) or "–") for f in dataclasses.fields(cls)]
+    return _table(("setting", "default", ""), *((f"`{n}`", f"`{d}`", notes.get(n, "")) for n, d in known))
+
+
+def _methods() -> Iterator[str]:
+    yield f"## Settings of a run\n\n`--set run.NAME=VALUE`; the common ones are options too.\n\n{_fields(Options)}"
+    found = [e for e in registry.entries("method") if e.build.__module__.startswith("panoply.")]
+    rows = [
+        (f"`{e.id}`", e.family or "", e.base or "", " ".join(e.doc.split("\n\n")[0].split())) for e in found
+    ]
+    yield f"## Methods\n\n{_table(('method', 'family', 'base', ''), *rows)}"
+
+
+def _worlds() -> Iterator[str]:
+    yield "## Worlds\n\n`--set world.NAME=VALUE`\n"
+    for entry in registry.entries("world"):
+        if entry.build.__module__.startswith("panoply."):
+            yield f"### {entry.id}\n\n{prose(entry.build)}\n{_fields(entry.build)}"
+
+
+def _parts() -> Iterator[str]:
+    yield "## Parts\n\n`--set SLOT.NAME=VALUE`, where a slot takes several parts `--set SLOT.PART.NAME=VALUE`\n"
+    for slot in SLOTS:
+        found = [c for _, c in sorted(registry.parts(slot).items()) if c.__module__.startswith("panoply.")]
+        rows = [(f"`{c.info.name}`", _settings(c), c.info.summary) for c in found]
+        yield f"### {slot}\n\n{_table(('part', 'settings', ''), *rows)}"
+
+
+def _settings(cls: type[Part]) -> str:
+    shown = {n: f"={show_value(getattr(cls, n))}`" if hasattr(cls, n) else "`" for n in cls.annotations()}
+    return ", ".join(f"`{name}{rest}" for name, rest in shown.items())
+
+
+if __name__ == "__main__":
+    print(page(), end="")
