@@ -24,6 +24,8 @@ class Batch:
     now: Mapping[str, Tensor]
     """`logp` of each decision under the current weights, with gradient, and what else the terms need."""
     prepared: Mapping[str, Any] = field(default_factory=dict)
+    whole: frozenset[str] = frozenset()
+    """Streams known to hold all the decisions, so that nobody has to look (which on a GPU means to wait)."""
 
     def __getitem__(self, column: str) -> Tensor:
         return self.experience[column]
@@ -36,6 +38,8 @@ class Batch:
 
     def of_stream(self, name: str) -> Batch:
         """The decisions of a stream that learn: all that its terms get to see."""
+        if name in self.whole:
+            return self
         mask = self.experience.stream(name)
         if bool(mask.all()):
             return self

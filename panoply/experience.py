@@ -29,7 +29,7 @@ Unit = Literal["decision", "turn", "episode", "group", "pair"]
 def moved(x: Tensor, device: torch.device | str) -> Tensor:
     """On another device; to a GPU by way of pinned memory, so that nobody waits for what it is doing."""
     if x.device.type == "cpu" and torch.device(device).type == "cuda":
-        return x.pin_memory().to(device, non_blocking=True)
+        return x.contiguous().pin_memory().to(device, non_blocking=True)
     return x.to(device)
 
 

@@ -15,15 +15,15 @@ from torch import Tensor
 
 
 @triton.jit
-def _add_norm(x, delta, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def _add_norm(x, delta, total, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
     inside = column < width
-    at = row * width + column
+    at = row.to(tl.int64) * width + column
     value = tl.load(x + at, mask=inside, other=0.0)
     if ADD:
         added = value.to(tl.float32) + tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
         value = added.to(value.dtype)
-        tl.store(x + at, value, mask=inside)
+        tl.store(total + at, value, mask=inside)
     wide = value.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / width + eps)
     gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
@@ -37,7 +37,7 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Ten
     block = triton.next_power_of_2(width)
     warps = 4 if block <= 2048 else 8
     added = x if delta is None else delta
-    _add_norm[(rows,)](x, added, weight, out, width, eps, delta is not None, block, num_warps=warps)
+    _add_norm[(rows,)](x, added, x, weight, out, width, eps, delta is not None, block, num_warps=warps)
     return out
 
 
@@ -45,10 +45,11 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Ten
 def _gated(both, out, inner, BLOCK: tl.constexpr):
     row, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < inner
-    gate = tl.load(both + row * 2 * inner + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(both + row * 2 * inner + inner + column, mask=inside, other=0.0).to(tl.float32)
+    at = row.to(tl.int64) * 2 * inner + column
+    gate = tl.load(both + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(both + at + inner, mask=inside, other=0.0).to(tl.float32)
     value = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + row * inner + column, value.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row.to(tl.int64) * inner + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 def gated(both: Tensor) -> Tensor:

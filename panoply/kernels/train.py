@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from panoply.kernels.decode import _add_norm
+from panoply.kernels.decode import _add_norm, gated
 
 
 @triton.jit
@@ -45,11 +46,13 @@ class _AddNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, change: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         rows, width = x.shape
-        total = x if change is None else x + change
-        normed = torch.empty_like(total)
+        total, added = (x, x) if change is None else (torch.empty_like(x), change)
+        normed = torch.empty_like(x)
         block = triton.next_power_of_2(width)
         warps = 4 if block <= 2048 else 8
-        _add_norm[(rows,)](total, total, weight, normed, width, eps, False, block, num_warps=warps)
+        _add_norm[(rows,)](
+            x, added, total, weight, normed, width, eps, change is not None, block, num_warps=warps
+        )
         ctx.save_for_backward(total, weight)
         ctx.eps, ctx.added = eps, change is not None
         ctx.set_materialize_grads(False)
@@ -80,92 +83,96 @@ def add_norm(x: Tensor, change: Tensor | None, weight: Tensor, eps: float) -> tu
 
 
 @triton.jit
-def _turn(x, cos, sin, out, sign, heads, D: tl.constexpr, PAD: tl.constexpr):
-    row, head, column = tl.program_id(0), tl.arange(0, PAD)[:, None], tl.arange(0, D // 2)[None, :]
+def _turn(
+    x, x_stride, cos, sin, out, out_stride, sign, heads, D: tl.constexpr, PAD: tl.constexpr
+):  # fmt: skip
+    row, head, column = (
+        tl.program_id(0).to(tl.int64),
+        tl.arange(0, PAD)[:, None],
+        tl.arange(0, D // 2)[None, :],
+    )
     here = head < heads
     cosine = tl.load(cos + row * (D // 2) + column).to(tl.float32)
     sine = tl.load(sin + row * (D // 2) + column).to(tl.float32) * sign
-    at = row.to(tl.int64) * heads * D + head * D + column
-    first = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
-    second = tl.load(x + at + D // 2, mask=here, other=0.0).to(tl.float32)
-    kind = out.dtype.element_ty
-    tl.store(out + at, (first * cosine - second * sine).to(kind), mask=here)
-    tl.store(out + at + D // 2, (second * cosine + first * sine).to(kind), mask=here)
+    at = head * D + column
+    first = tl.load(x + row * x_stride + at, mask=here, other=0.0).to(tl.float32)
+    second = tl.load(x + row * x_stride + at + D // 2, mask=here, other=0.0).to(tl.float32)
+    kind, to = out.dtype.element_ty, out + row * out_stride + at
+    tl.store(to, (first * cosine - second * sine).to(kind), mask=here)
+    tl.store(to + D // 2, (second * cosine + first * sine).to(kind), mask=here)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
+def turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, sign: float = 1.0) -> None:
+    """Rotary positions on [N, heads, size] by [N, size / 2] angles, forth or (sign −1) back, into `out`."""
     rows, heads, size = x.shape
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    _turn[(rows,)](x, cos, sin, out, sign, heads, size, triton.next_power_of_2(heads), num_warps=2)
-    return out
+    pad = triton.next_power_of_2(heads)
+    _turn[(rows,)](x, x.stride(0), cos, sin, out, out.stride(0), sign, heads, size, pad, num_warps=2)
 
 
-class _Rotate(torch.autograd.Function):
+class _Product(torch.autograd.Function):
+    """One product for layers that share their input: `whole` is a tensor over all their weights, which follow."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _turned(x, cos, sin, 1.0)
+    def forward(
+        ctx: Any, x: Tensor, whole: Tensor, bias: Tensor | None, biases: int, *parts: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, whole)
+        ctx.lengths, ctx.biases = [len(p) for p in parts[biases:]], biases
+        return torch.nn.functional.linear(x, whole, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        cos, sin = ctx.saved_tensors
-        return _turned(g, cos, sin, -1.0), None, None
+        x, whole = ctx.saved_tensors
+        on_biases = torch.split(g.sum(0), ctx.lengths) if ctx.biases else ()
+        on_weights = torch.split(g.t() @ x, ctx.lengths)
+        return g @ whole, None, None, None, *on_biases, *on_weights
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions on [N, heads, size], by [N, size / 2] angles. The way back is the turn the other way."""
-    found: Tensor = _Rotate.apply(x, cos, sin)
+def product(
+    x: Tensor, whole: Tensor, bias: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor]
+) -> Tensor:
+    """x · wholeᵀ + bias, where `whole` and `bias` lie over `weights` and `biases`, which get the gradients."""
+    found: Tensor = _Product.apply(x, whole, bias, len(biases), *biases, *weights)
     return found
 
 
 @triton.jit
-def _gate(gate, up, out, count, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    x = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
-    value = x / (1.0 + tl.exp(-x)) * tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _gate_back(gate, up, g, out, g_gate, g_up, count, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    x = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
-    y = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
-    slope = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
+def _gate_back(both, g, out, g_both, inner, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < inner
+    at, narrow = row * 2 * inner + column, row * inner + column
+    x = tl.load(both + at, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(both + at + inner, mask=inside, other=0.0).to(tl.float32)
+    slope = tl.load(g + narrow, mask=inside, other=0.0).to(tl.float32)
     share = 1.0 / (1.0 + tl.exp(-x))
     silu = x * share
     kind = out.dtype.element_ty
-    tl.store(out + at, (silu * y).to(kind), mask=inside)
-    tl.store(g_up + at, (slope * silu).to(kind), mask=inside)
-    tl.store(g_gate + at, (slope * y * share * (1.0 + x * (1.0 - share))).to(kind), mask=inside)
+    tl.store(out + narrow, (silu * y).to(kind), mask=inside)
+    tl.store(g_both + at + inner, (slope * silu).to(kind), mask=inside)
+    tl.store(g_both + at, (slope * y * share * (1.0 + x * (1.0 - share))).to(kind), mask=inside)
 
 
 class _GatedDown(torch.autograd.Function):
     """(silu(gate) · up) Wᵀ. The product in brackets, the widest tensor of a block, is computed again, not kept."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up, weight)
-        wide = torch.empty_like(gate)
-        _gate[(triton.cdiv(gate.numel(), 2048),)](gate, up, wide, gate.numel(), 2048, num_warps=8)
-        return wide @ weight.t()
+    def forward(ctx: Any, both: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(both, weight)
+        return gated(both) @ weight.t()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        gate, up, weight = ctx.saved_tensors
+        both, weight = ctx.saved_tensors
         slope = g @ weight
-        wide, g_gate, g_up = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(up)
-        grid = (triton.cdiv(gate.numel(), 2048),)
-        _gate_back[grid](gate, up, slope, wide, g_gate, g_up, gate.numel(), 2048, num_warps=8)
-        return g_gate, g_up, g.t() @ wide if ctx.needs_input_grad[2] else None
+        wide, g_both = torch.empty_like(slope), torch.empty_like(both)
+        rows, inner = slope.shape
+        _gate_back[(rows, triton.cdiv(inner, 1024))](both, slope, wide, g_both, inner, 1024, num_warps=4)
+        return g_both, g.t() @ wide
 
 
-def gated_down(gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
-    """[N, inner] gate and up to [N, width]."""
-    found: Tensor = _GatedDown.apply(gate, up, weight)
+def gated_down(both: Tensor, weight: Tensor) -> Tensor:
+    """[N, 2 · inner], gates first, to [N, width]."""
+    found: Tensor = _GatedDown.apply(both, weight)
     return found

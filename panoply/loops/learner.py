@@ -104,7 +104,8 @@ class Learner:
         totals = Totals()
         self.masters.clear()
         for micro in self.micro_batches(rows):
-            batch = Batch(self._beside(micro), self.policy.score(micro, self.needs), prepared)
+            whole = frozenset(n for n in {t.info.stream for t, _, _ in active} if bool(micro.stream(n).all()))
+            batch = Batch(self._beside(micro), self.policy.score(micro, self.needs), prepared, whole)
             loss = self._loss(batch, active, totals)
             if loss.requires_grad:
                 (loss * self.masters.scale).backward()  # type: ignore[no-untyped-call]

@@ -207,6 +207,11 @@ class Decoder(nn.Module):
         """Whether rows are best packed: where there is an attention kernel for it."""
         return self.device.type == "cuda" and self.dtype in (torch.bfloat16, torch.float16)
 
+    @property
+    def fuses(self) -> bool:
+        """Whether packed rows go through fused blocks."""
+        return self.fusing and self.packs and self.device.type == "cuda" and has_triton()
+
     def hidden(
         self,
         tokens: Tensor,
@@ -237,7 +242,7 @@ class Decoder(nn.Module):
         x: Tensor = self.model.embed_tokens(tokens)
         rotation = self._rotation(positions, x.dtype)
         sight = packing or Visibility(positions, segments, cache is not None, x.dtype)
-        if packing is not None and self.fusing and x.is_cuda and has_triton():
+        if packing is not None and self.fuses:
             return run_blocks(self, x, rotation, packing, taps)
         tapped = {0: x} if 0 in taps else {}
         for depth, block in enumerate(self.model.layers, start=1):
@@ -294,6 +299,7 @@ class Decoder(nn.Module):
         return torch.cat([cos, sin], dim=-1)[0, :, 0].contiguous()
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of [B, T] positions, [B, T, 1, head_dim / 2] each."""
         self._frequencies = self._frequencies.to(positions.device)
         angles = positions[..., None].float() * self._frequencies
         cos, sin = angles.cos() * self._rope_factor, angles.sin() * self._rope_factor

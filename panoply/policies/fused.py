@@ -5,23 +5,36 @@ The same function as `Block.forward`, with fewer passes over memory and nothing 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from panoply.policies.packing import Packing
+from panoply.experience import moved
+from panoply.policies.joined import joined
+from panoply.policies.packing import Packing, pack, rotate_and_attend
 
 if TYPE_CHECKING:
+    from panoply.policies.cache import Cache
     from panoply.policies.decoder import Block, Decoder
 
 Rotation = tuple[Tensor, Tensor]
 
 
+Keep = Callable[[int, Tensor], None]
+"""Takes a block's index and its [N, 2 · kv_heads, size] keys and values, rotated."""
+
+
 def run_blocks(
-    model: Decoder, x: Tensor, rotation: Rotation, packing: Packing, taps: Collection[int]
+    model: Decoder,
+    x: Tensor,
+    rotation: Rotation,
+    packing: Packing,
+    taps: Collection[int] = (),
+    keep: Keep | None = None,
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """[1, N, width] embeddings to final states after the norm, and the states after `taps` blocks."""
     from panoply.kernels.train import add_norm
@@ -34,7 +47,8 @@ def run_blocks(
         if recompute:
             total, change = checkpoint(_block, block, total, change, cos, sin, packing, use_reentrant=False)
         else:
-            total, change = _block(block, total, change, cos, sin, packing)  # type: ignore[arg-type]
+            seen = None if keep is None else partial(keep, depth - 1)
+            total, change = _block(block, total, change, cos, sin, packing, seen)  # type: ignore[arg-type]
         if depth in taps:
             tapped[depth] = (total + change)[None]
     norm = model.model.norm
@@ -44,27 +58,65 @@ def run_blocks(
     return normed[None], tapped
 
 
+@torch.no_grad()
+def prefill(model: Decoder, cache: Cache, rows: Sequence[Sequence[int]]) -> None:
+    """Keys and values of rows of tokens, from their beginning, into the first rows of a cache."""
+    lengths = torch.tensor([len(row) for row in rows])
+    number = torch.arange(len(rows))
+    packing = pack(lengths, torch.zeros_like(lengths), number).to(model.device)
+    row = number.repeat_interleave(lengths)
+    position = torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row]
+    token, row, position = (
+        moved(x, model.device) for x in (torch.tensor([t for r in rows for t in r]), row, position)
+    )
+
+    def keep(index: int, kv: Tensor) -> None:
+        for target, given in zip(cache.layer(index), kv.chunk(2, dim=1), strict=True):
+            target[row, position] = given
+
+    x: Tensor = model.model.embed_tokens(token[None])
+    run_blocks(model, x, model._rotation(position[None], x.dtype), packing, keep=keep)
+
+
 def _block(
-    block: Block, total: Tensor, change: Tensor | None, cos: Tensor, sin: Tensor, packing: Packing
+    block: Block,
+    total: Tensor,
+    change: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    packing: Packing,
+    keep: Callable[[Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The stream and what is to be added to it, before a block and after it."""
-    from panoply.kernels.train import add_norm, gated_down, rotate
+    from panoply.kernels.train import add_norm, gated_down
 
     attention, mlp = block.self_attn, block.mlp
-    norm = block.input_layernorm
+    size, norm = attention.head_dim, block.input_layernorm
     total, y = add_norm(total, change, norm.weight, norm.eps)
-    q, k, v = (
-        p(y).view(len(y), -1, attention.head_dim)
-        for p in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
+    qkv = _products(y, [attention.q_proj, attention.k_proj, attention.v_proj]).view(len(y), -1, size)
+    heads = attention.q_proj.out_features // size
     if attention.qk_norm:
-        q, k = attention.q_norm(q), attention.k_norm(k)
-    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    mixed = packing.attend(q[None], k[None], v[None], attention.window)[0].flatten(1)
+        q, k, v = torch.split(qkv, [heads, (qkv.shape[1] - heads) // 2, (qkv.shape[1] - heads) // 2], dim=1)
+        qkv = torch.cat([attention.q_norm(q), attention.k_norm(k), v], dim=1)
+    mixed = rotate_and_attend(qkv, (cos, sin), heads, packing, attention.window).flatten(1)
+    if keep is not None:
+        keep(qkv[:, heads:])
     norm = block.post_attention_layernorm
     total, y = add_norm(total, attention.o_proj(mixed), norm.weight, norm.eps)
-    gate, up, down = mlp.gate_proj(y), mlp.up_proj(y), mlp.down_proj
-    if type(down) is nn.Linear and down.bias is None:
-        return total, gated_down(gate, up, down.weight)
+    both, down = _products(y, [mlp.gate_proj, mlp.up_proj]), mlp.down_proj
+    if type(down) is nn.Linear and down.bias is None and down.weight.requires_grad:
+        return total, gated_down(both, down.weight)
+    gate, up = both.chunk(2, dim=1)
     wide: Tensor = nn.functional.silu(gate) * up
     return total, down(wide)
+
+
+def _products(x: Tensor, layers: list[nn.Linear]) -> Tensor:
+    """The layers' outputs side by side: one product where they are plain, so that their weights can be joined."""
+    from panoply.kernels.train import product
+
+    if any(type(layer) is not nn.Linear or not layer.weight.requires_grad for layer in layers):
+        return torch.cat([layer(x) for layer in layers], dim=1)
+    weight, bias = joined(layers)
+    biases = [] if bias is None else [layer.bias for layer in layers]
+    return product(x, weight, bias, [layer.weight for layer in layers], biases)

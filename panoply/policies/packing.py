@@ -46,8 +46,8 @@ class Packing:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
         """[1, N, heads, size] queries and [1, N, kv_heads, size] keys and values to [1, N, heads, size]."""
         if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
-            flash: Tensor = _Flash.apply(q[0], k[0], v[0], self, window)  # type: ignore[no-untyped-call]
-            return flash[None]
+            qkv, still = torch.cat([q[0], k[0], v[0]], dim=1), q.new_zeros(q.shape[1], q.shape[3] // 2)
+            return rotate_and_attend(qkv, (still + 1, still), q.shape[2], self, window)[None]
         keys, values = (_Spread.apply(x[0], self) for x in (k, v))  # type: ignore[no-untyped-call]
         return self._one_by_one(q[0], keys, values, window)[None]
 
@@ -136,31 +136,57 @@ class _Spread(torch.autograd.Function):
 
 
 class _Flash(torch.autograd.Function):
-    """The operators behind `torch.nn.attention.varlen`, without its wrapper's tenth of a millisecond a call."""
+    """Rotation and attention of [N, heads + 2 · kv_heads, size] queries, keys and values, changed in place.
+
+    The operators are those behind `torch.nn.attention.varlen`, without its wrapper's tenth of a millisecond a call.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing, window: int) -> Tensor:
-        keys, values = packing.spread(k), packing.spread(v)
-        spans = (packing.queries, packing.keys, *packing.longest)
+    def forward(
+        ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, packing: Packing, window: int
+    ) -> Tensor:
+        from panoply.kernels.train import turn
+
+        shared = (qkv.shape[1] - heads) // 2
+        turning = qkv[:, : heads + shared]
+        turn(turning, cos, sin, turning)
+        ctx.packing, ctx.heads, ctx.shared, ctx.causal = packing, heads, shared, not window
+        ctx.spans = (packing.queries, packing.keys, *packing.longest)
         ctx.options = {
             "window_size_left": window - 1 if window else -1,
             "window_size_right": 0 if window else -1,
         }
+        kv = packing.spread(qkv[:, heads:])
         out: Tensor
         out, lse, *state = torch.ops.aten._flash_attention_forward(
-            q, keys, values, *spans, 0.0, not window, False, **ctx.options
+            qkv[:, :heads], kv[:, :shared], kv[:, shared:], *ctx.spans, 0.0, ctx.causal, False, **ctx.options
         )
-        ctx.save_for_backward(q, k, v, out, lse, *state[:2])
-        ctx.packing, ctx.spans, ctx.causal = packing, spans, not window
+        ctx.save_for_backward(qkv, cos, sin, out, lse, *state[:2])
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        q, k, v, out, lse, *state = ctx.saved_tensors
-        packing: Packing = ctx.packing
-        keys, values = packing.spread(k), packing.spread(v)
+        from panoply.kernels.train import turn
+
+        qkv, cos, sin, out, lse, *state = ctx.saved_tensors
+        packing, heads, shared = ctx.packing, ctx.heads, ctx.shared
+        kv = packing.spread(qkv[:, heads:])
         d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
-            g.contiguous(), q, keys, values, out, lse, *ctx.spans, 0.0, ctx.causal, *state, **ctx.options
-        )
-        return d_q, packing.gather(d_k), packing.gather(d_v), None, None
+            g.contiguous(), qkv[:, :heads], kv[:, :shared], kv[:, shared:], out, lse, *ctx.spans, 0.0, ctx.causal,
+            *state, **ctx.options,
+        )  # fmt: skip
+        slope = torch.empty_like(qkv)
+        kept = packing.gather(torch.cat([d_k, d_v], dim=1))
+        turn(d_q, cos, sin, slope[:, :heads], -1.0)
+        turn(kept[:, :shared], cos, sin, slope[:, heads : heads + shared], -1.0)
+        slope[:, heads + shared :] = kept[:, shared:]
+        return slope, None, None, None, None, None
+
+
+def rotate_and_attend(
+    qkv: Tensor, rotation: tuple[Tensor, Tensor], heads: int, packing: Packing, window: int
+) -> Tensor:
+    """[N, heads + 2 · kv_heads, size], which is overwritten, to [N, heads, size]; half precision on a GPU."""
+    found: Tensor = _Flash.apply(qkv, *rotation, heads, packing, window)  # type: ignore[no-untyped-call]
+    return found

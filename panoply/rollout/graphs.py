@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.policies.decoder import Block, Decoder
+from panoply.policies.joined import joined
 from panoply.policies.scoring import has_triton, wide_product
 from panoply.rollout.rollouts import LENGTH, STOP
 from panoply.rollout.slots import DEAD, Slots
@@ -129,36 +129,6 @@ class _Layer:
             joined([m.down_proj]),
             a.window,
         )
-
-
-def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """The layers' weights and biases as one tensor each, of which the layers' own become views: nothing is copied
-
-    more than once, and an update of either is an update of both.
-    """
-    biases: list[Tensor] = [layer.bias for layer in layers]
-    weight = _joined([layer.weight for layer in layers])
-    return weight, None if biases[0] is None else _joined(biases)
-
-
-def _joined(parameters: Sequence[Tensor]) -> Tensor:
-    first = parameters[0]
-    lengths = [len(p) for p in parameters]
-    if not _adjacent(parameters):
-        whole = torch.cat([p.data for p in parameters])
-        for parameter, part in zip(parameters, torch.split(whole, lengths), strict=True):
-            parameter.data = part
-    shape = (sum(lengths), *first.shape[1:])
-    return first.detach().as_strided(shape, first.stride(), first.storage_offset())
-
-
-def _adjacent(parameters: Sequence[Tensor]) -> bool:
-    storage, end = parameters[0].untyped_storage().data_ptr(), parameters[0].data_ptr()
-    for parameter in parameters:
-        if parameter.untyped_storage().data_ptr() != storage or parameter.data_ptr() != end:
-            return False
-        end += parameter.nbytes
-    return all(p.is_contiguous() for p in parameters)
 
 
 class GraphDecoder:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from panoply.policies.cache import Cache
+from panoply.policies.decoder import Decoder
+from panoply.policies.fused import prefill
 from panoply.rollout.requests import CachedModel
 
 _PIECE = 1024
@@ -91,5 +93,8 @@ class Prompts:
         for chunk in chunks([len(self.prompts[p]) for p in prompts], self.budget):
             tokens = [self.prompts[prompts[i]][:-1] for i in chunk]
             cache = self.model.new_cache(len(chunk), max(map(len, tokens)) + 1)
-            feed(self.model, cache, tokens, [0] * len(chunk))
+            if isinstance(self.model, Decoder) and self.model.fuses:
+                prefill(self.model, cache, tokens)
+            else:
+                feed(self.model, cache, tokens, [0] * len(chunk))
             self._ready |= {prompts[i]: (cache, row) for row, i in enumerate(chunk)}
