@@ -97,7 +97,8 @@ def _turn(
     at = head * D + column
     first = tl.load(x + row * x_stride + at, mask=here, other=0.0).to(tl.float32)
     second = tl.load(x + row * x_stride + at + D // 2, mask=here, other=0.0).to(tl.float32)
-    kind, to = out.dtype.element_ty, out + row * out_stride + at
+    kind = out.dtype.element_ty
+    to = out + row * out_stride + at
     tl.store(to, (first * cosine - second * sine).to(kind), mask=here)
     tl.store(to + D // 2, (second * cosine + first * sine).to(kind), mask=here)
 
