@@ -14,7 +14,7 @@ from panoply import registry
 from panoply.checkpoint import Checkpoint, DiskError, clear_errors
 from panoply.errors import PanoplyError, unknown
 from panoply.planning import Plan, _world_options, make_plan
-from panoply.run import Run, model_folder
+from panoply.run import Run, fresh_folder, model_folder
 
 if TYPE_CHECKING:
     from panoply.evaluation.held_out import Evaluation
@@ -46,6 +46,14 @@ class Trained:
     seconds: float
     fingerprint: str
 
+    @classmethod
+    def of(cls, run: Run) -> Trained:
+        """A run that has ended."""
+        result = run.result()
+        if result is None:
+            raise PanoplyError(f"The run {run.folder} has not ended yet.")
+        return cls(run.folder, result["before"], result["after"], result["seconds"], result["fingerprint"])
+
     def policy(self) -> TextPolicy:
         return load_policy(self.run)
 
@@ -54,14 +62,16 @@ class Stopped(KeyboardInterrupt):
     """Ctrl-C during a run: says how to go on with it."""
 
 
-def plan(method: str, world: str = "chain", **choices: Any) -> Plan:
-    """Resolve a method on a world without running it.
+def plan(method: str, world: str | None = None, **choices: Any) -> Plan:
+    """Resolve a method on a world (its home, or `chain`, where none is named) without running it.
 
     `choices` are slots (`credit="gigpo"`), `settings={"update.lr": 1e-4}`, `preset`, `plugins`, and run options
     (`seed`, `steps`, `minutes`, `model`, …). `data="FILE.jsonl"` and `reward="FILE.py:NAME"` (or several, in a list)
     make a world of your own.
     """
-    world, choices = own_data(world, choices)
+    for plugin in choices.get("plugins") or ():
+        registry.load_plugin(plugin)
+    world, choices = own_data(world or registry.find("method", method).world or "chain", choices)
     slots = {name: choices.pop(name) for name in SLOT_NAMES if choices.get(name) is not None}
     return make_plan(method, world, slots=slots, **{k: v for k, v in choices.items() if k not in SLOT_NAMES})
 
@@ -105,7 +115,7 @@ def own_data(world: str, choices: Mapping[str, Any]) -> tuple[str, dict[str, Any
 
 def train(
     method: str | Plan | None = None,
-    world: str = "chain",
+    world: str | None = None,
     *,
     run: str | Path | None = None,
     resume: str | Path | None = None,
@@ -113,7 +123,7 @@ def train(
     from_scratch: bool = False,
     **choices: Any,
 ) -> Trained:
-    """Train a method on a world, or go on with a stopped run (`resume=FOLDER`).
+    """Train a method, or all stages of a recipe, on a world, or go on with a stopped run (`resume=FOLDER`).
 
     from_scratch   remake the world's warm start first, by imitating its teacher, instead of using the shipped one
     """
@@ -128,11 +138,16 @@ def train(
         if choices or from_scratch:
             raise PanoplyError("A plan is complete: make its choices with panoply.plan.")
         return _train(method, _new_run(method, run), watching)
+    for plugin in choices.get("plugins") or ():
+        registry.load_plugin(plugin)
+    if registry.is_recipe(method):
+        return _train_recipe(method, world, run, watching, {**choices, "from_scratch": from_scratch})
     if from_scratch:
         if choices.get("model") is not None:
             raise PanoplyError("--from-scratch makes the model to start from: leave --model out.")
         plan(method, world, **{**choices, "model": "fresh"})
-        choices["model"] = str(_warm_start(world, run, watching, choices))
+        home = world or registry.find("method", method).world or "chain"
+        choices["model"] = str(_warm_start(home, run, watching, choices))
     made = plan(method, world, **choices)
     return _train(made, _new_run(made, run), watching)
 
@@ -157,7 +172,25 @@ def _rooted(made: Plan) -> Plan:
     return dataclasses.replace(made, options=dataclasses.replace(made.options, **paths))
 
 
+def _train_recipe(
+    name: str, world: str | None, folder: str | Path | None, progress: Progress, choices: Mapping[str, Any]
+) -> Trained:
+    from panoply.loops.recipe import run_recipe
+
+    entry = registry.find("recipe", name)
+    at = Path(folder) if folder else fresh_folder([entry.name, world or entry.world or "chain"])
+    asked = {k: v for k, v in choices.items() if v not in (None, False, (), [])}
+    shared = {**asked, "world": world or entry.world or "chain"}
+    return run_recipe(entry, at, shared, lambda *a, **k: train(*a, progress=progress, **k))
+
+
 def _resume(folder: Path, progress: Progress) -> Trained:
+    from panoply.loops.recipe import stored_recipe
+
+    recipe = stored_recipe(folder)
+    if recipe is not None:
+        name, world, choices = recipe
+        return _train_recipe(name, world, folder, progress, choices)
     run = Run.open(folder)
     if run.status() == "finished":
         raise PanoplyError(f"The run {folder} is finished: there is nothing to resume.")
@@ -178,7 +211,7 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Traine
         job = Job(made, run, progress)
         job.begin()
         loops[made.method.regime](job)
-        result = job.finish()
+        job.finish()
     except Diverged as error:
         assert job is not None
         kept = job.save_last_good(str(error))
@@ -193,7 +226,7 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Traine
         if job is not None:
             job.close()
         run.release()
-    return Trained(run.folder, result["before"], result["after"], result["seconds"], result["fingerprint"])
+    return Trained.of(run)
 
 
 def _warm_start(world: str, run: str | Path | None, progress: Progress, choices: Mapping[str, Any]) -> Path:

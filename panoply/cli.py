@@ -266,7 +266,7 @@ def _train(chosen: argparse.Namespace) -> int:
         _refuse_choices(chosen)
     result = api.train(
         chosen.method,
-        chosen.world or "chain",
+        chosen.world,
         run=chosen.run,
         resume=chosen.resume,
         from_scratch=chosen.from_scratch,
@@ -296,7 +296,7 @@ def _plan(chosen: argparse.Namespace) -> int:
     from panoply import api
     from panoply.report.text import planned
 
-    made = api.plan(chosen.method, chosen.world or "chain", **_choices(chosen))
+    made = api.plan(chosen.method, chosen.world, **_choices(chosen))
     if chosen.json:
         print(json.dumps(made.to_json(), indent=1, ensure_ascii=False))
     else:

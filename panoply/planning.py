@@ -37,7 +37,7 @@ class Options:
     device: str = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     threads: int = 0
-    """0 leaves it to torch; the number used is stored, since results differ between thread counts."""
+    """0 measures what is faster; the number used is stored, since results differ between thread counts."""
     micro_tokens: int = 16384
     """Context tokens of one forward and backward pass; more accumulate their gradients."""
     evaluate_every: int = 20
@@ -160,7 +160,7 @@ def _split(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _asked(entry: registry.Entry, method: Method) -> dict[str, Any]:
-    """The settings a world asks for and the method has; the signal to reward also where a part wraps `signal`."""
+    """Settings a world asks for and the method has; the signal to reward also where a part wraps `signal`."""
     known, found = method.settings(), dict(getattr(entry.build, "settings", {}))
     if "reward.name" in found:
         inner = [path for path, held in known.items() if held == "signal" and path.startswith("reward.")]

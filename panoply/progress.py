@@ -87,13 +87,10 @@ class Panel(Progress):
         self._own = job.method.regime == "on_policy"
         self._shown = self._choose(job)
         self._curve = [float(r.get(self._shown) or 0.0) for r in records]
-        self._held_out = [
-            (int(r["step"]), float(r["held_out_greedy"]), float(r["held_out_sampled"]))
-            for r in records
-            if "held_out_sampled" in r
-        ]
+        self._held_out = [(int(r["step"]), found) for r in records if (found := rates(r, "held_out_"))]
         if job.before:
-            self._held_out.insert(0, (0, job.before["greedy"], job.before["sampled"]))
+            shown = {name: job.before[name] for name in job.before if f"{name}_interval" in job.before}
+            self._held_out.insert(0, (0, shown))
         self._answers: list[tuple[bool | None, str]] = []
         self._evaluating: tuple[int, int] | None = None
         self._live = Live(console=self._console or Console(stderr=True), auto_refresh=False)
@@ -106,7 +103,7 @@ class Panel(Progress):
 
     def evaluated(self, job: Job, found: Evaluation) -> None:
         self._evaluating = None
-        self._held_out.append((job.step, found.greedy, found.sampled))
+        self._held_out.append((job.step, found.rates))
         if not self._own:
             self._answers = [(None, " ".join(text.split())) for text in found.samples]
         self._refresh(job)
@@ -186,12 +183,17 @@ class Panel(Progress):
 
         if not self._held_out:
             return Text("held-out success  not yet measured", style="dim")
-        (_, greedy0, sampled0), (step, greedy, sampled) = self._held_out[0], self._held_out[-1]
+        (_, before), (step, now) = self._held_out[0], self._held_out[-1]
         line = Text(no_wrap=True, overflow="ellipsis").append("held-out success", style="bold")
-        if len(self._held_out) == 1:
-            return line.append(f"  greedy {greedy:.2f}  sampled {sampled:.2f}  (step {step})")
-        line.append(f"  greedy {greedy0:.2f} → {greedy:.2f}  sampled {sampled0:.2f} → {sampled:.2f}")
+        for name, rate in now.items():
+            start = f"{before[name]:.2f} → " if len(self._held_out) > 1 and name in before else ""
+            line.append(f"  {name} {start}{rate:.2f}")
         return line.append(f"  (step {step})", style="dim")
+
+
+def rates(record: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """The held-out rates in a line of metrics."""
+    return {name.removeprefix(prefix): float(v) for name, v in record.items() if name.startswith(prefix)}
 
 
 def default() -> Progress:
@@ -220,8 +222,9 @@ def summary(job: Job, record: Mapping[str, Any]) -> str:
         same = record.get("success") == record.get("reward")
         names = ("success", *(() if same else ("reward",)), "loss", "entropy")
     words += [f"{name} {record[name]:.3f}" for name in names if record.get(name) is not None]
-    if record.get("held_out_sampled") is not None:
-        words.append(f"held out {record['held_out_sampled']:.3f}")
+    held_out = rates(record, "held_out_")
+    if held_out:
+        words.append(f"held out {list(held_out.values())[-1]:.3f}")
     if job.step:
         left = (job.plan.options.steps - job.step) * job.seconds / job.step
         if job.plan.options.minutes is not None:

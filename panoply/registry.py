@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, get_origin
 from panoply import parts as part_module
 from panoply.errors import PanoplyError, unknown
 from panoply.parts import SLOTS, Part, _fits, options
+from panoply.recipes import Recipe
 from panoply.regimes import Method
 
 Kind = Literal["method", "world", "recipe", "protocol", "system", "survey"]
@@ -108,6 +109,18 @@ def method(
     return register
 
 
+def recipe(
+    id: str, *, paper: int | None = None, family: str | None = None, world: str | None = None
+) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
+    """Register a function that returns a recipe: a work that is a pipeline of runs."""
+
+    def register(build: Callable[..., Recipe]) -> Callable[..., Recipe]:
+        _register(Entry(id, "recipe", build, paper, family or _family(build.__module__), world=world))
+        return build
+
+    return register
+
+
 def world(id: str, *, paper: int | None = None, family: str | None = None) -> Callable[[T], T]:
     """Register a frozen dataclass as a world; its fields are its options."""
 
@@ -132,6 +145,12 @@ def find(kind: Kind, name: str) -> Entry:
         same = [e.id for e in entries(kind) if e.name == slug]
         raise unknown(kind, name, same or [e.name for e in entries(kind)])
     return max(matching, key=lambda e: e.version)
+
+
+def is_recipe(name: str) -> bool:
+    """Whether a name stands for a recipe and not for a method."""
+    _import_slug("recipe", name.split("@")[0])
+    return any(e.kind == "recipe" and name in (e.id, e.name) for e in _ENTRIES.values())
 
 
 def entries(kind: Kind | None = None) -> list[Entry]:

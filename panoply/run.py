@@ -40,7 +40,11 @@ class Run:
     @classmethod
     def create(cls, plan: Plan, folder: str | Path | None = None) -> Run:
         """A new folder with the resolved plan, versions and command; locked for this process."""
-        path = _make_folder(Path(folder)) if folder else _fresh_folder(plan)
+        path = (
+            _make_folder(Path(folder))
+            if folder
+            else fresh_folder([plan.method_id, plan.world_id, f"s{plan.options.seed}"])
+        )
         config = {
             "panoply": versions()["panoply"],
             "created": time.strftime("%Y-%m-%dT%H:%M:%S"),
@@ -282,10 +286,9 @@ def _make_folder(path: Path) -> Path:
     return path
 
 
-def _fresh_folder(plan: Plan) -> Path:
+def fresh_folder(words: Iterable[str]) -> Path:
     """`runs/DATE-METHOD-WORLD-SEED`, with a number where that is taken, even in this very moment."""
-    words = [time.strftime("%Y-%m-%d"), plan.method_id, plan.world_id, f"s{plan.options.seed}"]
-    stem = re.sub(r"@\d+", "", "-".join(words))
+    stem = re.sub(r"@\d+", "", "-".join([time.strftime("%Y-%m-%d"), *words]))
     for n in range(1, 100_000):
         path = Path("runs") / (stem if n == 1 else f"{stem}-{n}")
         try:

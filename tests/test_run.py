@@ -145,7 +145,7 @@ class TestBestCheckpoint:
         script = iter([0.1, 0.9, 0.2, 0.3])
 
         def evaluate(*args: Any, **options: Any) -> held_out.Evaluation:
-            return held_out.Evaluation(8, 1, 0.0, next(script), {1: 0.0}, [])
+            return held_out.Evaluation(8, {"greedy": 0.0, "sampled": next(script)})
 
         monkeypatch.setattr(jobs, "evaluate", evaluate)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,25 +21,32 @@ ROWS = 512
 
 @dataclass(frozen=True)
 class Evaluation:
+    """Rates measured on held-out problems. The last of them is the one that says which checkpoint is best."""
+
     problems: int
-    attempts: int
-    greedy: float
-    sampled: float
-    pass_at: dict[int, float]
-    samples: list[str]
+    rates: dict[str, float]
+    attempts: int = 1
+    pass_at: dict[int, float] = field(default_factory=dict)
+    samples: list[str] = field(default_factory=list)
     """A few greedy answers as text."""
 
+    @property
+    def score(self) -> float:
+        return list(self.rates.values())[-1]
+
+    @property
+    def greedy(self) -> float:
+        return self.rates["greedy"]
+
+    @property
+    def sampled(self) -> float:
+        return self.rates["sampled"]
+
     def to_json(self) -> dict[str, Any]:
-        low, high = wilson(self.sampled, self.problems)
-        return {
-            "problems": self.problems,
-            "attempts": self.attempts,
-            "greedy": self.greedy,
-            "greedy_interval": list(wilson(self.greedy, self.problems)),
-            "sampled": self.sampled,
-            "sampled_interval": [low, high],
-            **{f"pass@{k}": v for k, v in self.pass_at.items()},
-        }
+        found: dict[str, Any] = {"problems": self.problems, "attempts": self.attempts}
+        for name, rate in self.rates.items():
+            found |= {name: rate, f"{name}_interval": list(wilson(rate, self.problems))}
+        return {**found, **{f"pass@{k}": v for k, v in self.pass_at.items()}}
 
 
 def evaluate(
@@ -70,14 +77,8 @@ def evaluate(
     watch(0, total)
     greedy, texts = _successes(world, policy, tasks, 1, 0.0, seed, shown, tick)
     sampled, _ = _successes(world, policy, tasks, attempts, temperature, seed, 0, tick)
-    return Evaluation(
-        problems,
-        attempts,
-        sum(greedy) / problems,
-        sum(sampled) / (problems * attempts),
-        {k: mean_pass_at_k(sampled, attempts, k) for k in ks},
-        texts,
-    )
+    rates = {"greedy": sum(greedy) / problems, "sampled": sum(sampled) / (problems * attempts)}
+    return Evaluation(problems, rates, attempts, {k: mean_pass_at_k(sampled, attempts, k) for k in ks}, texts)
 
 
 def _successes(

@@ -49,7 +49,9 @@ class Companions:
     def __init__(self, job: Job):
         options = job.plan.options
         self.seed = options.seed
-        self.held: dict[str, Companion] = {part.info.name: part(job) for part in getattr(job.method, "models", ())}
+        self.held: dict[str, Companion] = {
+            part.info.name: part(job) for part in getattr(job.method, "models", ())
+        }
         self.learners = {
             name: Learner(c.model, c.fit, total_steps=options.steps, micro_tokens=options.micro_tokens)
             for name, c in self.held.items()
@@ -80,7 +82,9 @@ class Companions:
             self.held[name].model.save(folder / name)
 
     def state(self) -> dict[str, Tensor]:
-        return {f"model:{n}:{k}": v for n, learner in self.learners.items() for k, v in learner.state().items()}
+        return {
+            f"model:{n}:{k}": v for n, learner in self.learners.items() for k, v in learner.state().items()
+        }
 
     def load(self, folder: Path, named: Mapping[str, Any]) -> None:
         for name, learner in self.learners.items():

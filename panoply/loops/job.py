@@ -18,6 +18,7 @@ from torch import Tensor
 from panoply import checkpoint
 from panoply.errors import PanoplyError
 from panoply.evaluation.held_out import Evaluation, evaluate
+from panoply.evaluation.pairs import evaluate_pairs
 from panoply.experience import Experience, Segments, transcript
 from panoply.loops.companions import Companions
 from panoply.loops.learner import Diverged, Learner
@@ -26,10 +27,12 @@ from panoply.planning import Plan
 from panoply.policies.build import open_policy
 from panoply.policies.lora import add_lora, load_adapter, save_adapter
 from panoply.policies.text import TextPolicy
+from panoply.policies.value import ValueModel
 from panoply.progress import Progress
 from panoply.rollout.text import Collector
 from panoply.run import Run
 from panoply.sinks import Sink, open_sinks
+from panoply.threads import pick_threads
 
 AGREEMENT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
 """The largest mean |Δ log-probability| between sampler and scorer that is rounding and not a fault."""
@@ -48,11 +51,17 @@ class Job:
         checkpoint.recover(run.checkpoints)
         self._found = run.latest(progress.say)
         self.policy = self._open_policy()
+        if not options.threads and self._found is None:
+            torch.set_num_threads(pick_threads(self.policy.model.config.width))
         if options.lora:
             self.policy = add_lora(self.policy, options.lora, options.seed)
         self.collect = Collector(self.world, self.policy, options.seed, needs=self.method.needs())
+        self.learned: TextPolicy | ValueModel = self.policy
+        """What the method's terms train: the policy, or a judge made of it."""
+        if "judged" in self.method.needs():
+            self.learned = ValueModel.of(self._open_policy())
         self.learner = Learner(
-            self.policy, self.method, total_steps=options.steps, micro_tokens=options.micro_tokens
+            self.learned, self.method, total_steps=options.steps, micro_tokens=options.micro_tokens
         )
         self.snapshots = Snapshots(self)
         self.companions = Companions(self)
@@ -162,7 +171,7 @@ class Job:
             "after": self.after,
             "best_step": self.best["step"],
             "threads": torch.get_num_threads(),
-            "fingerprint": self.policy.fingerprint(),
+            "fingerprint": self.learned.fingerprint(),
         }
         self.run.finish(result)
         self.close()
@@ -209,18 +218,27 @@ class Job:
 
     def _evaluate(self) -> dict[str, float]:
         with self.phase("evaluate"):
-            found: Evaluation = evaluate(
-                self.world,
-                self.policy,
-                self.plan.options.held_out,
-                seed=self.plan.options.seed,
-                watch=lambda done, total: self.progress.evaluating(self, done, total),
-            )
-        if found.sampled > self.best["success"]:
-            self.best = {"step": self.step, "success": found.sampled}
+            found = self._measure()
+        if found.score > self.best["success"]:
+            self.best = {"step": self.step, "success": found.score}
         self.after = {"step": self.step, **found.to_json()}
         self.progress.evaluated(self, found)
-        return {"held_out_greedy": found.greedy, "held_out_sampled": found.sampled}
+        return {f"held_out_{name}": rate for name, rate in found.rates.items()}
+
+    def _measure(self) -> Evaluation:
+        options = self.plan.options
+        if isinstance(self.learned, ValueModel):
+            collect = Collector(self.world, self.policy, options.seed, split="test")
+            data = self.method.slots()["data"]
+            assert isinstance(data, Part)
+            return evaluate_pairs(data, collect, self.learned, options.held_out)
+        return evaluate(
+            self.world,
+            self.policy,
+            options.held_out,
+            seed=options.seed,
+            watch=lambda done, total: self.progress.evaluating(self, done, total),
+        )
 
     def _speed(self, experience: Experience) -> dict[str, float]:
         times = {f"seconds_{name}": round(t, 4) for name, t in self._phases.items()}
@@ -253,7 +271,7 @@ class Job:
 
     def _weight_norm(self) -> float:
         with torch.no_grad():
-            return float(torch.nn.utils.get_total_norm(list(self.policy.parameters())))
+            return float(torch.nn.utils.get_total_norm([p for _, p in self.learned.named_parameters()]))
 
     def _moved(self, *_: Any) -> None:
         self._moves += 1
@@ -289,7 +307,7 @@ class Job:
         checkpoint.prune(self.run.checkpoints, options.keep, int(self.best["step"]))
 
     def _save_models(self, folder: Path) -> None:
-        self.policy.save(folder / "model")
+        self.learned.save(folder / "model")
         self.companions.save(folder / "models")
         if self.plan.options.lora:
             save_adapter(self.policy, folder / "adapter")
@@ -301,7 +319,7 @@ class Job:
         if self.plan.options.lora:
             load_adapter(self.policy, found.folder / "adapter")
         else:
-            self.policy.load_weights(found.model)
+            self.learned.load_weights(found.model)
         self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith(("part:", "model:"))})
         self.companions.load(found.folder / "models", tensors)
         self.states = _join_tensors(state["parts"], tensors)

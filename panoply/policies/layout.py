@@ -65,7 +65,7 @@ def lay_out(
     if int(position.min()) < 1:
         raise PanoplyError("A decision at position 0 has no token before it to be predicted from.")
     needed = position.new_zeros(len(tokens)).scatter_reduce(0, context, position, "amax")
-    if bool((needed >= tokens.lengths.clamp(min=1)).any()):
+    if bool((needed > tokens.lengths).any()):  # one past the end is the state after the last token
         raise PanoplyError("A decision's position lies beyond the end of its tokens.")
     prefix, row = _assign(experience, needed, shared, ENDLESS if packed else dense)
     pieces, prefix_piece, suffix_piece = _cut(needed, prefix, row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +101,7 @@ class TextPolicy:
     @torch.no_grad()
     def fingerprint(self) -> str:
         """Sixteen hex digits that change with any bit of any weight."""
-        digest = hashlib.sha256()
-        for name, weight in sorted(self.model.state_dict().items()):
-            digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}".encode())
-            digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:16]
+        return fingerprint(self.model.state_dict().items())
 
     def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """What the model says of each decision: `logp`, and of `needs` `entropy` and `hidden:K`.
@@ -168,6 +164,15 @@ class TextPolicy:
         width = self.model.config.width
         shapes = {"logp": (0,)} | {n: (0, width) if n.startswith("hidden") else (0,) for n in needs}
         return {name: torch.zeros(shape, device=self.device) for name, shape in shapes.items()}
+
+
+def fingerprint(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """Sixteen hex digits that change with any bit of any weight."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(weights, key=lambda named: named[0]):
+        digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}".encode())
+        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _pick(states: Tensor, index: Tensor) -> Tensor:

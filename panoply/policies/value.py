@@ -15,7 +15,7 @@ from panoply.errors import PanoplyError
 from panoply.experience import Experience
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import read_config, read_weights, weight_files
-from panoply.policies.text import TextPolicy
+from panoply.policies.text import TextPolicy, fingerprint
 from panoply.policies.tokenizer import Tokenizer
 
 HEAD = "score.weight"
@@ -102,6 +102,10 @@ class ValueModel:
             )
         model.tie()
         return cls(TextPolicy(model.eval(), Tokenizer.load(folder)), head)
+
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that change with any bit of any weight."""
+        return fingerprint(self.named_parameters())
 
     @torch.no_grad()
     def load_weights(self, folder: str | Path) -> None:

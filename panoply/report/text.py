@@ -9,7 +9,7 @@ import os
 import shlex
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from panoply import checkpoint, compose, planning, registry
@@ -252,7 +252,7 @@ def trained(result: Trained) -> str:
     """Held-out success before and after, where the run lies, and what to type next."""
     before, after = result.before, result.after
     rows = [("held-out success", "before", "", "after")]
-    for name in ("greedy", "sampled"):
+    for name in (n for n in after if f"{n}_interval" in after):
         low, high = after[f"{name}_interval"]
         rows.append(
             (name, f"{before[name]:.3f}", "→", f"{after[name]:.3f}  (95 % interval {low:.2f}–{high:.2f})")
@@ -297,13 +297,19 @@ def next_commands(run: Run) -> list[tuple[str, str]]:
 def evaluated(found: Evaluation) -> str:
     facts = found.to_json()
     rows = [("problems", str(found.problems)), ("attempts", str(found.attempts))]
-    for name in ("greedy", "sampled"):
+    for name in found.rates:
         low, high = facts[f"{name}_interval"]
         rows.append((name, f"{facts[name]:.3f}  (95 % interval {low:.3f}–{high:.3f})"))
     rows += [(f"pass@{k}", f"{v:.3f}") for k, v in found.pass_at.items()]
     answers = (" ".join(text.split()) for text in found.samples)
     shown = (text if len(text) < page_width() - 2 else text[: page_width() - 3] + "…" for text in answers)
     return table(rows, margin=0) + "\n\nsome greedy answers\n" + indent("\n".join(shown))
+
+
+def _rate(measured: Mapping[str, Any]) -> float | None:
+    """The rate a run is judged by: the last one with an interval."""
+    found = [measured[n] for n in measured if f"{n}_interval" in measured]
+    return found[-1] if found else None
 
 
 def run_facts(run: Run) -> dict[str, Any]:
@@ -322,8 +328,8 @@ def run_facts(run: Run) -> dict[str, Any]:
         "status": run.status(),
         "step": result.get("steps", state.get("step", 0)),
         "of": config.get("run", {}).get("steps"),
-        "before": state.get("before", {}).get("sampled"),
-        "after": state.get("after", {}).get("sampled"),
+        "before": _rate(state.get("before", {})),
+        "after": _rate(state.get("after", {})),
         "created": run.config.get("created"),
     }
 

@@ -68,7 +68,13 @@ class RewardFunction:
         weakref.finalize(self, _kill, self._process)
         answer = self._read(self.start_seconds)
         if not answer or "error" in answer:
-            why = answer["error"] if answer else "it did not load" if answer == {} else "it did not load in time"
+            why = (
+                answer["error"]
+                if answer
+                else "it did not load"
+                if answer == {}
+                else "it did not load in time"
+            )
             self.close()
             raise PanoplyError(f"The reward function {self.source} cannot be used: {why}.")
 

@@ -194,4 +194,5 @@ def test_initial_weights_depend_on_the_seed_only() -> None:
         torch.randn(3)
         decoder.initialise(seed)
     first, same, other = (d.model.layers[0].self_attn.q_proj.weight for d in decoders)  # type: ignore[union-attr]
-    assert torch.equal(first, same) and not torch.equal(first, other)  # type: ignore[arg-type]
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)

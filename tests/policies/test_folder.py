@@ -35,7 +35,8 @@ def test_shards_hold_the_same_model(model: Decoder, tmp_path: Path) -> None:
 
     save_model(model, tmp_path / "m", shard_bytes=4000)
     names = sorted(p.name for p in (tmp_path / "m").glob("*.safetensors"))
-    assert len(names) > 2 and names[0] == f"model-00001-of-{len(names):05d}.safetensors"
+    assert len(names) > 2
+    assert names[0] == f"model-00001-of-{len(names):05d}.safetensors"
     assert torch.equal(load_model(tmp_path / "m")(TOKENS), model(TOKENS))
     reopened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m")
     torch.testing.assert_close(reopened(TOKENS).logits, model(TOKENS), atol=1e-5, rtol=1e-5)
@@ -85,7 +86,8 @@ def test_what_the_folder_knew_beside_the_shape_is_kept(folder: Path, tmp_path: P
     (folder / "config.json").write_text(json.dumps({**raw, "eos_token_id": 7, "house": "mine"}))
     save_model(load_model(folder), tmp_path / "again")
     again = json.loads((tmp_path / "again" / "config.json").read_text())
-    assert again["eos_token_id"] == 7 and again["house"] == "mine"
+    assert again["eos_token_id"] == 7
+    assert again["house"] == "mine"
 
 
 def spoil(folder: Path, how: str) -> None:

@@ -78,7 +78,8 @@ def test_a_foreign_folder_loads_scores_and_saves(tmp_path: Path) -> None:
     inner, text = build("gpt_neox"), tokens(9)
     inner.save_pretrained(tmp_path / "m")
     model = load_model(tmp_path / "m")
-    assert isinstance(model, Foreign) and model.config.max_positions == 64
+    assert isinstance(model, Foreign)
+    assert model.config.max_positions == 64
     torch.testing.assert_close(model(text), inner(text).logits, atol=1e-5, rtol=1e-5)
     save_model(model, tmp_path / "again")
     assert torch.equal(load_model(tmp_path / "again")(text), model(text))

@@ -72,13 +72,15 @@ def test_gradcheck_of_both_outputs_together() -> None:
 def test_a_row_with_one_choice_is_certain() -> None:
     hidden, weight, _ = inputs()
     scores = score_actions(hidden, weight, ACTIONS, allowed=ALLOWED, entropy=True)
-    assert scores["logp"][2] == 0 and scores["entropy"][2] == 0
+    assert scores["logp"][2] == 0
+    assert scores["entropy"][2] == 0
 
 
 def test_what_is_not_allowed_has_no_probability() -> None:
     hidden, weight, _ = inputs()
     scores = score_actions(hidden, weight, torch.full((ROWS,), 8), allowed=ALLOWED)
-    assert scores["logp"][0] == float("-inf") and scores["logp"][1].isfinite()
+    assert scores["logp"][0] == float("-inf")
+    assert scores["logp"][1].isfinite()
 
 
 def test_no_logits_are_kept_for_the_backward_pass() -> None:
@@ -91,17 +93,20 @@ def test_no_logits_are_kept_for_the_backward_pass() -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         score_actions(hidden, weight, ACTIONS, entropy=True)
-    assert kept and max(kept) < ROWS * VOCAB
+    assert kept
+    assert max(kept) < ROWS * VOCAB
 
 
 def test_extreme_logits_stay_finite() -> None:
     hidden, weight, _ = inputs(torch.float32)
     scores = score_actions(hidden * 1e4, weight, ACTIONS, entropy=True)
     (slope,) = torch.autograd.grad(scores["logp"].sum() + scores["entropy"].sum(), hidden)
-    assert slope.isfinite().all() and scores["entropy"].isfinite().all()
+    assert slope.isfinite().all()
+    assert scores["entropy"].isfinite().all()
 
 
 def test_no_rows_give_no_scores() -> None:
     hidden, weight, _ = inputs()
     scores = score_actions(hidden[:0], weight, ACTIONS[:0], entropy=True)
-    assert scores["logp"].shape == (0,) and scores["entropy"].shape == (0,)
+    assert scores["logp"].shape == (0,)
+    assert scores["entropy"].shape == (0,)

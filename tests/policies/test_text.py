@@ -114,9 +114,11 @@ def test_sharing_keeps_a_sliding_window() -> None:
 def test_sharing_saves_tokens_and_masks_only_where_needed() -> None:
     data = experience([(40, [4] * 8)] * 3)
     (rows,) = lay_out(data)
-    assert rows.tokens.shape == (3, 40 + 8 * 3) and rows.segments is not None
+    assert rows.tokens.shape == (3, 40 + 8 * 3)
+    assert rows.segments is not None
     (plain,) = lay_out(data, shared=False)
-    assert plain.tokens.shape == (24, 43) and plain.segments is None
+    assert plain.tokens.shape == (24, 43)
+    assert plain.segments is None
     assert all(r.segments is None for r in lay_out(experience([(5, [4]), (6, [3])])))
 
 
@@ -151,7 +153,8 @@ def test_no_decisions_give_empty_columns() -> None:
     data = experience(RAGGED)
     none = Experience(data.decisions.take(torch.zeros(0, dtype=torch.long)), data.context)
     scores = policy().score(none, frozenset({"entropy", "hidden:1"}))
-    assert scores["logp"].shape == scores["entropy"].shape == (0,) and scores["hidden:1"].shape == (0, 32)
+    assert scores["logp"].shape == scores["entropy"].shape == (0,)
+    assert scores["hidden:1"].shape == (0, 32)
 
 
 def test_fresh_weights_ignore_and_spare_the_global_generator() -> None:
@@ -179,7 +182,8 @@ def test_saved_and_loaded_it_scores_the_same(tmp_path: Path) -> None:
     again = TextPolicy.load(tmp_path / "m")
     assert again.fingerprint() == model.fingerprint()
     assert torch.equal(again.score(data)["logp"], model.score(data)["logp"])
-    assert again.companions == model.companions and again.tokenizer.files == model.tokenizer.files
+    assert again.companions == model.companions
+    assert again.tokenizer.files == model.tokenizer.files
     again.save(tmp_path / "m")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m"]
 

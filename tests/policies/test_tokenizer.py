@@ -36,7 +36,8 @@ def test_transformers_opens_what_is_saved(tmp_path: Path) -> None:
     assert theirs.decode(tokenizer.encode(text)) == text
     assert (theirs.pad_token_id, theirs.eos_token_id) == (tokenizer.pad_id, tokenizer.eos_id) == (0, 2)
     again = Tokenizer.load(tmp_path)
-    assert again.files == tokenizer.files and again.encode(text) == tokenizer.encode(text)
+    assert again.files == tokenizer.files
+    assert again.encode(text) == tokenizer.encode(text)
 
 
 def test_settings_are_read_in_both_spellings_and_kept_verbatim(tmp_path: Path) -> None:
@@ -44,7 +45,8 @@ def test_settings_are_read_in_both_spellings_and_kept_verbatim(tmp_path: Path) -
     settings = '{"eos_token": {"content": "<end>", "lstrip": false},  "chat_template": "{{ x }}"}'
     (tmp_path / "tokenizer_config.json").write_text(settings)
     tokenizer = Tokenizer.load(tmp_path)
-    assert tokenizer.eos_id == tokenizer.pad_id == 1 and tokenizer.bos_id is None
+    assert tokenizer.eos_id == tokenizer.pad_id == 1
+    assert tokenizer.bos_id is None
     assert tokenizer.chat_template == "{{ x }}"
     tokenizer.save(tmp_path / "again")
     assert (tmp_path / "again" / "tokenizer_config.json").read_text() == settings

@@ -32,7 +32,9 @@ def generalised_advantage(
     return advantage
 
 
-@part("credit", equation="A = Σ_k (γλ)^k·δ_k,  δ = r + γV′ − V,  γ = {gamma}, λ = {lam}", needs={"column:value"})
+@part(
+    "credit", equation="A = Σ_k (γλ)^k·δ_k,  δ = r + γV′ − V,  γ = {gamma}, λ = {lam}", needs={"column:value"}
+)
 def gae(
     experience: Experience, *, gamma: float = 1.0, lam: float = 0.95, normalise: bool = True
 ) -> dict[str, Tensor]:

@@ -51,7 +51,9 @@ def reward_model(job: Job, *, folder: str = "", name: str = "model", scale: floa
     from panoply.run import model_folder
 
     if not folder:
-        raise PanoplyError("models.reward_model.folder is empty: name a run of reward-model or its exported folder.")
+        raise PanoplyError(
+            "models.reward_model.folder is empty: name a run of reward-model or its exported folder."
+        )
     options = job.plan.options
     model = ValueModel.load(model_folder(folder), DTYPE[options.dtype], pick_device(options.device))
 

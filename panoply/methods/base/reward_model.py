@@ -1,0 +1,28 @@
+"""A reward model from preferences."""
+
+from __future__ import annotations
+
+from panoply.regimes import Dataset
+from panoply.registry import method
+from panoply.slots.data.teacher import teacher_pairs
+from panoply.slots.loss.values import bradley_terry
+from panoply.slots.reduce.averages import token_mean
+from panoply.slots.schedule.schedules import linear
+from panoply.slots.update.optimisers import adam
+
+TINY = {"update.lr": 1e-3, "update.beta2": 0.95, "update.schedule.warmup": 10, "run.steps": 150}
+
+
+@method("reward-model@1", presets={"tiny": TINY})
+def reward_model() -> Dataset:
+    """A Bradley–Terry reward model (InstructGPT, arXiv 2203.02155). −log σ(r_chosen − r_rejected).
+
+    The policy's own decoder with one number in place of its vocabulary, read after the last token. What is measured
+    held out is how often it orders a pair right; the run's model is a sequence classifier that transformers opens.
+    """
+    return Dataset(
+        data=teacher_pairs(batch=64),
+        losses=(bradley_terry(),),
+        reduce=token_mean(),
+        update=adam(lr=1e-5, schedule=linear()),
+    )

@@ -1,0 +1,31 @@
+"""How many CPU threads a run should use: measured once at its start, then stored with it."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+GAIN = 1.1
+"""How much faster all threads must be than one: small operations lose more by waiting than they gain."""
+
+
+def pick_threads(width: int = 64, rows: int = 1024) -> int:
+    """One thread, or as many as torch would take, whichever does a small layer's work faster here and now."""
+    most = torch.get_num_threads()
+    if most == 1:
+        return 1
+    x, w = torch.randn(rows, width), torch.randn(width, 4 * width)
+
+    def seconds(threads: int) -> float:
+        torch.set_num_threads(threads)
+        start, done = time.perf_counter(), 0
+        while time.perf_counter() - start < 0.15:
+            torch.softmax(torch.nn.functional.silu(x @ w), -1).sum()
+            done += 1
+        return (time.perf_counter() - start) / done
+
+    seconds(most)
+    alone, together = seconds(1), seconds(most)
+    torch.set_num_threads(most)
+    return most if alone > GAIN * together else 1

@@ -1,0 +1,90 @@
+"""Recipes: stages that start from others, folders that resume, and choices for one stage or all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import panoply as pp
+from panoply.api import last_model
+from panoply.errors import PanoplyError
+from panoply.policies.value import ValueModel
+from panoply.progress import Progress
+from panoply.recipes import Recipe, Stage
+from panoply.run import Run
+
+SMALL: dict[str, Any] = {
+    "run.held_out": 8,
+    "imitate.run.steps": 1,
+    "judge.run.steps": 2,
+    "judge.data.batch": 4,
+    "imitate.data.batch": 4,
+    "optimise.run.steps": 2,
+    "optimise.sample.prompts": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recipe") / "rlhf"
+    pp.train("rlhf", run=folder, settings=SMALL, threads=1, progress=Progress())
+    return folder
+
+
+def test_rlhf_runs_its_stages_from_one_another(finished: Path) -> None:
+    imitate, judge, optimise = (Run.open(finished / n) for n in ("01-imitate", "02-judge", "03-optimise"))
+    assert [r.status() for r in (imitate, judge, optimise)] == ["finished"] * 3
+    assert judge.plan().options.model == str(imitate.folder.resolve())
+    plan = optimise.plan()
+    assert plan.options.reference == str(imitate.folder.resolve())
+    assert plan.method.settings()["models.reward_model.folder"] == str(judge.folder.resolve())
+    assert plan.method.settings()["reward.reward.name"] == "model"
+    assert "accuracy" in (judge.result() or {})["after"]
+    assert "model" in optimise.metrics()[0]
+
+
+def test_a_stopped_recipe_goes_on_and_ends_with_the_same_weights(finished: Path, tmp_path: Path) -> None:
+    whole = (Run.open(finished / "03-optimise").result() or {})["fingerprint"]
+    cut = tmp_path / "rlhf"
+    shutil.copytree(finished, cut)
+    shutil.rmtree(cut / "03-optimise")
+    again = pp.train(resume=cut, progress=Progress())
+    assert again.run == cut / "03-optimise"
+    assert json.loads((again.run / "result.json").read_text())["fingerprint"] == whole
+
+
+def test_the_judge_is_a_sequence_classifier(finished: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = last_model(finished / "02-judge")
+    ours = ValueModel.load(folder)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    tokens = torch.tensor([ours.trunk.tokenizer.encode("6b=(acac)")])
+    with torch.no_grad():
+        expected = theirs(tokens).logits[0, 0]
+        states = ours.trunk.model.hidden(tokens, torch.arange(tokens.shape[1])[None])
+        found = ours.head(states[0, -1])[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_folder_holds_one_recipe(finished: Path) -> None:
+    with pytest.raises(PanoplyError, match="holds another recipe, or this one with other choices"):
+        pp.train("rlhf", run=finished, settings={**SMALL, "run.held_out": 9}, threads=1, progress=Progress())
+
+
+def test_settings_name_a_stage(tmp_path: Path) -> None:
+    with pytest.raises(PanoplyError, match="Unknown stage of this recipe 'update'"):
+        pp.train("rlhf", run=tmp_path / "x", settings={"update.lr": 1.0}, progress=Progress())
+
+
+def test_stages_can_only_start_from_earlier_ones() -> None:
+    with pytest.raises(PanoplyError, match="Unknown earlier stage 'b'"):
+        Recipe((Stage("a", "sft", options={"model": "@b"}), Stage("b", "sft")))
+    recipe = Recipe((Stage("a", "sft"), Stage("b", "grpo", options={"model": "@a"})))
+    assert recipe.but("b", method="rloo").stages[1].method == "rloo"
+    with pytest.raises(PanoplyError, match="Unknown stage"):
+        recipe.but("c", method="rloo")
