@@ -143,11 +143,12 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
             said |= dict(zip(together, told, strict=True))
         else:
             programs = [words_of(line) for line in together]
-            prefix = {"pytest": [sys.executable, "-m", "pytest"]}
+            prefix = {"pytest": [sys.executable, "-m", "pytest"], "python": [sys.executable]}
             told = [shell(*prefix.get(program, [program]), *words) for program, *words in programs]
             said |= dict(zip(together, told, strict=True))
     assert "1 passed" in said["pytest test_quiet_grpo.py"]
     assert "quiet_praise" in said["panoply show quiet-grpo"].split("changes from grpo")[1]
+    assert "different right answers" in said["python varied.py"]
     assert {"grpo@1", "quiet-grpo@1"} <= set(said["panoply runs"].split())
     borrowed = [text for line, text in said.items() if line.startswith("panoply plan rloo")]
     assert without_time(borrowed[0]) == without_time(borrowed[1])
