@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from panoply import registry
 from panoply.checkpoint import Checkpoint, DiskError, clear_errors
-from panoply.errors import PanoplyError, unknown
+from panoply.errors import DeviceError, PanoplyError, unknown
 from panoply.planning import Plan, _world_options, make_plan
 from panoply.run import Run, fresh_folder, model_folder
 
@@ -217,7 +217,7 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Traine
         kept = job.save_last_good(str(error))
         raise PanoplyError(f"{error} {run.folder} holds the state of step {kept}.") from error
     except PanoplyError as error:
-        if new and not isinstance(error, DiskError):
+        if new and not isinstance(error, DiskError | DeviceError):
             run.discard()
         raise
     except KeyboardInterrupt:

@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class PanoplyError(Exception):
     """Bad input, an impossible plan, a broken file. The command line prints it and exits with code 2."""
+
+
+class DeviceError(PanoplyError):
+    """A GPU failed or has too little memory. What was saved before is untouched, and the run can be resumed."""
+
+
+@contextmanager
+def device_errors(doing: str) -> Iterator[None]:
+    """Turn what a driver says into a sentence."""
+    try:
+        yield
+    except RuntimeError as problem:
+        if type(problem).__name__ not in ("AcceleratorError", "OutOfMemoryError"):
+            raise
+        said = str(problem).strip().splitlines()[0].rstrip(".")
+        raise DeviceError(
+            f"The GPU failed while {doing}: {said}. The run can be resumed from its last checkpoint."
+        ) from problem
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> PanoplyError:

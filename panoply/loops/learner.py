@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from panoply.batch import LOG_RATIO_LIMIT, Batch
-from panoply.errors import PanoplyError
+from panoply.errors import DeviceError, PanoplyError, device_errors
 from panoply.experience import Experience, Segments, Table, Unit
 from panoply.loops.masters import Masters
 from panoply.loops.totals import Totals
@@ -66,12 +66,13 @@ class Learner:
 
     def step(self, experience: Experience, step: int) -> dict[str, float]:
         """Move the weights once by the gradient on this mini-batch; returns metrics."""
-        metrics = self._accumulate(experience, step)
-        metrics["gradient_norm"] = self._clip_gradient()
-        _guard(metrics)
-        metrics["lr"] = self._set_rate(step)
-        self.optimiser.step()
-        self.masters.publish()
+        with device_errors("learning"):
+            metrics = self._accumulate(experience, step)
+            metrics["gradient_norm"] = self._clip_gradient()
+            _guard(metrics)
+            metrics["lr"] = self._set_rate(step)
+            self.optimiser.step()
+            self.masters.publish()
         return metrics
 
     def gradient(self, experience: Experience, step: int = 0) -> dict[str, Tensor]:
@@ -119,7 +120,7 @@ class Learner:
         parts = [int(m.context.ragged("tokens").lengths.sum()) for m in self.micro_batches(rows)]
         self.micro_tokens = min(self.micro_tokens, max(parts)) // 2
         if len(list(self.micro_batches(rows))) <= len(parts):
-            raise PanoplyError(
+            raise DeviceError(
                 f"Out of memory on a micro-batch of {max(parts)} tokens that cannot be split further: take a smaller "
                 "model, shorter sequences, or run.dtype=bfloat16. The run can be resumed."
             )

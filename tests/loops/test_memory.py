@@ -9,8 +9,8 @@ import torch
 from kit import Tabular, learner, on_policy, ragged
 from torch import Tensor, nn
 
-from panoply.errors import PanoplyError
-from panoply.experience import Experience
+from panoply.errors import DeviceError, PanoplyError, device_errors
+from panoply.experience import Experience, Ragged, Table
 from panoply.loops.learner import fresh_tokens
 from panoply.loops.masters import Masters
 
@@ -51,9 +51,20 @@ def test_a_sequence_that_does_not_fit_is_said() -> None:
 
 
 def test_a_shared_prefix_is_counted_once() -> None:
-    made = ragged()
-    if "shared" in made.context:
-        assert int(fresh_tokens(made.context).sum()) <= int(made.context.ragged("tokens").lengths.sum())
+    tokens = Ragged.from_lists([[0] * n for n in (5, 7, 4, 9)])
+    shared = {"prompt": torch.tensor([3, 3, 8, 3]), "shared": torch.tensor([4, 4, 2, 4])}
+    assert fresh_tokens(Table({"tokens": tokens, **shared})).tolist() == [5, 3, 4, 5]
+    assert fresh_tokens(Table({"tokens": tokens})).tolist() == [5, 7, 4, 9]
+
+
+def test_what_a_driver_says_becomes_a_sentence() -> None:
+    with (
+        pytest.raises(DeviceError, match=r"while sampling: CUDA out of memory.*resumed"),
+        device_errors("sampling"),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+    with pytest.raises(RuntimeError, match="a bug"), device_errors("sampling"):
+        raise RuntimeError("a bug")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
