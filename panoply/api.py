@@ -252,10 +252,13 @@ def last_model(run: str | Path) -> Path:
 
 def load_policy(source: str | Path, device: str = "auto", dtype: str = "float32") -> TextPolicy:
     """The policy of a run (its best checkpoint), a checkpoint, or a model folder."""
-    from panoply.policies.build import DTYPE, pick_device
+    from panoply.policies.build import open_folder
     from panoply.policies.text import TextPolicy
 
-    return TextPolicy.load(model_folder(source), DTYPE[dtype], pick_device(device))
+    found = open_folder(model_folder(source), dtype, device)
+    if not isinstance(found, TextPolicy):
+        raise PanoplyError(f"{source} holds a reward model: it judges answers and writes none.")
+    return found
 
 
 def evaluate(

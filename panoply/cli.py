@@ -293,9 +293,12 @@ def _refuse_choices(chosen: argparse.Namespace) -> None:
 
 
 def _plan(chosen: argparse.Namespace) -> int:
-    from panoply import api
-    from panoply.report.text import planned
+    from panoply import api, registry
+    from panoply.report.text import planned, shown
 
+    if registry.is_recipe(chosen.method):
+        print(shown(chosen.method))
+        return 0
     made = api.plan(chosen.method, chosen.world, **_choices(chosen))
     if chosen.json:
         print(json.dumps(made.to_json(), indent=1, ensure_ascii=False))

@@ -213,12 +213,12 @@ def check_plan(plan: Plan) -> None:
         )
     world = plan.world()
     access, signals = world.access, world.signals()
+    judged = {f"signal:{c.settings().get('name')}" for c in getattr(method, "models", ())}
     for path, held in method.parts():
-        for need in sorted(held.needs()):
+        spared = {"world:verify"} if held.needs() & judged else set()  # a reward model's word is enough
+        for need in sorted(held.needs() - judged - spared):
             if need.startswith("signal:") and signals is not None and need[7:] not in signals:
-                extra = {f"signal:{c.settings().get('name')}" for c in getattr(method, "models", ())}
-                if need not in extra:
-                    raise unknown(f"signal of {plan.world_id} for {path}", need[7:], signals)
+                raise unknown(f"signal of {plan.world_id} for {path}", need[7:], signals)
             if need.startswith("world:") and need.removeprefix("world:") not in access:
                 hint = " Name a reward function: --reward FILE.py:NAME." if need == "world:verify" else ""
                 what = f"{path} ({held.info.name}) needs a world with '{need[6:]}'"

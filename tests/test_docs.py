@@ -32,6 +32,7 @@ PAGES = [*sorted(DOCS.glob("*.md")), *(tiny.ROOT / name for name in ("README.md"
 SMALL = {
     "grpo": ("sample.prompts=2", "sample.group=4", "run.held_out=4"),
     "dpo": ("data.batch=2", "run.held_out=2"),
+    "reward-model": ("data.batch=2", "run.held_out=2"),
 }
 REWARDS = """
 def correct(completions, answer, **_):
@@ -209,6 +210,7 @@ SECTIONS = {
     "All trainers": "grpo",
     "DPOConfig": "dpo",
     "KTOConfig": "kto",
+    "RewardConfig": "reward-model",
     "SFTConfig": "sft",
 }
 DATA = {"grpo": "data.jsonl", "sft": "data.jsonl"}
@@ -302,7 +304,7 @@ def test_methods_and_worlds_named_in_the_readme_exist() -> None:
     text = (tiny.ROOT / "README.md").read_text().split("## What there is")[1].split("\n## ")[0]
     for kind, paragraph in (("world", text.split("Methods (")[0]), ("method", text.split("Methods (")[1])):
         for name in code(paragraph):
-            if not name.startswith("panoply "):
+            if not name.startswith("panoply ") and not registry.is_recipe(name):
                 registry.find(kind, name)  # type: ignore[arg-type]
 
 

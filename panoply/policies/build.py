@@ -10,8 +10,9 @@ import torch
 from panoply.errors import PanoplyError
 from panoply.policies.decoder import Decoder
 from panoply.policies.decoder_config import DecoderConfig
-from panoply.policies.folder import load_model
+from panoply.policies.folder import load_model, read_config
 from panoply.policies.text import TextPolicy
+from panoply.policies.value import ValueModel
 from panoply.seeds import stable_hash
 from panoply.worlds.world import TextWorld
 
@@ -27,6 +28,14 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise PanoplyError(f"There is no device '{name}' here.") from error
     return device
+
+
+def open_folder(folder: Path, dtype: str = "float32", device: str = "auto") -> TextPolicy | ValueModel:
+    """The policy, or the reward model, that a folder holds."""
+    kinds = read_config(folder).get("architectures") or [""]
+    if str(kinds[0]).endswith("ForSequenceClassification"):
+        return ValueModel.load(folder, DTYPE[dtype], pick_device(device))
+    return TextPolicy.load(folder, DTYPE[dtype], pick_device(device))
 
 
 def warm_start(world: TextWorld) -> Path | None:

@@ -18,15 +18,16 @@ from panoply.parts import SLOTS, Part, show_value
 from panoply.planning import Options
 
 MODULES = [f"panoply.{name}" for name in (
-    "experience", "batch", "parts", "regimes", "registry", "worlds.world", "worlds.episodic", "rollout.text",
+    "experience", "batch", "parts", "regimes", "recipes", "registry", "worlds.world", "worlds.episodic", "rollout.text",
     "rollout.engine", "policies.text", "policies.tokenizer",
 )]  # fmt: skip
 """What a part, method or world is written with, beside the names of `panoply` itself."""
 INTRODUCTION = """# Reference
 
 Made from the code by `make docs`: the [names of `panoply`](#panoply), the [modules](#panoplyexperience) that parts,
-methods and worlds are written with, the [settings of a run](#settings-of-a-run), and all [methods](#methods),
-[worlds](#worlds) and [parts](#parts) with their settings. `panoply show NAME` prints one of them at length.
+methods and worlds are written with, the [settings of a run](#settings-of-a-run), and all
+[methods](#methods-and-recipes), [worlds](#worlds) and [parts](#parts) with their settings.
+`panoply show NAME` prints one of them at length.
 """
 
 
@@ -117,11 +118,12 @@ def _fields(cls: Any) -> str:
 
 def _methods() -> Iterator[str]:
     yield f"## Settings of a run\n\n`--set run.NAME=VALUE`; the common ones are options too.\n\n{_fields(Options)}"
-    found = [e for e in registry.entries("method") if e.build.__module__.startswith("panoply.")]
+    every = [*registry.entries("method"), *registry.entries("recipe")]
+    found = [e for e in every if e.build.__module__.startswith("panoply.")]
     rows = [
         (f"`{e.id}`", e.family or "", e.base or "", " ".join(e.doc.split("\n\n")[0].split())) for e in found
     ]
-    yield f"## Methods\n\n{_table(('method', 'family', 'base', ''), *rows)}"
+    yield f"## Methods and recipes\n\n{_table(('method', 'family', 'base', ''), *rows)}"
 
 
 def _worlds() -> Iterator[str]:

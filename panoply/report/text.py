@@ -91,7 +91,22 @@ def shown(name: str, preset: str | None = None) -> str:
         every = names | {f"{s}.{p}" for s in SLOTS for p in registry.parts(s)}
         raise unknown("method, world or part", name, every)
     entry = next(e for e in reversed(registry.entries()) if name in (e.id, e.name))
-    return _world_page(entry) if entry.kind == "world" else _method_page(entry, preset)
+    pages = {"world": _world_page, "recipe": _recipe_page}
+    return pages[entry.kind](entry) if entry.kind in pages else _method_page(entry, preset)
+
+
+def _recipe_page(entry: Entry) -> str:
+    pieces = [f"{entry.id}  (recipe)", indent(prose(entry.doc)), "", "stages"]
+    for stage in entry.build().stages:
+        choices = {**stage.options, **stage.settings}
+        rows = [(path, show_value(value)) for path, value in choices.items()]
+        pieces += (
+            [indent(f"{stage.name}: {stage.method}"), indent(table(rows), "    ")]
+            if rows
+            else [indent(f"{stage.name}: {stage.method}")]
+        )
+    pieces += ["", "@NAME is the run of an earlier stage. Change one with --set STAGE.PATH=VALUE."]
+    return "\n".join(pieces)
 
 
 def _method_page(entry: Entry, preset: str | None) -> str:

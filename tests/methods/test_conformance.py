@@ -15,7 +15,7 @@ from kit import world_for
 import panoply as pp
 from panoply import registry
 from panoply.planning import Plan
-from panoply.policies.build import warm_start
+from panoply.policies.build import open_folder, warm_start
 from panoply.progress import Progress
 from panoply.run import Run
 
@@ -48,7 +48,7 @@ def test_method(name: str, tmp_path: Path) -> None:
     trained = pp.train(plan, run=tmp_path / "whole", progress=Progress())
     assert Run.open(trained.run).status() == "finished"
     checkpoints = [c / "model" for c in sorted((trained.run / "checkpoints").iterdir())]
-    weights = [pp.load_policy(folder).fingerprint() for folder in checkpoints]
+    weights = [open_folder(folder).fingerprint() for folder in checkpoints]
     assert weights[-1] == trained.fingerprint
     if plan.options.model == "start":  # new weights may earn nothing, and then nothing moves
         assert len(set(weights)) == 3, "a step did not move the weights"
@@ -67,7 +67,7 @@ def test_method(name: str, tmp_path: Path) -> None:
     assert resumed.after == trained.after
 
     exported = pp.export(trained.run, tmp_path / "exported", which="last")
-    assert pp.load_policy(exported).fingerprint() == trained.fingerprint
+    assert open_folder(exported).fingerprint() == trained.fingerprint
 
 
 @pytest.mark.parametrize("name", ["grpo", "sft"])
