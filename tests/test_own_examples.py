@@ -163,6 +163,12 @@ def test_chat_answers_come_as_messages_and_plain_ones_as_text(tmp_path: Path, pl
         assert [g and g["seen"] for g in graded] == [32.0, 300.0]
 
 
+def test_a_line_keeps_its_number_where_others_are_empty(tmp_path: Path, place: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a"}\n\n\n{"question": "b"}\n')
+    with pytest.raises(PanoplyError, match=r"Line 4 of .* has no field 'prompt'"):
+        Jsonl(data=str(tmp_path / "data.jsonl"), model=str(place / "my-model")).task("train", 0)
+
+
 STAND_IN = """
 def parse(text):
     return [text.strip("$").split()[-1]] if text.strip() else []

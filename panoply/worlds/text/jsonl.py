@@ -75,13 +75,13 @@ class Jsonl(TextWorld):
 
     @cached_property
     def access(self) -> frozenset[str]:  # type: ignore[override]
-        first = self._lines[0]
+        _, first = self._lines[0]
         given = {"verify"} if self.rewards else set()
         given |= {"teacher", "reference"} if "completion" in first or "chosen" in first else set()
         return frozenset(given)
 
     @cached_property
-    def _lines(self) -> list[Line]:
+    def _lines(self) -> list[tuple[int, Line]]:
         return list(read_lines(self.data))
 
     @cached_property
@@ -89,7 +89,7 @@ class Jsonl(TextWorld):
         """Every line as a task, held out or not by a hash of its prompt."""
         found: dict[str, list[Task]] = {split: [] for split in SPLITS}
         long = []
-        for number, line in enumerate(self._lines, 1):
+        for number, line in self._lines:
             prompt = self._prompt(line, number)
             if len(prompt) > self.longest_prompt:
                 long.append(number)
@@ -220,8 +220,8 @@ class Jsonl(TextWorld):
         return {f"{f.source}: {why}": n for f in functions for why, n in f.failures.items()}
 
 
-def read_lines(file: str) -> Iterator[Line]:
-    """The objects of a JSON Lines file; a bad line is named by its number."""
+def read_lines(file: str) -> Iterator[tuple[int, Line]]:
+    """The objects of a JSON Lines file with the numbers of their lines; a bad line is named by its number."""
     path = Path(file)
     if not path.is_file():
         raise PanoplyError(f"There is no data file '{file}'.")
@@ -237,6 +237,6 @@ def read_lines(file: str) -> Iterator[Line]:
             if not isinstance(line, dict):
                 raise PanoplyError(f"Line {number} of {file} is not a JSON object.")
             empty = False
-            yield line
+            yield number, line
     if empty:
         raise PanoplyError(f"{file} holds no data.")
