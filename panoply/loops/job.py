@@ -29,6 +29,7 @@ from panoply.policies.lora import add_lora, load_adapter, save_adapter
 from panoply.policies.text import TextPolicy
 from panoply.policies.value import ValueModel
 from panoply.progress import Progress
+from panoply.rollout.graphs import setup_seconds
 from panoply.rollout.text import Collector
 from panoply.run import Run
 from panoply.sinks import Sink, open_sinks
@@ -75,6 +76,7 @@ class Job:
         self.after: dict[str, Any] = {}
         self.sinks: list[Sink] = []
         self._phases: dict[str, float] = {}
+        self._setup = 0.0
         self._started = time.monotonic()
         self._norm = self._weight_norm()
         self._told: set[str] = set()
@@ -242,6 +244,9 @@ class Job:
 
     def _speed(self, experience: Experience) -> dict[str, float]:
         times = {f"seconds_{name}": round(t, 4) for name, t in self._phases.items()}
+        setup, self._setup = self._setup, setup_seconds(self.policy.model)
+        if self._setup > setup:  # a part of seconds_sample or seconds_evaluate, once in a process
+            times["seconds_setup"] = round(self._setup - setup, 4)
         spent = sum(t for name, t in self._phases.items() if name != "evaluate")
         self._phases = {}
         return {

@@ -118,15 +118,25 @@ class Learner:
         self.masters.clear()
         torch.cuda.empty_cache()
         parts = [int(m.context.ragged("tokens").lengths.sum()) for m in self.micro_batches(rows)]
-        self.micro_tokens = min(self.micro_tokens, max(parts)) // 2
-        if len(list(self.micro_batches(rows))) <= len(parts):
+        self.micro_tokens = max(1, min(self.micro_tokens, max(parts)) // 2)
+        if len(list(self.micro_batches(rows))) > len(parts):
+            said = f"going on with micro-batches of {self.micro_tokens} tokens"
+        elif self._recompute():
+            said = "from now on the inside of blocks is computed again in the backward pass"
+        else:
             raise DeviceError(
                 f"Out of memory on a micro-batch of {max(parts)} tokens that cannot be split further: take a smaller "
                 "model, shorter sequences, or run.dtype=bfloat16. The run can be resumed."
             )
-        warnings.warn(
-            f"Out of memory: going on with micro-batches of {self.micro_tokens} tokens.", stacklevel=2
-        )
+        warnings.warn(f"Out of memory: {said}.", stacklevel=2)
+
+    def _recompute(self) -> bool:
+        """Turn activation checkpointing on, where it can be and is not yet."""
+        model = getattr(self.policy, "model", None)
+        if getattr(model, "checkpointing", True):
+            return False
+        model.checkpointing = True  # type: ignore[union-attr]
+        return True
 
     def _beside(self, rows: Experience) -> Experience:
         """The rows on the device of the weights."""

@@ -43,6 +43,7 @@ class TextPolicy:
     def load(
         cls, folder: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> TextPolicy:
+        _check_dtype(dtype, torch.device(device))
         model = load_model(folder, dtype, device)
         return cls(model, Tokenizer.load(folder), companions=generation_config(folder))
 
@@ -173,6 +174,13 @@ def fingerprint(weights: Iterable[tuple[str, Tensor]]) -> str:
         digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}".encode())
         digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _check_dtype(dtype: torch.dtype, device: torch.device) -> None:
+    if not dtype.is_floating_point or dtype.itemsize < 2:
+        raise PanoplyError(f"Weights can be float32, bfloat16 or float16, not {dtype}.")
+    if dtype == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise PanoplyError("This GPU has no bfloat16: use run.dtype=float16 or float32.")
 
 
 def _pick(states: Tensor, index: Tensor) -> Tensor:

@@ -73,6 +73,12 @@ def _tell(reason: str) -> None:
         _said.add(reason)
 
 
+def setup_seconds(model: object) -> float:
+    """What buffers and graphs of a model have taken so far, capture and compilation included."""
+    made = _made.get(model) if isinstance(model, nn.Module) else None
+    return 0.0 if made is None else made.setup_seconds
+
+
 def why_not(model: CachedModel) -> str | None:
     """Why a model cannot be decoded with graphs."""
     if not isinstance(model, Decoder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +49,16 @@ def test_a_sequence_that_does_not_fit_is_said() -> None:
         pytest.raises(PanoplyError, match="cannot be split further"),
     ):
         held.gradient(ragged())
+
+
+def test_what_cannot_be_split_is_recomputed_before_giving_up() -> None:
+    policy: Any = Cramped()
+    policy.model = SimpleNamespace(checkpointing=False)
+    held = learner(policy, on_policy())
+    policy.room = 0
+    with pytest.warns(UserWarning, match="computed again"), pytest.raises(DeviceError):
+        held.gradient(ragged())
+    assert policy.model.checkpointing
 
 
 def test_a_shared_prefix_is_counted_once() -> None:
