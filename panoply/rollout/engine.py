@@ -38,7 +38,7 @@ class TextEngine:
     Up to `slots` rows run at once; others wait. Ended rows give their slots to waiting ones or leave the
     batch, once they are a fraction `compact` of it. A forward pass over prompts or observations takes at most
     `prefill_tokens`. The host looks for ended turns every `patience` tokens: more than 1 pays only where
-    looking waits for a GPU, so left out it is 1 on a CPU and 16 on a GPU.
+    looking waits for a GPU, so left out it is 1 on a CPU, and on a GPU 16, or 32 for turns of 512 and more.
 
     A row's tokens depend on its prompt and seed alone, up to the rounding of kernels that sum differently in
     batches of other shapes.
@@ -54,9 +54,7 @@ class TextEngine:
         compact: float = 0.125,
         patience: int | None = None,
     ):
-        if patience is None:
-            patience = 1 if model.device.type == "cpu" else 16
-        if min(slots, prefill_tokens, patience) < 1:
+        if min(slots, prefill_tokens, 1 if patience is None else patience) < 1:
             raise PanoplyError("slots, prefill_tokens and patience must be at least 1.")
         self.model, self.tokenizer, self.slots = model, tokenizer, slots
         self.prefill_tokens, self.compact, self.patience = prefill_tokens, compact, patience
@@ -83,7 +81,13 @@ class TextEngine:
             generation = Generation(
                 self.model, requests, sampling, on_stop, mask, strings, complete, entropy=entropy
             )
-            return generation.run(self.slots, self.prefill_tokens, self.compact, self.patience)
+            patience = self.patience or self._patience(sampling.max_tokens)
+            return generation.run(self.slots, self.prefill_tokens, self.compact, patience)
+
+    def _patience(self, longest: int) -> int:
+        if self.model.device.type == "cpu":
+            return 1
+        return min(32, max(16, longest // 16))
 
     def _check(self, requests: Sequence[Request], sampling: Sampling) -> None:
         vocabulary, context = self.model.config.vocab_size, self.model.config.max_positions

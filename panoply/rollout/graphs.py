@@ -52,6 +52,7 @@ def graph_decoder(model: CachedModel, rows: int, capacity: int, burst: int) -> G
     made = _made.get(model)
     if made is not None and not made.serves(model, rows, capacity, burst):
         rows, capacity = max(rows, made.rows), max(capacity, made.capacity)
+        burst = max(burst, made.longest_burst)
         del _made[model], made
         made = None
     if made is None:
