@@ -262,6 +262,8 @@ def cost(plan: Plan, flops_per_second: float | None = None) -> Cost:
     sampled, trained = _tokens(plan.method, world)
     width = 4 if plan.options.dtype == "float32" else 2
     memory = {"weights": parameters * width, "gradients": parameters * width, "optimiser": parameters * 8}
+    if width == 2:
+        memory["float32 masters and their gradients"] = parameters * 8
     snapshots = {n for n in plan.method.needs() if n.startswith("logp@")}
     extra = [f"one forward pass for {n}" for n in sorted(snapshots)]
     if "logp@reference" in snapshots:
