@@ -14,7 +14,7 @@ BIN      := $(VENV)/bin
 WHEEL_VENV := build/wheel-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-learn check format docs wheel warm-start clean bench-gpu
+.PHONY: help demo test test-learn check format docs wheel warm-start clean bench-text bench-gpu
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -65,6 +65,9 @@ warm-start: $(VENV)/core ## remake the shipped warm start of chain by imitation 
 	$(BIN)/panoply train sft --world chain --model fresh --threads 1 --run runs/chain-start
 	rm -rf panoply/assets/chain-start
 	$(BIN)/panoply export runs/chain-start panoply/assets/chain-start --which last
+
+bench-text: $(VENV)/dev ## GRPO on text beside TRL's, equal work, on this machine's CPU (minutes; nothing else should run)
+	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/text.py --again
 
 bench-gpu: $(VENV)/dev ## the GPU benchmark, cell by cell, then docs/performance.md (skipped without CUDA)
 	$(BIN)/python -m benchmarks.gpu && $(BIN)/python -m benchmarks.gpu table
