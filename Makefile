@@ -32,6 +32,7 @@ $(VENV)/dev: $(VENV)/core
 
 demo: $(VENV)/core ## set up, then teach a tiny model arithmetic with GRPO (about a minute)
 	$(BIN)/panoply train grpo --world chain --seed $(SEED) $(ARGS)
+	@echo && echo "The command panoply is in $(BIN): . $(BIN)/activate puts it on your path."
 
 test: $(VENV)/dev wheel ## set up and run the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not learn"

@@ -48,7 +48,10 @@ class Case:
         return warm_start(registry.find("world", self.world).build(**self.options))
 
 
-SPECIAL = {"manyanswers-countdown": Case("manyanswers", {"kind": "countdown"}, {})}
+SPECIAL = {
+    "manyanswers-countdown": Case("manyanswers", {"kind": "countdown"}, {}),
+    "tools-calculator": Case("tools", {"kind": "calculator"}, {}),
+}
 """Cases that are not a registered world with its defaults."""
 
 

@@ -25,6 +25,7 @@ from panoply.recipes import Recipe
 from panoply.regimes import Method
 
 Kind = Literal["method", "world", "recipe", "protocol", "system", "survey"]
+R = TypeVar("R")
 T = TypeVar("T", bound=type)
 M = TypeVar("M", bound=Method)
 
@@ -117,6 +118,18 @@ def recipe(
     def register(build: Callable[..., Recipe]) -> Callable[..., Recipe]:
         _register(Entry(id, "recipe", build, paper, family or _family(build.__module__), world=world))
         return build
+
+    return register
+
+
+def system(
+    id: str, *, paper: int | None = None, family: str | None = None
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Register a work about how things run; the function measures what it promises."""
+
+    def register(measure: Callable[..., R]) -> Callable[..., R]:
+        _register(Entry(id, "system", measure, paper, family or _family(measure.__module__)))
+        return measure
 
     return register
 

@@ -91,8 +91,13 @@ def shown(name: str, preset: str | None = None) -> str:
         every = names | {f"{s}.{p}" for s in SLOTS for p in registry.parts(s)}
         raise unknown("method, world or part", name, every)
     entry = next(e for e in reversed(registry.entries()) if name in (e.id, e.name))
-    pages = {"world": _world_page, "recipe": _recipe_page}
+    pages = {"world": _world_page, "recipe": _recipe_page, "system": _system_page}
     return pages[entry.kind](entry) if entry.kind in pages else _method_page(entry, preset)
+
+
+def _system_page(entry: Entry) -> str:
+    where = f"{entry.build.__module__}.{entry.build.__name__}"
+    return "\n".join([f"{entry.id}  (system)", indent(prose(entry.doc)), "", f"measure it with {where}()"])
 
 
 def _recipe_page(entry: Entry) -> str:
