@@ -14,6 +14,7 @@ from panoply import registry
 from panoply.checkpoint import Checkpoint, DiskError, clear_errors
 from panoply.errors import DeviceError, PanoplyError, unknown
 from panoply.planning import Plan, _world_options, make_plan
+from panoply.regimes import REGIMES
 from panoply.run import Run, fresh_folder, model_folder
 
 if TYPE_CHECKING:
@@ -22,18 +23,8 @@ if TYPE_CHECKING:
     from panoply.progress import Progress
     from panoply.worlds.world import TextWorld
 
-SLOT_NAMES = (
-    "sample",
-    "reward",
-    "select",
-    "credit",
-    "surrogate",
-    "regularise",
-    "reduce",
-    "update",
-    "data",
-    "losses",
-)
+SLOT_NAMES = tuple(dict.fromkeys(slot for regime in REGIMES.values() for slot in regime.slot_of))
+"""The slots of all regimes: what may be borrowed by name."""
 
 
 @dataclass(frozen=True)
