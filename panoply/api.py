@@ -62,12 +62,13 @@ def plan(method: str, world: str | None = None, **choices: Any) -> Plan:
     """
     for plugin in choices.get("plugins") or ():
         registry.load_plugin(plugin)
-    world, choices = own_data(world or registry.find("method", method).world or "chain", choices)
+    world, choices = own_data(world, choices)
+    world = world or registry.find("method", method).world or "chain"
     slots = {name: choices.pop(name) for name in SLOT_NAMES if choices.get(name) is not None}
     return make_plan(method, world, slots=slots, **{k: v for k, v in choices.items() if k not in SLOT_NAMES})
 
 
-def own_data(world: str, choices: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """A data file and reward functions as the world `jsonl`, or the choices as they are."""
     found = dict(choices)
     named = found.get("reward") or []
@@ -82,6 +83,8 @@ def own_data(world: str, choices: Mapping[str, Any]) -> tuple[str, dict[str, Any
         if len(named) > 1:
             raise PanoplyError("Only reward functions, FILE.py:NAME, can be several.")
         return world, {**found, "reward": named[0]} if named else found
+    if world not in ("jsonl", "jsonl@1", None):
+        raise PanoplyError(f"--data {data} is a world of its own: leave --world {world} out.")
     if not found.get("model"):
         raise PanoplyError("Your own data needs a model of your own: name its folder with --model.")
     split = [word.rpartition("=") if "=" in word else (word, "", "1") for word in functions]

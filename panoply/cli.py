@@ -283,7 +283,7 @@ def _train(chosen: argparse.Namespace) -> int:
 
 def _refuse_choices(chosen: argparse.Namespace) -> None:
     """A resumed run is the one that was planned; a choice that would be ignored is refused."""
-    found = {name for name, value in _choices(chosen).items() if value}
+    found = {name for name, value in _choices(chosen).items() if value not in ({}, [], ())}
     found |= {name for name in ("world", "run", "from_scratch") if getattr(chosen, name)}
     if found:
         word = {"settings": "set", "plugins": "plugin", "sinks": "sink"}.get(name := min(found), name)

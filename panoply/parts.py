@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -58,6 +59,8 @@ class PartInfo:
     prepare: Callable[..., Mapping[str, Any]] | None
     inert: Callable[[Any, Any], Iterable[Finding]] | None
     impossible: Callable[[Any, Any], Iterable[Finding]] | None
+    bounds: Mapping[str, str]
+    gives: frozenset[str]
 
     @property
     def id(self) -> str:
@@ -78,7 +81,11 @@ class Part:
 
     def __post_init__(self) -> None:
         for name, annotation in self.annotations().items():
-            object.__setattr__(self, name, check(f"{self.info.id}.{name}", getattr(self, name), annotation))
+            value = check(f"{self.info.id}.{name}", getattr(self, name), annotation)
+            object.__setattr__(self, name, value)
+            bound = self.info.bounds.get(name)
+            if bound is not None and isinstance(value, int | float) and not within(value, bound):
+                raise PanoplyError(f"{self.info.id}.{name} is {bound}, not {show_value(value)}.")
 
     @classmethod
     @functools.cache
@@ -134,12 +141,17 @@ def part(
     prepare: Callable[..., Mapping[str, Any]] | None = None,
     inert: Callable[[Any, Any], Iterable[Finding]] | None = None,
     impossible: Callable[[Any, Any], Iterable[Finding]] | None = None,
+    bounds: Mapping[str, str] | None = None,
+    gives: Iterable[str] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Part]]:
     """Register a function as a part of `slot`.
 
     unit      what one value of a term belongs to; micro-batches never cut one
     stream    which decisions a term speaks about; each stream is normalised by its own count
-    needs     outputs of the forward pass, or `logp@SNAPSHOT` columns
+    needs     outputs of the forward pass, `logp@SNAPSHOT` columns, what the world must have (`world:teacher`), or what
+              another part must give (`column:value`)
+    gives     what the part adds for others: `column:value`, `pairs`, `stream:imitation`
+    bounds    the numbers a setting may be, such as `above 0`, `at least 1` or `from 0 up to 1`
     idle      a column whose zero means that the term has no gradient on that decision
     state     makes the first state of a part that remembers; the function then takes the state first and
               returns `(state, result)`
@@ -173,7 +185,7 @@ def part(
         made.info = PartInfo(
             slot, name, function, equation, unit, stream,
             needs if callable(needs) else frozenset(needs),
-            idle, state, prepare, inert, impossible,
+            idle, state, prepare, inert, impossible, dict(bounds or {}), frozenset(gives),
         )  # fmt: skip
         _PARTS[slot][name] = made
         return typing.cast(Callable[..., Part], made)
@@ -238,6 +250,16 @@ def _fits(value: Any, annotation: Any) -> tuple[bool, Any]:
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool), value
     return isinstance(annotation, type) and isinstance(value, annotation), value
+
+
+def within(value: float, bound: str) -> bool:
+    """Whether a number is `above A`, `at least A`, `from A to B` (both included) or `from A up to B` (B not)."""
+    numbers = [float(word) for word in re.findall(r"-?\d+(?:\.\d+)?", bound)]
+    if bound.startswith("above"):
+        return value > numbers[0]
+    if bound.startswith("at least"):
+        return value >= numbers[0]
+    return numbers[0] <= value and (value < numbers[1] if "up to" in bound else value <= numbers[1])
 
 
 def describe(annotation: Any) -> str:

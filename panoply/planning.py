@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from panoply import compose, registry
 from panoply.errors import PanoplyError, unknown
-from panoply.parts import check
+from panoply.parts import SLOTS, check
 from panoply.regimes import Dataset, Method, OnPolicy
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Options:
         for name, bound in (least | {"evaluate_every": 0, "lora": 0, "episodes_every": 0}).items():
             if getattr(self, name) < bound:
                 raise PanoplyError(f"run.{name} must be at least {bound}, not {getattr(self, name)}.")
-        if self.minutes is not None and self.minutes <= 0:
+        if self.minutes is not None and not self.minutes > 0:
             raise PanoplyError(f"run.minutes must be above 0, not {self.minutes:g}.")
 
 
@@ -225,9 +225,37 @@ def check_plan(plan: Plan) -> None:
                 raise PanoplyError(f"{what}, and {plan.world_id} has none.{hint}")
         for setting, reason in held.info.impossible(held, method) if held.info.impossible else ():
             raise PanoplyError(f"{path}.{setting} cannot be {getattr(held, setting)}: {reason}.")
+    _check_gifts(method)
     for path, reason in inert(plan):
         if path in plan.chosen:
             raise PanoplyError(f"{path} has no effect: {reason}.")
+
+
+def _check_gifts(method: Method) -> None:
+    """What one part needs of another must be given, and what is given for a term must have that term."""
+    given = {gift for _, held in method.parts() for gift in held.info.gives}
+    for path, held in method.parts():
+        needed = {need for need in held.needs() if need.startswith("column:")}
+        if held.info.unit == "pair":
+            needed.add("pairs")
+        for need in sorted(needed - given):
+            raise PanoplyError(f"{path} ({held.info.name}) needs {_named(need)}{_givers(need)}.")
+        for gift in held.info.gives:
+            stream = gift.removeprefix("stream:")
+            if gift.startswith("stream:") and all(term.info.stream != stream for term in method.terms()):
+                raise PanoplyError(
+                    f"{path} ({held.info.name}) brings the stream '{stream}', and no term learns from it."
+                )
+
+
+def _named(need: str) -> str:
+    return "pairs" if need == "pairs" else f"the column '{need.removeprefix('column:')}'"
+
+
+def _givers(need: str) -> str:
+    registry.entries()
+    found = [c.info.id for slot in SLOTS for c in registry.parts(slot).values() if need in c.info.gives]
+    return f", which {' or '.join(found)} gives" if found else ""
 
 
 def inert(plan: Plan) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from kit import world_for
 from test_compose import METHODS, sentence
 
 import panoply as pp
+from panoply.errors import PanoplyError
 from panoply.parts import part
 from panoply.planning import Options, Plan, cost, inert, make_plan
 from panoply.registry import find, method
@@ -218,3 +219,32 @@ def test_options_have_types() -> None:
     assert Options(minutes=2).minutes == 2.0
     assert Options(sinks=["tensorboard"]).sinks == ("tensorboard",)  # type: ignore[arg-type]
     assert "a whole number" in sentence(Options, seed="one")
+
+
+@pytest.mark.parametrize(
+    ("choices", "sentence"),
+    [
+        ({"settings": {"update.lr": -1}}, "update.adam.lr is above 0, not -1"),
+        ({"settings": {"update.lr": "nan"}}, "update.adam.lr is above 0, not nan"),
+        ({"settings": {"update.beta1": 1}}, "update.adam.beta1 is from 0 up to 1, not 1"),
+        ({"settings": {"update.epochs": 0}}, "update.adam.epochs is at least 1, not 0"),
+        ({"settings": {"sample.group": 0}}, "sample.groups.group is at least 1, not 0"),
+        ({"settings": {"sample.max_tokens": 0}}, "sample.groups.max_tokens is at least 1, not 0"),
+        ({"settings": {"regularise.kl": -1}}, "regularise.kl.weight is at least 0, not -1"),
+        ({"settings": {"sample.temperature": 0}}, "all 8 episodes of a group would be the same"),
+        ({"settings": {"run.minutes": "nan"}}, "run.minutes must be above 0"),
+        ({"credit": "ppo"}, r"credit \(gae\) needs the column 'value', which model.critic gives"),
+        ({"credit": "spo-segment"}, "needs the column 'cut', which sample.cut_and_valued gives"),
+        ({"surrogate": "online-dpo"}, r"surrogate \(preference\) needs pairs, which select.best_worst"),
+        ({"sample": "chord"}, "brings the stream 'imitation', and no term learns from it"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(choices: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PanoplyError, match=sentence):
+        pp.plan("grpo", "chain", **choices)
+
+
+def test_what_is_given_may_be_borrowed() -> None:
+    plan = pp.plan("grpo", "chain", credit="ppo", models="ppo")
+    assert plan.method.settings()["credit"] == "gae"
+    assert pp.plan("grpo", "chain", surrogate="online-dpo", select="online-dpo", regularise="dapo")

@@ -115,6 +115,8 @@ def _recipe_page(entry: Entry) -> str:
 
 
 def _method_page(entry: Entry, preset: str | None) -> str:
+    if preset not in (None, "published", *entry.presets):
+        raise unknown(f"preset of {entry.name}", str(preset), [*entry.presets, "published"])
     resolved = compose.resolve(entry.id, preset=preset).method
     pieces = [
         f"{entry.id}  ({resolved.regime.replace('_', '-')} method)",
@@ -284,13 +286,18 @@ def trained(result: Trained) -> str:
     return "\n".join([table(rows, margin=0), facts, "", "what next", indent(listing)])
 
 
+def _word(value: Any) -> str:
+    """A value as `--set` reads it."""
+    return ",".join(map(_word, value)) if isinstance(value, tuple) else show_value(value)
+
+
 def next_commands(run: Run) -> list[tuple[str, str]]:
     """Commands that make sense after a run, and what each is for."""
     made = run.plan()
     name, folder = made.method_id.split("@")[0], shlex.quote(str(run.folder))
     plugins = "".join(f" --plugin {shlex.quote(os.path.relpath(p))}" for p in made.plugins)
     world = "" if made.world_id == "chain@1" else f" --world {made.world_id.split('@')[0]}"
-    options = "".join(f" --set world.{k}={show_value(v)}" for k, v in made.world_options.items())
+    options = "".join(f" --set {shlex.quote(f'world.{k}={_word(v)}')}" for k, v in made.world_options.items())
     built = made.world()
     prompt = shlex.quote(built.tokenizer.decode(list(built.task("test", 0).prompt)))
     if made.method.regime == "on_policy":

@@ -93,6 +93,8 @@ class RewardFunction:
         if not answer:
             self._start()
             raise _Failed("its process died" if answer == {} else f"it took longer than {self.seconds:g} s")
+        if answer.get("fatal"):
+            raise PanoplyError(f"The reward function {self.source} cannot be used: {answer['error']}.")
         if "error" in answer:
             raise _Failed(answer["error"])
         values: list[float] = answer["values"]

@@ -18,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 
+class WrongLength(ValueError):
+    """Not one reward a completion: no sample of the batch can be trusted."""
+
+
 def load(file: str, name: str) -> Callable[..., Any]:
     path = Path(file).resolve()
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -49,7 +53,7 @@ def call(function: Callable[..., Any], fields: dict[str, Any]) -> list[float]:
     expected = len(fields["completions"])
     values = [float(v) for v in result]
     if len(values) != expected:
-        raise ValueError(f"it returned {len(values)} rewards for {expected} completions")
+        raise WrongLength(f"it returned {len(values)} rewards for {expected} completions")
     bad = [v for v in values if not math.isfinite(v)]
     if bad:
         raise ValueError(f"it returned {bad[0]}")
@@ -73,6 +77,8 @@ def main() -> None:
     for line in sys.stdin:
         try:
             answer: dict[str, Any] = {"values": call(function, json.loads(line))}
+        except WrongLength as error:
+            answer = {"error": str(error), "fatal": True}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=out, flush=True)

@@ -76,7 +76,8 @@ def test_only_the_guilty_samples_are_lost(file: Path) -> None:
 
 def test_the_wrong_length_is_noticed(file: Path) -> None:
     reward = RewardFunction(f"{file}:short")
-    assert reward({"completions": ["a", "b"]}) == [2.0, 2.0]
+    with pytest.raises(PanoplyError, match="it returned 1 rewards for 2 completions"):
+        reward({"completions": ["a", "b"]})
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from panoply.registry import method
 from panoply.seeds import numpy_rng
 from panoply.slots.loss.pairs import logistic
 from panoply.slots.reduce.averages import sequence_sum
-from panoply.slots.sample.groups import groups
+from panoply.slots.sample.groups import LIMITS, groups
 from panoply.slots.surrogate.ratios import log_likelihood
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     "sample",
     equation="{prompts} prompts × {group} episodes, each beside a baseline answer",
     needs={"world:teacher"},
+    bounds=LIMITS,
 )
 def beside_baseline(
     collect: Collector, *, prompts: int = 16, group: int = 4, temperature: float = 1.0
@@ -103,7 +104,12 @@ def _extreme(score: Tensor, eligible: Tensor, groups: Segments, *, highest: bool
     return torch.where(found == len(score), -1, found)
 
 
-@part("select", equation="the best accepted over the worst refused answer of each group", needs=_signals)
+@part(
+    "select",
+    equation="the best accepted over the worst refused answer of each group",
+    needs=_signals,
+    gives={"pairs"},
+)
 def accepted_over_refused(
     experience: Experience, *, name: str = "proxy", judges: tuple[str, ...] = ("format",)
 ) -> Experience:

@@ -14,6 +14,7 @@ from panoply.parts import Part, part
 from panoply.regimes import OnPolicy
 from panoply.registry import method
 from panoply.slots.reduce.averages import token_mean
+from panoply.slots.sample.groups import LIMITS
 
 if TYPE_CHECKING:
     from panoply.rollout.text import Collector
@@ -40,6 +41,8 @@ def complement(step: int, total: int, *, of: Part) -> float:
     "sample",
     equation="{prompts} prompts × {group} episodes and {experts} expert answers",
     needs={"world:reference"},
+    bounds={**LIMITS, "experts": "at least 1", "pool": "at least 1"},
+    gives={"stream:imitation"},
 )
 def with_experts(
     collect: Collector,

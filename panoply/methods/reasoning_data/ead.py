@@ -12,6 +12,7 @@ from panoply.methods.base.grpo import TINY, grpo
 from panoply.parts import part
 from panoply.regimes import OnPolicy
 from panoply.registry import method
+from panoply.slots.sample.groups import LIMITS
 
 if TYPE_CHECKING:
     from panoply.rollout.text import Collector
@@ -26,7 +27,9 @@ def annealed_temperature(
 
 
 @part(
-    "sample", equation="{prompts} prompts × {group} episodes, τ_t = max(1 + {hottest} − e^(t/d), {coldest})"
+    "sample",
+    equation="{prompts} prompts × {group} episodes, τ_t = max(1 + {hottest} − e^(t/d), {coldest})",
+    bounds=LIMITS,
 )
 def annealed(
     collect: Collector,

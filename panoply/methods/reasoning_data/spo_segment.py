@@ -13,6 +13,7 @@ from panoply.parts import part
 from panoply.regimes import OnPolicy
 from panoply.registry import method
 from panoply.slots.reduce.averages import token_mean
+from panoply.slots.sample.groups import LIMITS
 
 if TYPE_CHECKING:
     from panoply.rollout.text import Collector
@@ -33,6 +34,8 @@ def cut_rows(experience: Experience, threshold: float, every: int) -> Tensor:
 @part(
     "sample",
     equation="{prompts} prompts × {group} episodes, V̂ of {samples} continuations at every {every}th doubt",
+    bounds={**LIMITS, "every": "at least 1", "samples": "at least 1"},
+    gives={"column:cut"},
 )
 def cut_and_valued(
     collect: Collector,
@@ -66,7 +69,9 @@ def cut_and_valued(
 
 
 @part(
-    "credit", equation="A_k = V̂(end of segment k) − V̂(its start), where the probability is below {threshold}"
+    "credit",
+    equation="A_k = V̂(end of segment k) − V̂(its start), where the probability is below {threshold}",
+    needs={"column:cut"},
 )
 def segment_gain(experience: Experience, *, threshold: float = 0.9) -> dict[str, Tensor]:
     """What a segment changed in the expected success; the last one ends in the true return.

@@ -38,7 +38,7 @@ def _equation(held: Any) -> str:
     return f"{held.batch} {known}pairs a step: two answers of {whose}, the preferred one first"
 
 
-@part("data", equation=_equation, needs=_needs, state=dict, impossible=_impossible)
+@part("data", equation=_equation, needs=_needs, state=dict, impossible=_impossible, gives={"pairs"})
 def preferences(
     state: dict[str, Any],
     collect: Collector,

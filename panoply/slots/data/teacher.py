@@ -11,7 +11,15 @@ if TYPE_CHECKING:
     from panoply.rollout.text import Collector
 
 
-@part("data", equation="{batch} demonstrations of the world's teacher a step", needs={"world:teacher"})
+LIMITS = {"batch": "at least 1"}
+
+
+@part(
+    "data",
+    equation="{batch} demonstrations of the world's teacher a step",
+    needs={"world:teacher"},
+    bounds=LIMITS,
+)
 def demonstrations(collect: Collector, *, batch: int = 128) -> Experience:
     """Fresh tasks, each with one demonstration, slips and all."""
     return collect.demonstrations(collect.tasks(batch))
@@ -21,6 +29,8 @@ def demonstrations(collect: Collector, *, batch: int = 128) -> Experience:
     "data",
     equation="{batch} pairs a step: the reference answer over one the teacher got wrong",
     needs={"world:teacher", "world:reference"},
+    bounds=LIMITS,
+    gives={"pairs"},
 )
 def teacher_pairs(collect: Collector, *, batch: int = 64) -> Experience:
     """Fresh tasks, each with the right answer preferred to a demonstration that fails the verifier."""

@@ -42,7 +42,7 @@ def _kl_needs(held: Any) -> frozenset[str]:
     return frozenset() if held.weight == 0 or held.to == "behaviour" else frozenset({f"logp@{held.to}"})
 
 
-@part("regularise", equation=_kl_equation, needs=_kl_needs, inert=_kl_inert)
+@part("regularise", bounds={"weight": "at least 0"}, equation=_kl_equation, needs=_kl_needs, inert=_kl_inert)
 def kl(
     batch: Batch,
     *,

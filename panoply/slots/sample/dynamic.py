@@ -8,6 +8,7 @@ import torch
 
 from panoply.experience import Experience, Segments
 from panoply.parts import part
+from panoply.slots.sample.groups import LIMITS, greedy_groups
 
 if TYPE_CHECKING:
     from panoply.rollout.text import Collector
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     equation="{prompts} prompts × {group} episodes at temperature {temperature} whose {name} varies, "
     "in at most {rounds} rounds",
     needs={"world:verify"},
+    bounds={**LIMITS, "rounds": "at least 1"},
+    impossible=greedy_groups,
 )
 def dynamic(
     collect: Collector,

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from panoply.experience import Experience
-from panoply.parts import part
+from panoply.parts import Finding, part
 
 if TYPE_CHECKING:
     from panoply.rollout.text import Collector
 
 
-@part("sample", equation="{prompts} prompts × {group} episodes at temperature {temperature}")
+LIMITS = {
+    "prompts": "at least 1",
+    "group": "at least 1",
+    "temperature": "at least 0",
+    "top_p": "from 0 to 1",
+    "top_k": "at least 0",
+    "max_tokens": "at least 1",
+}
+
+
+def greedy_groups(held: Any, method: Any) -> list[Finding]:
+    """Without chance a group's episodes are all the same."""
+    if held.temperature == 0 and held.group > 1:
+        return [("temperature", f"all {held.group} episodes of a group would be the same")]
+    return []
+
+
+@part(
+    "sample",
+    equation="{prompts} prompts × {group} episodes at temperature {temperature}",
+    bounds=LIMITS,
+    impossible=greedy_groups,
+)
 def groups(
     collect: Collector,
     *,

@@ -9,7 +9,7 @@ from panoply.parts import part
 from panoply.slots.credit.groups import episode_returns
 
 
-@part("select", equation="the best over the worst of each group")
+@part("select", equation="the best over the worst of each group", gives={"pairs"})
 def best_worst(experience: Experience) -> Experience:
     """Of each group only the episodes of highest and lowest return, as a pair; groups without a difference go.
 

@@ -12,7 +12,15 @@ from panoply.slots.schedule.schedules import constant
 _FLAT = constant()
 
 
-@part("update", equation="AdamW, lr {lr}")
+LIMITS = {"lr": "above 0", "clip": "at least 0", "epochs": "at least 1", "minibatches": "at least 1"}
+SHARES = dict.fromkeys(("beta1", "beta2", "momentum"), "from 0 up to 1")
+
+
+@part(
+    "update",
+    equation="AdamW, lr {lr}",
+    bounds={**LIMITS, **SHARES, "epsilon": "above 0", "weight_decay": "at least 0"},
+)
 def adam(
     parameters: Iterable[torch.nn.Parameter],
     *,
@@ -32,7 +40,7 @@ def adam(
     )
 
 
-@part("update", equation="SGD, lr {lr}")
+@part("update", equation="SGD, lr {lr}", bounds={**LIMITS, **SHARES})
 def sgd(
     parameters: Iterable[torch.nn.Parameter],
     *,

@@ -25,8 +25,10 @@ Line = Mapping[str, Any]
 @world("jsonl@1")
 @dataclass(frozen=True)
 class Jsonl(TextWorld):
-    """One JSON object a line, with `prompt` (text, or a list of chat messages) and, as the method needs, `completion`,
-    or `chosen` and `rejected`, or whatever fields the reward functions ask for.
+    """Your own data: one JSON object a line.
+
+    It has `prompt` (text, or a list of chat messages) and, as the method needs, `completion`, or `chosen` and
+    `rejected`, or whatever fields the reward functions ask for.
 
     The reward is the weighted sum of the functions' values; `success` says whether it reached `threshold`.
     """
