@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from panoply import compose, registry
 from panoply.errors import PanoplyError, unknown
-from panoply.parts import SLOTS, check
+from panoply.parts import check
 from panoply.regimes import Dataset, Method, OnPolicy
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _check_gifts(method: Method) -> None:
         if held.info.unit == "pair":
             needed.add("pairs")
         for need in sorted(needed - given):
-            raise PanoplyError(f"{path} ({held.info.name}) needs {_named(need)}{_givers(need)}.")
+            raise PanoplyError(f"{path} ({held.info.name}) needs {_named(need)}{_givers(method, need)}.")
         for gift in held.info.gives:
             stream = gift.removeprefix("stream:")
             if gift.startswith("stream:") and all(term.info.stream != stream for term in method.terms()):
@@ -252,9 +252,11 @@ def _named(need: str) -> str:
     return "pairs" if need == "pairs" else f"the column '{need.removeprefix('column:')}'"
 
 
-def _givers(need: str) -> str:
+def _givers(method: Method, need: str) -> str:
+    """Which parts for this method's slots would give it."""
     registry.entries()
-    found = [c.info.id for slot in SLOTS for c in registry.parts(slot).values() if need in c.info.gives]
+    slots = set(method.slot_of.values())
+    found = sorted(c.info.id for s in slots for c in registry.parts(s).values() if need in c.info.gives)
     return f", which {' or '.join(found)} gives" if found else ""
 
 
