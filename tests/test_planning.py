@@ -235,7 +235,10 @@ def test_options_have_types() -> None:
         ({"settings": {"run.minutes": "nan"}}, "run.minutes must be above 0"),
         ({"credit": "ppo"}, r"credit \(gae\) needs the column 'value', which model.critic gives"),
         ({"credit": "spo-segment"}, "needs the column 'cut', which sample.cut_and_valued gives"),
-        ({"surrogate": "online-dpo"}, r"surrogate \(preference\) needs pairs, which select.accepted_over_refused or select.best_worst"),
+        (
+            {"surrogate": "online-dpo"},
+            "needs pairs, which select.accepted_over_refused or select.best_worst gives",
+        ),
         ({"sample": "chord"}, "brings the stream 'imitation', and no term learns from it"),
     ],
 )
