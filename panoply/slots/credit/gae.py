@@ -26,7 +26,7 @@ def generalised_advantage(
         last = count.eq(t + 1)[inside]
         after = torch.where(last, bootstrap[row], following[inside])
         delta = reward[row] + gamma * after - value[row]
-        carried[inside] = delta + gamma * lam * torch.where(last, 0.0, carried[inside])
+        carried[inside] = delta + gamma * lam * carried[inside]  # still 0 at an episode's last row
         following[inside] = value[row]
         advantage[row] = carried[inside]
     return advantage
