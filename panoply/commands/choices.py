@@ -1,0 +1,54 @@
+"""What a run can be told, the same for `train` and `plan`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from panoply.api import SLOT_NAMES
+from panoply.commands.parser import Parser, add_plugins, settings
+
+NAMES = ("model", "lora", "reference", "steps", "minutes", "seed", "preset", "device", "dtype", "threads")
+SETTINGS = "such as update.lr=1e-4, regularise.kl=0.1, world.operations=8, run.held_out=512"
+
+
+def add_choices(parser: Parser) -> None:
+    option = parser.add_argument
+    option("--world", help="where the policy acts (default chain)")
+    option("--model", help="start (the world's warm start, the default), fresh, a folder or a run")
+    option("--reference", help="what KL and preference terms compare with: start, none, a folder")
+    option("--lora", type=int, metavar="RANK", help="train low-rank adapters only, through PEFT")
+    option("--steps", type=int, help="optimisation steps")
+    option("--minutes", type=float, help="stop after this time")
+    option("--seed", type=int)
+    option("--set", action="append", default=[], metavar="PATH=VALUE", dest="settings", help=SETTINGS)
+    option("--preset", help="tiny, or published for the paper's numbers (default: the world's)")
+    _add_slots(parser)
+    add_plugins(parser)
+    add_machine(parser)
+
+
+def _add_slots(parser: Parser) -> None:
+    slots = parser.add_argument_group("slots", "a part's name, or a method to borrow it from")
+    for slot in SLOT_NAMES:
+        if slot == "reward":
+            own = "or functions of yours, FILE.py:NAME[=WEIGHT], with --data; may be repeated"
+            slots.add_argument("--reward", metavar="NAME", action="append", help=own)
+        elif slot == "data":
+            slots.add_argument("--data", metavar="NAME", help="or your own prompts, FILE.jsonl")
+        else:
+            slots.add_argument(f"--{slot}", metavar="NAME")
+
+
+def add_machine(parser: Parser) -> None:
+    parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 …")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--threads", type=int, help="CPU threads; stored with the run")
+
+
+def choices(chosen: argparse.Namespace) -> dict[str, Any]:
+    """What was chosen, as keywords of `api.train` and `api.plan`."""
+    found = {name: value for name in (*NAMES, *SLOT_NAMES) if (value := getattr(chosen, name)) is not None}
+    if getattr(chosen, "sinks", None):
+        found["sinks"] = tuple(chosen.sinks)
+    return {**found, "settings": settings(chosen.settings), "plugins": chosen.plugins}

@@ -1,0 +1,55 @@
+"""`panoply eval`: held-out success with unbiased pass@k."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from panoply.commands.parser import Commands, add_json, add_plugins, command, load_plugins, settings
+from panoply.errors import PanoplyError
+
+EXAMPLES = """\
+  panoply eval runs/RUN                          held-out success with intervals
+  panoply eval DIR --world chain --attempts 16 --k 1,4,16"""
+
+
+def add(commands: Commands) -> None:
+    about = "measure held-out success with unbiased pass@k"
+    parser = command(commands, "eval", about, _eval, EXAMPLES)
+    option = parser.add_argument
+    option("source", metavar="RUN|DIR")
+    option("--world", help="needed for a model folder; a run knows its own")
+    option("--problems", type=int, default=256)
+    option("--attempts", type=int, help="samples a problem (default 8, or the largest k)")
+    option("--k", help="which pass@k, such as 1,4,16 (default 1 and the number of attempts)")
+    option("--temperature", type=float, default=1.0)
+    option("--seed", type=int, default=0)
+    option("--set", action="append", default=[], metavar="world.X=VALUE", dest="settings")
+    add_plugins(parser)
+    add_json(parser)
+
+
+def _eval(chosen: argparse.Namespace) -> int:
+    from panoply import api
+    from panoply.progress import bar
+    from panoply.report.text import evaluated
+
+    load_plugins(chosen)
+    try:
+        ks = [int(k) for k in chosen.k.split(",")] if chosen.k else sorted({1, chosen.attempts or 8})
+    except ValueError as error:
+        raise PanoplyError(f"--k takes numbers such as 1,4,16, not '{chosen.k}'.") from error
+    with bar("evaluating") as watch:
+        found = api.evaluate(
+            chosen.source,
+            chosen.world,
+            problems=chosen.problems,
+            attempts=max(8, *ks) if chosen.attempts is None else chosen.attempts,
+            ks=ks,
+            temperature=chosen.temperature,
+            seed=chosen.seed,
+            settings=settings(chosen.settings),
+            watch=watch,
+        )
+    print(json.dumps(found.to_json(), indent=1) if chosen.json else evaluated(found))
+    return 0

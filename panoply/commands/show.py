@@ -1,0 +1,27 @@
+"""`panoply show`: what a method, part or world is."""
+
+from __future__ import annotations
+
+import argparse
+
+from panoply.commands.parser import Commands, add_plugins, command, load_plugins
+
+EXAMPLES = """\
+  panoply show grpo            equation, parts, defaults
+  panoply show credit.group    one part
+  panoply show chain           one world"""
+
+
+def add(commands: Commands) -> None:
+    parser = command(commands, "show", "explain a method, part or world", _show, EXAMPLES)
+    parser.add_argument("name")
+    parser.add_argument("--preset", help="with the settings for a kind of world, such as tiny")
+    add_plugins(parser)
+
+
+def _show(chosen: argparse.Namespace) -> int:
+    from panoply.report.text import shown
+
+    load_plugins(chosen)
+    print(shown(chosen.name, chosen.preset))
+    return 0
