@@ -1,0 +1,268 @@
+"""What a control world is: batches of environments, NumPy in and NumPy out, that are reset by whoever steps them."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from panoply.errors import PanoplyError
+from panoply.parts import check
+from panoply.seeds import stable_hash
+
+Floats = NDArray[np.float32]
+Array = NDArray[Any]
+
+# ------------------------------------------------------------------ spaces
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """One of n: an action, or an observation that is a number (a policy makes it one-hot)."""
+
+    n: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """Several choices at once, one of nvec[i] each."""
+
+    nvec: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.nvec),)
+
+
+@dataclass(frozen=True)
+class Box:
+    """An array of numbers, float32; bounds are flat, or empty where there are none."""
+
+    shape: tuple[int, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+
+Space = Discrete | MultiDiscrete | Box
+_SPACES: dict[str, type[Any]] = {"discrete": Discrete, "multidiscrete": MultiDiscrete, "box": Box}
+
+
+def space_to_json(space: Space) -> dict[str, Any]:
+    return {"space": type(space).__name__.lower(), **dataclasses.asdict(space)}
+
+
+def space_from_json(data: Mapping[str, Any]) -> Space:
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k != "space"}
+    made: Space = _SPACES[data["space"]](**fields)
+    return made
+
+
+# ------------------------------------------------------------------ environments
+
+
+class Step(NamedTuple):
+    """What one step of a batch of environments gave, an array each."""
+
+    reward: Array
+    terminated: NDArray[np.bool_]
+    """Ended by what was done: nothing is earned from here on."""
+    truncated: NDArray[np.bool_]
+    """Ended by a limit: more would have been earned, so the value of what is seen now still counts."""
+    signals: Mapping[str, Array] = {}
+    """Other numbers than the reward, such as `success` or `cost`."""
+
+
+class Envs(ABC):
+    """A batch of environments in lockstep. Nothing resets itself (mode *manual*).
+
+    After a step, `observations` is what each environment shows now: the *final* observation where the episode ended.
+    It stays until `reset` is called there. Arrays may be overwritten by the next call: keep copies.
+    """
+
+    size: int
+    observations: Array
+    """[size, …]: float32, or whole numbers for a `Discrete` observation."""
+    masks: NDArray[np.bool_] | None = None
+    """[size, n] legal actions, for worlds with discrete actions that have such a thing."""
+
+    @abstractmethod
+    def reset(self, where: Array, seeds: Array) -> None:
+        """Start episodes in the rows `where`. The same seed and actions give the same episode."""
+
+    @abstractmethod
+    def step(self, actions: Array) -> Step:
+        """Act in every row: whole numbers [size] or [size, k], or float32 [size, d].
+
+        A row whose episode has ended is stepped too; what it gives is not looked at.
+        """
+
+    def snapshot(self) -> Mapping[str, Array] | None:
+        """Everything needed to go on from here; None where an episode is restored by repeating its actions."""
+        return None
+
+    def restore(self, kept: Mapping[str, Array]) -> None:
+        raise NotImplementedError
+
+    def render(self, row: int) -> NDArray[np.uint8] | None:
+        """An RGB picture [height, width, 3] of one environment, where there is one."""
+        return None
+
+    def failures(self) -> dict[str, int]:
+        """What went wrong inside environments, and how often. The episode was cut there (truncated)."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of processes and windows."""
+
+
+class Simulated(Envs):
+    """A batch whose whole state is one array [size, …]: subclasses write three pure functions of it."""
+
+    def __init__(self, world: ControlWorld, size: int):
+        self.world, self.size = world, size
+        self.elapsed = np.zeros(size, dtype=np.int64)
+        self.seeds = np.zeros(size, dtype=np.int64)
+        self.states: Array = np.stack([self.start(np.random.default_rng(0)) for _ in range(size)])
+        self.observations = self.observe(self.states)
+
+    @abstractmethod
+    def start(self, rng: np.random.Generator) -> Array:
+        """The state an episode begins in."""
+
+    @abstractmethod
+    def move(
+        self, states: Array, actions: Array
+    ) -> tuple[Array, Array, NDArray[np.bool_], Mapping[str, Array]]:
+        """(states, actions) → (next states, reward, terminated, signals). Chance comes from `draws`."""
+
+    @abstractmethod
+    def observe(self, states: Array) -> Array:
+        """What is seen of the states."""
+
+    def legal(self, states: Array) -> NDArray[np.bool_] | None:
+        """The mask of legal actions, where there is one."""
+        return None
+
+    def draws(self, count: int = 1) -> NDArray[np.float64]:
+        """[size, count] uniform numbers that depend on a row's seed and time alone, so that episodes repeat."""
+        with np.errstate(over="ignore"):
+            named = self.seeds.astype(np.uint64) * _ODD[0] + self.elapsed.astype(np.uint64) * _ODD[1]
+            bits = _scramble(named[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _ODD[2])
+        return (bits >> np.uint64(11)) * 2.0**-53
+
+    def reset(self, where: Array, seeds: Array) -> None:
+        for row, seed in zip(where.tolist(), seeds.tolist(), strict=True):
+            self.states[row] = self.start(np.random.default_rng(seed))
+        self.elapsed[where], self.seeds[where] = 0, seeds
+        self._show()
+
+    def step(self, actions: Array) -> Step:
+        self.states, reward, terminated, signals = self.move(self.states, actions)
+        self.elapsed += 1
+        horizon = self.world.horizon
+        late = np.zeros(self.size, dtype=bool) if horizon is None else self.elapsed >= horizon
+        self._show()
+        return Step(reward, terminated, late & ~terminated, signals)
+
+    def _show(self) -> None:
+        self.observations = self.observe(self.states)
+        self.masks = self.legal(self.states)
+
+    def snapshot(self) -> Mapping[str, Array]:
+        return {name: getattr(self, name).copy() for name in ("states", "elapsed", "seeds")}
+
+    def restore(self, kept: Mapping[str, Array]) -> None:
+        for name, column in kept.items():
+            setattr(self, name, column.copy())
+        self._show()
+
+
+_ODD = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7], dtype=np.uint64)
+
+
+def _scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014), twice: every bit in moves every bit out."""
+    for _ in range(2):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x = x ^ (x >> np.uint64(31))
+    return x
+
+
+# ------------------------------------------------------------------ worlds
+
+
+@dataclass(frozen=True)
+class Start:
+    """A task of a control world: the seed an episode starts from."""
+
+    id: int
+    """Hash of world and seed: the same in every batch, run and process."""
+    seed: int
+
+
+class ControlWorld(ABC):
+    """Somewhere to act. A world is a frozen dataclass whose fields are its options, registered with `@world`."""
+
+    kind: ClassVar[str] = "control"
+    access: ClassVar[frozenset[str]] = frozenset({"step", "verify"})
+    """What a method may ask for: `step`, `verify` (it says what was earned), `fork` (snapshots), `reset_to`, `model`
+    (exact transitions), `params`, `differentiable`."""
+    preset: ClassVar[str] = "control"
+    settings: ClassVar[Mapping[str, Any]] = {"reward.name": "reward"}
+    """Settings of a method that this world asks for, where the method has them and the user says nothing."""
+    horizon: int | None = None
+    """The time limit; reaching it truncates an episode."""
+    solved: float | None = None
+    """The mean return that counts as solved."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for option in dataclasses.fields(typing.cast(Any, self)):
+            value = check(f"{self.name}.{option.name}", getattr(self, option.name), hints[option.name])
+            object.__setattr__(self, option.name, value)
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    @abstractmethod
+    def observation(self) -> Space: ...
+
+    @property
+    @abstractmethod
+    def action(self) -> Space: ...
+
+    @abstractmethod
+    def envs(self, size: int) -> Envs:
+        """A batch of environments. They show nothing of worth before their first `reset`."""
+
+    def signals(self) -> frozenset[str] | None:
+        """The names of the signals a step gives; None where that shows only in play."""
+        return frozenset({"reward"})
+
+    def task(self, split: str, index: int) -> Start:
+        """Start number `index` of a split: always the same one, and there is no last one."""
+        if split not in ("train", "test"):
+            raise PanoplyError(f"There is no split '{split}': there are train and test.")
+        seed = 2 * (stable_hash("start", split, index) % 2**30) + (split == "test")
+        return Start(stable_hash("task", self.name, seed), seed)
+
+    def failures(self) -> dict[str, int]:
+        """Why episodes were cut short, and how often."""
+        return {}
