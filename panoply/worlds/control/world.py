@@ -162,7 +162,7 @@ class Simulated(Envs):
         with np.errstate(over="ignore"):
             named = self.seeds.astype(np.uint64) * _ODD[0] + self.elapsed.astype(np.uint64) * _ODD[1]
             bits = _scramble(named[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _ODD[2])
-        return (bits >> np.uint64(11)) * 2.0**-53
+        return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def reset(self, where: Array, seeds: Array) -> None:
         for row, seed in zip(where.tolist(), seeds.tolist(), strict=True):
