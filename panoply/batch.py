@@ -15,7 +15,11 @@ LOG_RATIO_LIMIT = 20.0
 """exp(±20) is the largest ratio formed; beyond it a policy has diverged and the guard will say so."""
 
 Values = tuple[Tensor, Mapping[str, Tensor]]
-"""What a term returns: one value per row of its unit, and detached columns to be averaged into metrics."""
+"""What a term returns: one value per row of its unit, and detached columns to be averaged into metrics.
+
+A boolean column is a gate: true where the term cut or bounded something. Its mean is a metric like any other, and the
+record of sampled episodes names it at the decisions on which it acted.
+"""
 
 
 @dataclass(frozen=True)

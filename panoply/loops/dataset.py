@@ -16,6 +16,7 @@ def dataset(job: Job) -> None:
             batch: Experience = job.call("data", job.collect)
         with job.phase("score"):
             batch = job.snapshots.score(batch)
+            job.watch(batch)
         with job.phase("learn"):
             order = torch_rng("minibatches", job.plan.options.seed, step)
             metrics = mean_metrics([job.learner.step(m, step) for m in job.learner.minibatches(batch, order)])

@@ -19,9 +19,10 @@ from panoply import checkpoint
 from panoply.errors import PanoplyError
 from panoply.evaluation.held_out import Evaluation, evaluate
 from panoply.evaluation.pairs import evaluate_pairs
-from panoply.experience import Experience, Segments, transcript
+from panoply.experience import Experience, Segments
 from panoply.loops.companions import Companions
 from panoply.loops.learner import Diverged, Learner
+from panoply.loops.samples import Watch, choose, sampled_episodes
 from panoply.parts import Part
 from panoply.planning import Plan
 from panoply.policies.build import open_policy
@@ -136,8 +137,19 @@ class Job:
             self._at_start = copy.deepcopy((self.collect.state, self.states))
             yield self.step
 
-    def finish_step(self, experience: Experience, metrics: Mapping[str, float]) -> None:
-        """Log, evaluate and checkpoint what has become due."""
+    def watch(self, experience: Experience) -> None:
+        """In a step whose episodes are recorded: choose some, of which the learner is to note all it does to them."""
+        every, step = self.plan.options.episodes_every, self.step + 1
+        due = every > 0 and len(experience) > 0 and (step % every == 0 or step == self.plan.options.steps)
+        self.learner.watch = Watch(choose(experience)) if due else None
+
+    def finish_step(
+        self, experience: Experience, metrics: Mapping[str, float], learned: Experience | None = None
+    ) -> None:
+        """Log, evaluate and checkpoint what has become due.
+
+        `learned` is what selection left of the experience, where that is less.
+        """
         options = self.plan.options
         described = describe(experience)
         self._guard(described)
@@ -150,8 +162,8 @@ class Job:
         record |= described | dict(metrics) | self._speed(experience) | self._failures()
         if evaluated:
             record |= self._evaluate()
-        if options.episodes_every and (last or self.step % options.episodes_every == 0):
-            self.run.log_episodes(sampled_episodes(self, experience))
+        if self.learner.watch is not None:
+            self._record_episodes(self.learner.watch, experience, experience if learned is None else learned)
         self.run.log(record)
         for sink in self.sinks:
             sink.log(self.step, record)
@@ -217,6 +229,12 @@ class Job:
             if found is None or options.lora or self.method.slots().get("models"):
                 raise
             return open_policy(str(found.model), self.world, options.seed, options.device, options.dtype)
+
+    def _record_episodes(self, watch: Watch, experience: Experience, learned: Experience) -> None:
+        watch.credited(learned)
+        decode = self.policy.tokenizer.decode
+        self.run.log_episodes(sampled_episodes(self.step, decode, experience, watch))
+        self.learner.watch = None
 
     def _evaluate(self) -> dict[str, float]:
         with self.phase("evaluate"):
@@ -394,29 +412,6 @@ def check_agreement(plan: Plan, gap: float) -> None:
             f"Sampler and scorer disagree on unchanged weights: mean |Δ log-prob| is {gap:.2g}, more than {limit:g}. "
             "The ratio would be wrong from the first step."
         )
-
-
-def sampled_episodes(job: Job, experience: Experience, most: int = 8) -> list[dict[str, Any]]:
-    """A few whole groups as records: ids are the record, text its rendering."""
-    chosen = experience.by("episode").keys[:most]
-    rows = []
-    for episode in chosen.tolist():
-        mask = experience["episode"] == episode
-        tokens, position = transcript(experience, episode)
-        record: dict[str, Any] = {
-            "step": job.step,
-            "episode": episode,
-            "group": int(experience["group"][mask][0]),
-            "task": int(experience["task"][mask][0]),
-            "text": job.policy.tokenizer.decode(tokens),
-            "tokens": tokens,
-            "position": position,
-        }
-        for name in ("turn", "logp", "advantage", "reward", "entropy"):
-            if name in experience:
-                record[name] = [round(x, 5) for x in experience[name][mask].tolist()]
-        rows.append(record)
-    return rows
 
 
 def peak_memory() -> int:

@@ -19,6 +19,7 @@ from panoply.batch import LOG_RATIO_LIMIT, Batch
 from panoply.errors import DeviceError, PanoplyError, device_errors
 from panoply.experience import Experience, Segments, Table, Unit
 from panoply.loops.masters import Masters
+from panoply.loops.samples import Watch
 from panoply.loops.totals import Totals
 from panoply.loops.totals import mean_metrics as mean_metrics
 from panoply.parts import Part
@@ -63,6 +64,7 @@ class Learner:
         self.masters = Masters({n: p for n, p in policy.named_parameters() if p.requires_grad})
         self.parameters = self.masters.moving
         self.optimiser: torch.optim.Optimizer = self.update(self.parameters.values())
+        self.watch: Watch | None = None
 
     def step(self, experience: Experience, step: int) -> dict[str, float]:
         """Move the weights once by the gradient on this mini-batch; returns metrics."""
@@ -179,6 +181,8 @@ class Learner:
             term_loss = (values * shares.to(values.dtype)).sum()
             loss = loss + DESCENT[term.info.slot] * weight * term_loss
             totals.add(term, term_loss.detach(), stats)
+            if self.watch is not None:
+                self.watch.see(term, view, stats)
         totals.loss = totals.loss + loss.detach().double()
         if "entropy" in batch.now:
             totals.add_stats({"entropy": batch.now["entropy"].detach()})

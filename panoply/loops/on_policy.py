@@ -21,6 +21,7 @@ def on_policy(job: Job) -> None:
             collected = job.companions.annotate(job.snapshots.score(collected))
         with job.phase("credit"):
             collected = collected.with_columns(reward=job.call("reward", collected))
+            job.watch(collected)
             experience = collected
             for part in method.select:
                 kept = job.call(f"select.{part.info.name}", experience, part=part)
@@ -34,7 +35,9 @@ def on_policy(job: Job) -> None:
             if step >= job.companions.warmup:
                 metrics |= learn(job, experience, step)
         metrics["groups_asked"] = asked
-        job.finish_step(collected if len(experience) < len(collected) else experience, metrics)
+        job.finish_step(
+            collected if len(experience) < len(collected) else experience, metrics, learned=experience
+        )
 
 
 def learn(job: Job, experience: Experience, step: int) -> dict[str, float]:

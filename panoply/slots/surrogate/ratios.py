@@ -103,10 +103,10 @@ def clip(
     else:
         acted = (ratio != bounded).detach()
         value = bounded.detach() * advantage * batch.now["logp"]
-    if dual is not None:
-        floor = dual * advantage
-        value = torch.where(advantage < 0, torch.maximum(value, floor), value)
     moved = acted & (advantage != 0)
-    high_side, low_side = moved & (ratio > 1 + high), moved & (ratio < 1 - low)
-    stats = {"clip_high": high_side.float(), "clip_low": low_side.float()}
+    stats = {"clip_high": moved & (ratio > 1 + high), "clip_low": moved & (ratio < 1 - low)}
+    if dual is not None:
+        floored = (advantage < 0) & (value < dual * advantage)
+        value = torch.where(floored, dual * advantage, value)
+        stats["clip_dual"] = floored.detach()
     return value, {**ratio_stats(batch, against), **stats}

@@ -46,8 +46,8 @@ def sequence_clip(
     value = torch.minimum(free, bounded)
     acted = (free > bounded).detach()
     stats = {
-        "clip_high": (acted & (ratio > 1 + high)).float(),
-        "clip_low": (acted & (ratio < 1 - low)).float(),
+        "clip_high": acted & (ratio > 1 + high),
+        "clip_low": acted & (ratio < 1 - low),
         "sequence_ratio_max/max": mean.detach().exp(),
     }
     return value if advantage == "episode" else episodes.mean(value), {**ratio_stats(batch, against), **stats}

@@ -1,0 +1,166 @@
+"""Sampled episodes: a few whole groups a step, with all that is known of each of their decisions.
+
+They are what the inspector shows. Recording is rare (`run.episodes_every`) and looks at the chosen episodes alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from panoply.batch import Batch
+from panoply.evaluation.surprise import surprise
+from panoply.experience import Experience, Segments, transcript
+from panoply.parts import Part
+
+Decode = Callable[[Sequence[int]], str]
+Key = tuple[int, int, int]
+"""A decision, however its batch is cut or ordered: episode, turn, position."""
+COLUMNS = {"turn", "logp", "entropy", "reward", "value", "source", "train"}
+"""Columns that are recorded where they exist, and so is every `logp@NAME`."""
+DULL = {"source": 0, "train": 1}
+"""What a column holds almost always; then it is not recorded."""
+EPISODES, WHOLE_GROUP = 8, 16
+"""About how many episodes a step records, and how many of one group at most."""
+
+
+class Watch:
+    """What the learner says of the chosen episodes: ratio, log-probability, and which gate acted on which decision.
+
+    A gate is a boolean column among a term's metrics: it is true where the term cut or bounded a decision. The ratio
+    is the one the surrogate saw in the last update; gates are those that acted in any update of the step.
+    """
+
+    def __init__(self, episodes: Tensor):
+        self.episodes = episodes
+        self.columns: dict[str, dict[Key, float]] = {}
+        self.gates: dict[str, set[Key]] = {}
+        self.kept: set[Key] = set()
+
+    @torch.no_grad()
+    def see(self, term: Part, view: Batch, stats: Mapping[str, Tensor]) -> None:
+        """Called by the learner for each term and micro-batch."""
+        mask = torch.isin(view["episode"], self.episodes.to(view["episode"].device))
+        if not bool(mask.any()):
+            return
+        keys = _keys(view.experience, mask)
+        if "logp" in view.now:
+            self._keep("logp@now", keys, view.now["logp"][mask])
+            against = term.settings().get("against", "behaviour")
+            then = "logp" if against == "behaviour" else f"logp@{against}"
+            if term.info.slot == "surrogate" and then in view:
+                self._keep("ratio", keys, view.log_ratio(against)[mask].exp())
+        for name, column in stats.items():
+            if column.dtype == torch.bool and term.info.unit != "pair":
+                rows = column if len(column) == len(mask) else view.by(term.info.unit).rows(column)
+                acted = {key for key, on in zip(keys, rows[mask].tolist(), strict=True) if on}
+                self.gates.setdefault(f"{term.info.id}:{name}", set()).update(acted)
+
+    def credited(self, learned: Experience) -> None:
+        """Note what was left after selection, and the credit it was given."""
+        mask = torch.isin(learned["episode"], self.episodes)
+        keys = _keys(learned, mask)
+        self.kept.update(keys)
+        if "advantage" in learned:
+            self._keep("advantage", keys, learned["advantage"][mask])
+
+    def _keep(self, name: str, keys: Sequence[Key], values: Tensor) -> None:
+        self.columns.setdefault(name, {}).update(zip(keys, values.tolist(), strict=True))
+
+
+def choose(experience: Experience) -> Tensor:
+    """The episodes to record: whole groups, the first ones and that of the most surprising episode."""
+    episodes = experience.by("episode")
+    group = episodes.first(experience["group"])
+    chosen: list[int] = []
+    for g in Segments(group).keys.tolist():
+        if chosen and len(chosen) + int((group == g).sum()) > EPISODES:
+            break
+        chosen += episodes.keys[group == g][:WHOLE_GROUP].tolist()
+    if "reward" in experience and "logp" in experience:
+        expected = experience["logp@reference" if "logp@reference" in experience else "logp"]
+        odd = -episodes.mean(expected.float())
+        scores = surprise(episodes.sum(experience["reward"].float()).cpu(), odd.cpu())
+        most = group[int(scores.argmax())]
+        chosen += episodes.keys[group == most][:WHOLE_GROUP].tolist()
+    return torch.tensor(sorted(set(chosen)), device=experience["episode"].device)
+
+
+def sampled_episodes(
+    step: int, decode: Decode | None, collected: Experience, watch: Watch
+) -> list[dict[str, Any]]:
+    """The watched episodes as records: ids are the record, text its rendering."""
+    return [_record(step, decode, collected, watch, episode) for episode in watch.episodes.tolist()]
+
+
+def _record(
+    step: int, decode: Decode | None, collected: Experience, watch: Watch, episode: int
+) -> dict[str, Any]:
+    mask = collected["episode"] == episode
+    keys = _keys(collected, mask)
+    record: dict[str, Any] = {"step": step, "episode": episode}
+    record |= {name: int(collected[name][mask][0]) for name in ("group", "task") if name in collected}
+    record |= _rendered(decode, collected, episode, mask)
+    signals = {}
+    for name in collected.decisions:
+        if name.startswith("signal:"):
+            earned = enumerate(_plain(collected[name][mask].tolist()))
+            signals[name.removeprefix("signal:")] = [[row, value] for row, value in earned if value]
+        elif name in COLUMNS or name.startswith("logp@"):
+            values = _plain(collected[name][mask].tolist())
+            if any(value != DULL.get(name) for value in values):
+                record[name] = values
+    for name, known in watch.columns.items():
+        if any(key in known for key in keys):
+            record[name] = _plain([known.get(key) for key in keys])
+    record["signals"] = signals
+    acted = {name: [i for i, k in enumerate(keys) if k in on] for name, on in watch.gates.items()}
+    record["gates"] = {name: rows for name, rows in acted.items() if rows}
+    if "end" in collected:
+        record["end"] = int(collected["end"][mask][-1])
+    if not any(key in watch.kept for key in keys):
+        record["left_out"] = True
+    return record
+
+
+def _rendered(decode: Decode | None, experience: Experience, episode: int, mask: Tensor) -> dict[str, Any]:
+    """What was said, token by token; of decisions that are no tokens, the actions."""
+    if decode is None or "tokens" not in experience.context:
+        actions = experience["action"][mask].tolist()
+        return {"actions": [_plain(a) if isinstance(a, list) else _plain([a])[0] for a in actions]}
+    tokens, position = transcript(experience, episode)
+    pieces = spelled(tokens, decode)
+    return {"text": "".join(pieces), "pieces": pieces, "tokens": tokens, "position": position}
+
+
+def spelled(tokens: Sequence[int], decode: Decode) -> list[str]:
+    """Each token's text. Tokens that make a character only together have it at the first, and nothing at the others."""
+    alone = {token: decode([token]) for token in set(tokens)}
+    pieces: list[str] = []
+    broken: list[int] = []
+    for token in [*tokens, None]:
+        if token is not None and "\ufffd" in alone[token]:
+            broken.append(token)
+            continue
+        if broken:
+            pieces += [decode(broken), *[""] * (len(broken) - 1)]
+            broken = []
+        if token is not None:
+            pieces.append(alone[token])
+    return pieces
+
+
+def _keys(experience: Experience, mask: Tensor) -> list[Key]:
+    columns = [experience["episode"][mask].tolist()]
+    for name in ("turn", "position"):
+        columns.append(experience[name][mask].tolist() if name in experience else [0] * len(columns[0]))
+    return list(zip(*columns, strict=True))
+
+
+def _plain(values: Sequence[float | None]) -> list[float | int | None]:
+    """Short numbers for JSON, which has no word for what is not finite."""
+    return [None if x is None or not math.isfinite(x) else round(x, 5) + 0 for x in values]
