@@ -19,6 +19,7 @@ from panoply.planning import Plan
 from panoply.regimes import Method
 from panoply.registry import Entry
 from panoply.run import Run
+from panoply.worlds.control.world import ControlWorld, show_space
 
 if TYPE_CHECKING:
     from panoply.api import Trained
@@ -189,14 +190,22 @@ def _world_page(entry: Entry) -> str:
         rows.append((option.name, "needed" if needed else show_value(made)))
     facts = []
     with contextlib.suppress(PanoplyError, TypeError):  # a world with an option to be given has no example
-        built = cls()
-        facts.append(("gives", ", ".join(sorted(built.access))))
-        task = built.task("train", 0)
-        facts.append(("example", built.render(task, built.gold(task) if "reference" in built.access else [])))
+        facts = _world_facts(cls())
     pieces = [f"{entry.id}  (world)", indent(prose(entry.doc)), ""]
     if rows:
         pieces += ["options", indent(table(rows)), ""]
     return "\n".join([*pieces, table(facts, margin=0)])
+
+
+def _world_facts(built: Any) -> list[tuple[str, str]]:
+    facts = [("gives", ", ".join(sorted(built.access)))]
+    if isinstance(built, ControlWorld):
+        facts += [("sees", show_space(built.observation)), ("does", show_space(built.action))]
+        limit = "none" if built.horizon is None else f"{built.horizon} steps"
+        facts += [("time limit", limit), ("solved at", "–" if built.solved is None else f"{built.solved:g}")]
+        return facts
+    task = built.task("train", 0)
+    return [*facts, ("example", built.render(task, built.gold(task) if "reference" in built.access else []))]
 
 
 # ------------------------------------------------------------------ plan

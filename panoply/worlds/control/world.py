@@ -71,6 +71,18 @@ def space_from_json(data: Mapping[str, Any]) -> Space:
     return made
 
 
+def show_space(space: Space) -> str:
+    """A space in words."""
+    if isinstance(space, Discrete):
+        return f"one of {space.n}"
+    if isinstance(space, MultiDiscrete):
+        return f"{len(space.nvec)} choices, of {', '.join(map(str, space.nvec))}"
+    size = " × ".join(map(str, space.shape)) or "1"
+    if not space.low:
+        return f"{size} numbers"
+    return f"{size} numbers from {min(space.low):g} to {max(space.high):g}"
+
+
 # ------------------------------------------------------------------ environments
 
 
@@ -127,80 +139,6 @@ class Envs(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Let go of processes and windows."""
-
-
-class Simulated(Envs):
-    """A batch whose whole state is one array [size, …]: subclasses write three pure functions of it."""
-
-    def __init__(self, world: ControlWorld, size: int):
-        self.world, self.size = world, size
-        self.elapsed = np.zeros(size, dtype=np.int64)
-        self.seeds = np.zeros(size, dtype=np.int64)
-        self.states: Array = np.stack([self.start(np.random.default_rng(0)) for _ in range(size)])
-        self.observations = self.observe(self.states)
-
-    @abstractmethod
-    def start(self, rng: np.random.Generator) -> Array:
-        """The state an episode begins in."""
-
-    @abstractmethod
-    def move(
-        self, states: Array, actions: Array
-    ) -> tuple[Array, Array, NDArray[np.bool_], Mapping[str, Array]]:
-        """(states, actions) → (next states, reward, terminated, signals). Chance comes from `draws`."""
-
-    @abstractmethod
-    def observe(self, states: Array) -> Array:
-        """What is seen of the states."""
-
-    def legal(self, states: Array) -> NDArray[np.bool_] | None:
-        """The mask of legal actions, where there is one."""
-        return None
-
-    def draws(self, count: int = 1) -> NDArray[np.float64]:
-        """[size, count] uniform numbers that depend on a row's seed and time alone, so that episodes repeat."""
-        with np.errstate(over="ignore"):
-            named = self.seeds.astype(np.uint64) * _ODD[0] + self.elapsed.astype(np.uint64) * _ODD[1]
-            bits = _scramble(named[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _ODD[2])
-        return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-    def reset(self, where: Array, seeds: Array) -> None:
-        for row, seed in zip(where.tolist(), seeds.tolist(), strict=True):
-            self.states[row] = self.start(np.random.default_rng(seed))
-        self.elapsed[where], self.seeds[where] = 0, seeds
-        self._show()
-
-    def step(self, actions: Array) -> Step:
-        self.states, reward, terminated, signals = self.move(self.states, actions)
-        self.elapsed += 1
-        horizon = self.world.horizon
-        late = np.zeros(self.size, dtype=bool) if horizon is None else self.elapsed >= horizon
-        self._show()
-        return Step(reward, terminated, late & ~terminated, signals)
-
-    def _show(self) -> None:
-        self.observations = self.observe(self.states)
-        self.masks = self.legal(self.states)
-
-    def snapshot(self) -> Mapping[str, Array]:
-        return {name: getattr(self, name).copy() for name in ("states", "elapsed", "seeds")}
-
-    def restore(self, kept: Mapping[str, Array]) -> None:
-        for name, column in kept.items():
-            setattr(self, name, column.copy())
-        self._show()
-
-
-_ODD = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7], dtype=np.uint64)
-
-
-def _scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014), twice: every bit in moves every bit out."""
-    for _ in range(2):
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x = x ^ (x >> np.uint64(31))
-    return x
 
 
 # ------------------------------------------------------------------ worlds

@@ -1,0 +1,68 @@
+"""What the worlds of masses and forces share: constants that may vary, pushes, delays, chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from panoply.errors import PanoplyError
+from panoply.worlds.control import wrappers
+from panoply.worlds.control.simulated import Dynamics, Simulated, State
+from panoply.worlds.control.world import Array
+
+
+@dataclass(frozen=True)
+class Physical(Simulated):
+    """A simulated body. The settings below put wrappers around it, in this order."""
+
+    vary: float = 0.0
+    """Each episode draws every constant of the body within this share of its value."""
+    reveal: bool = False
+    """Whether the constants drawn are part of the observation."""
+    adversary: float = 0.0
+    """The strongest push of an adversary, in the unit of the world's own force."""
+    opponent: Literal["random", "learner"] = "random"
+    """Who pushes: chance, or a second player, whose action is then the last number of each action."""
+    delay: int = 0
+    """Steps by which actions take effect late; the ones under way are part of the observation."""
+    late: int = 0
+    """Steps by which observations are old."""
+    chunk: int = 1
+    """Actions that are chosen at once and taken one after the other, unseen."""
+
+    access = Simulated.access | {"params"}
+    constants: ClassVar[tuple[str, ...]] = ()
+    """The fields that may vary."""
+    pushes: ClassVar[int] = 1
+    """Numbers in a push."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.vary < 1:
+            raise PanoplyError(f"{self.name}.vary is a share from 0 to below 1, not {self.vary:g}.")
+        for setting, least in (("adversary", 0), ("delay", 0), ("late", 0), ("chunk", 1)):
+            if getattr(self, setting) < least:
+                raise PanoplyError(
+                    f"{self.name}.{setting} is at least {least}, not {getattr(self, setting):g}."
+                )
+
+    @property
+    def dynamics(self) -> Dynamics:
+        body: Dynamics = self
+        if self.vary:
+            nominal = {name: getattr(self, name) for name in self.constants}
+            body = wrappers.Vary(body, nominal, self.vary, self.reveal)
+        if self.adversary:
+            body = wrappers.Adversary(body, self.adversary, self.pushes, self.opponent == "learner")
+        if self.delay:
+            body = wrappers.Delay(body, self.delay)
+        if self.late:
+            body = wrappers.Late(body, self.late)
+        if self.chunk > 1:
+            body = wrappers.Chunk(body, self.chunk)
+        return body
+
+    def constant(self, state: State, name: str) -> Array | float:
+        """A constant of the body: the episode's own where it was drawn, else the setting."""
+        value: Array | float = state.get(name, getattr(self, name))
+        return value
