@@ -195,3 +195,25 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def split_tensors(states: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Part states as JSON, with their tensors apart."""
+    plain: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for path, state in states.items():
+        plain[path] = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
+        tensors |= {f"part:{path}:{k}": v for k, v in state.items() if isinstance(v, Tensor)}
+    return plain, tensors
+
+
+def join_tensors(
+    plain: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Tensor]
+) -> dict[str, dict[str, Any]]:
+    """The reverse of `split_tensors`."""
+    states = {path: dict(state) for path, state in plain.items()}
+    for name, tensor in tensors.items():
+        if name.startswith("part:"):
+            _, path, key = name.split(":")
+            states[path][key] = tensor
+    return states

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
-import resource
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from panoply import checkpoint
 from panoply.errors import PanoplyError
 from panoply.evaluation.held_out import Evaluation, evaluate
 from panoply.evaluation.pairs import evaluate_pairs
-from panoply.experience import Experience, Segments
+from panoply.experience import Experience
 from panoply.loops.companions import Companions
-from panoply.loops.learner import Diverged, Learner
+from panoply.loops.health import check_growth, speaks, weight_norm
+from panoply.loops.learner import Learner
+from panoply.loops.metrics import describe, peak_memory
 from panoply.loops.samples import Watch, choose, sampled_episodes
+from panoply.loops.snapshots import Snapshots
 from panoply.parts import Part
 from panoply.planning import Plan
 from panoply.policies.build import open_policy
@@ -35,11 +34,6 @@ from panoply.rollout.text import Collector
 from panoply.run import Run
 from panoply.sinks import Sink, open_sinks
 from panoply.threads import pick_threads
-
-AGREEMENT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
-"""The largest mean |Δ log-probability| between sampler and scorer that is rounding and not a fault."""
-GROWTH = 1000.0
-"""How many times the norm of the weights a run started with is divergence and not learning."""
 
 
 class Job:
@@ -79,7 +73,7 @@ class Job:
         self._phases: dict[str, float] = {}
         self._setup = 0.0
         self._started = time.monotonic()
-        self._norm = self._weight_norm()
+        self._norm = weight_norm(self.learned)
         self._told: set[str] = set()
         self._moves = 0
         self._at_start: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
@@ -152,7 +146,7 @@ class Job:
         """
         options = self.plan.options
         described = describe(experience)
-        self._guard(described)
+        check_growth(self.step + 1, described, weight_norm(self.learned), self._norm)
         self.step += 1
         self.seconds = time.monotonic() - self._started
         self.collect.version = self.step
@@ -198,7 +192,7 @@ class Job:
         that is not finite then came from elsewhere, such as a reward. Otherwise it is the newest checkpoint from
         which the next step was sound: one of the very step that failed is set aside.
         """
-        if self._moves == 0 and self._speaks():
+        if self._moves == 0 and speaks(self.world, self.policy, self.plan.options.seed):
             self.collect.state, self.states = copy.deepcopy(self._at_start)
             self._save()
             kept = self.step
@@ -281,37 +275,12 @@ class Job:
         self._told |= reasons.keys()
         return {"reward_failures": sum(reasons.values())} if reasons else {}
 
-    def _guard(self, described: Mapping[str, float]) -> None:
-        """What the loss does not show: endless rewards, all alike, earn no credit; huge weights make mere noise."""
-        if not math.isfinite(described.get("reward", 0.0)):
-            raise Diverged(f"Stopped: in step {self.step + 1} the mean reward is {described['reward']}.")
-        norm = self._weight_norm()
-        if not norm <= GROWTH * max(self._norm, 1e-6):
-            raise Diverged(
-                f"Stopped: in step {self.step + 1} the norm of the weights went from {self._norm:.3g}, where the run "
-                f"started, to {norm:.3g}."
-            )
-
-    def _weight_norm(self) -> float:
-        with torch.no_grad():
-            return float(torch.nn.utils.get_total_norm([p for _, p in self.learned.named_parameters()]))
-
     def _moved(self, *_: Any) -> None:
         self._moves += 1
 
-    def _speaks(self) -> bool:
-        """Whether the policy still gives finite log-probabilities to what it writes."""
-        probe = Collector(self.world, self.policy, self.plan.options.seed, split="test")
-        try:
-            found = probe.episodes([self.world.task("test", i) for i in range(8)])
-            scored = self.policy.score(found)["logp"]
-        except (PanoplyError, RuntimeError):
-            return False
-        return bool(torch.isfinite(scored).all() and torch.isfinite(found["logp"]).all())
-
     def _save(self) -> None:
         options = self.plan.options
-        plain, tensors = _split_tensors(self.states)
+        plain, tensors = checkpoint.split_tensors(self.states)
         state = {
             "step": self.step,
             "seconds": self.seconds,
@@ -345,99 +314,8 @@ class Job:
             self.learned.load_weights(found.model)
         self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith(("part:", "model:"))})
         self.companions.load(found.folder / "models", tensors)
-        self.states = _join_tensors(state["parts"], tensors)
+        self.states = checkpoint.join_tensors(state["parts"], tensors)
         self.step = self.collect.version = state["step"]
         self.seconds, self.best, self._norm = state["seconds"], state["best"], state["norm"]
         self.before, self.after = state["before"], state["after"]
         self.collect.state = state["collector"]
-
-
-class Snapshots:
-    """Frozen or earlier selves of the policy, and the columns `logp@NAME` they give.
-
-    `reference` is a frozen copy of the start, or the model named by `--reference`; `old` is the policy as it is before
-    the step's first update.
-    """
-
-    def __init__(self, job: Job):
-        options = job.plan.options
-        self.policy = job.policy
-        self.names = sorted(n.removeprefix("logp@") for n in job.method.needs() if n.startswith("logp@"))
-        self.reference = None
-        if "reference" in self.names:
-            source = options.model if options.reference == "start" else options.reference
-            self.reference = open_policy(source, job.world, options.seed, options.device, options.dtype)
-
-    def score(self, experience: Experience) -> Experience:
-        """Add the columns the method's terms compare with."""
-        columns: dict[str, Any] = {}
-        with torch.no_grad():
-            for name in self.names:
-                acting = self.reference if name == "reference" else self.policy
-                assert acting is not None
-                scored = acting.score(experience, frozenset())["logp"]
-                columns[f"logp@{name}"] = scored.to(experience["action"].device)
-        return experience.with_columns(**columns)
-
-
-def describe(experience: Experience) -> dict[str, float]:
-    """Metrics of a batch of experience itself; where streams are mixed, of the policy's own."""
-    own = experience.without("train").stream("own")
-    if bool(own.any()) and not bool(own.all()):
-        experience = experience.take(own)
-    episodes = experience.by("episode")
-    ends = episodes.last(experience["end"]) if "end" in experience else None
-    found: dict[str, float] = {"decisions": len(experience), "episodes": len(episodes)}
-    found["episode_length"] = float(episodes.count.float().mean())
-    for name in experience.decisions:
-        if name.startswith("signal:"):
-            found[name.removeprefix("signal:")] = float(episodes.sum(experience[name]).mean())
-    if "reward" in experience:
-        returns = episodes.sum(experience["reward"].float())
-        groups = Segments(episodes.first(experience["group"]))
-        found["reward"] = float(returns.mean())
-        found["degenerate_groups"] = float(groups.constant(returns).float().mean())
-    if ends is not None:
-        found["truncated"] = float((ends == 2).float().mean())
-    if "entropy" in experience:
-        found["entropy"] = float(experience["entropy"].mean())
-    return found
-
-
-def check_agreement(plan: Plan, gap: float) -> None:
-    """At the first mini-batch sampler and scorer hold the same weights: their log-probabilities must agree."""
-    limit = AGREEMENT[plan.options.dtype]
-    if gap > limit:
-        raise PanoplyError(
-            f"Sampler and scorer disagree on unchanged weights: mean |Δ log-prob| is {gap:.2g}, more than {limit:g}. "
-            "The ratio would be wrong from the first step."
-        )
-
-
-def peak_memory() -> int:
-    """The most memory the process has held, in MB (device memory where there is a GPU)."""
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return torch.cuda.max_memory_allocated() // 2**20
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
-
-
-def _split_tensors(states: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Part states as JSON, with their tensors apart."""
-    plain: dict[str, Any] = {}
-    tensors: dict[str, Tensor] = {}
-    for path, state in states.items():
-        plain[path] = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
-        tensors |= {f"part:{path}:{k}": v for k, v in state.items() if isinstance(v, Tensor)}
-    return plain, tensors
-
-
-def _join_tensors(
-    plain: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Tensor]
-) -> dict[str, dict[str, Any]]:
-    states = {path: dict(state) for path, state in plain.items()}
-    for name, tensor in tensors.items():
-        if name.startswith("part:"):
-            _, path, key = name.split(":")
-            states[path][key] = tensor
-    return states

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from panoply.experience import Experience
-from panoply.loops.job import Job, check_agreement
+from panoply.loops.health import check_agreement
+from panoply.loops.job import Job
 from panoply.loops.learner import mean_metrics
 from panoply.regimes import OnPolicy
 from panoply.seeds import torch_rng

@@ -1,0 +1,58 @@
+"""Is a run still sound? What a loss does not show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from panoply.errors import PanoplyError
+from panoply.loops.learner import Diverged
+from panoply.planning import Plan
+from panoply.policies.text import TextPolicy
+from panoply.policies.value import ValueModel
+from panoply.rollout.text import Collector
+from panoply.worlds.world import TextWorld
+
+AGREEMENT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
+"""The largest mean |Δ log-probability| between sampler and scorer that is rounding and not a fault."""
+GROWTH = 1000.0
+"""How many times the norm of the weights a run started with is divergence and not learning."""
+
+
+def check_agreement(plan: Plan, gap: float) -> None:
+    """At the first mini-batch sampler and scorer hold the same weights: their log-probabilities must agree."""
+    limit = AGREEMENT[plan.options.dtype]
+    if gap > limit:
+        raise PanoplyError(
+            f"Sampler and scorer disagree on unchanged weights: mean |Δ log-prob| is {gap:.2g}, more than {limit:g}. "
+            "The ratio would be wrong from the first step."
+        )
+
+
+def check_growth(step: int, described: Mapping[str, float], norm: float, start: float) -> None:
+    """Endless rewards, all alike, earn no credit, and huge weights make mere noise: neither shows in the loss."""
+    if not math.isfinite(described.get("reward", 0.0)):
+        raise Diverged(f"Stopped: in step {step} the mean reward is {described['reward']}.")
+    if not norm <= GROWTH * max(start, 1e-6):
+        raise Diverged(
+            f"Stopped: in step {step} the norm of the weights went from {start:.3g}, where the run started, to "
+            f"{norm:.3g}."
+        )
+
+
+def weight_norm(model: TextPolicy | ValueModel) -> float:
+    with torch.no_grad():
+        return float(torch.nn.utils.get_total_norm([p for _, p in model.named_parameters()]))
+
+
+def speaks(world: TextWorld, policy: TextPolicy, seed: int) -> bool:
+    """Whether the policy still gives finite log-probabilities to what it writes."""
+    probe = Collector(world, policy, seed, split="test")
+    try:
+        found = probe.episodes([world.task("test", i) for i in range(8)])
+        scored = policy.score(found)["logp"]
+    except (PanoplyError, RuntimeError):
+        return False
+    return bool(torch.isfinite(scored).all() and torch.isfinite(found["logp"]).all())

@@ -1,0 +1,42 @@
+"""What is measured of a step: its experience, and the memory it took."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import torch
+
+from panoply.experience import Experience, Segments
+
+
+def describe(experience: Experience) -> dict[str, float]:
+    """Metrics of a batch of experience itself; where streams are mixed, of the policy's own."""
+    own = experience.without("train").stream("own")
+    if bool(own.any()) and not bool(own.all()):
+        experience = experience.take(own)
+    episodes = experience.by("episode")
+    ends = episodes.last(experience["end"]) if "end" in experience else None
+    found: dict[str, float] = {"decisions": len(experience), "episodes": len(episodes)}
+    found["episode_length"] = float(episodes.count.float().mean())
+    for name in experience.decisions:
+        if name.startswith("signal:"):
+            found[name.removeprefix("signal:")] = float(episodes.sum(experience[name]).mean())
+    if "reward" in experience:
+        returns = episodes.sum(experience["reward"].float())
+        groups = Segments(episodes.first(experience["group"]))
+        found["reward"] = float(returns.mean())
+        found["degenerate_groups"] = float(groups.constant(returns).float().mean())
+    if ends is not None:
+        found["truncated"] = float((ends == 2).float().mean())
+    if "entropy" in experience:
+        found["entropy"] = float(experience["entropy"].mean())
+    return found
+
+
+def peak_memory() -> int:
+    """The most memory the process has held, in MB (device memory where there is a GPU)."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated() // 2**20
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
