@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from panoply import registry
 from panoply.checkpoint import Checkpoint, DiskError, clear_errors
 from panoply.errors import DeviceError, PanoplyError, unknown
-from panoply.planning import Plan, _world_options, make_plan
+from panoply.planning import Plan, make_plan, world_settings
 from panoply.regimes import REGIMES
 from panoply.run import Run, fresh_folder, model_folder
 
@@ -314,7 +314,7 @@ def _world(source: str | Path, name: str | None, settings: Mapping[str, Any]) ->
         name, known = made.world_id, made.world_options
     given = {path.removeprefix("world."): value for path, value in settings.items()}
     entry = registry.find("world", name)
-    built: TextWorld = entry.build(**{**known, **_world_options(entry, given)})
+    built: TextWorld = entry.build(**{**known, **world_settings(entry, given)})
     return built
 
 

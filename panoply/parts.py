@@ -61,6 +61,7 @@ class PartInfo:
     impossible: Callable[[Any, Any], Iterable[Finding]] | None
     bounds: Mapping[str, str]
     gives: frozenset[str]
+    cost: Callable[..., Any] | None
 
     @property
     def id(self) -> str:
@@ -143,6 +144,7 @@ def part(
     impossible: Callable[[Any, Any], Iterable[Finding]] | None = None,
     bounds: Mapping[str, str] | None = None,
     gives: Iterable[str] = (),
+    cost: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Part]]:
     """Register a function as a part of `slot`.
 
@@ -156,6 +158,8 @@ def part(
     state     makes the first state of a part that remembers; the function then takes the state first and
               returns `(state, result)`
     prepare   detached numbers of the whole mini-batch at current weights, at the price of one more forward pass
+    cost      what `panoply plan` counts: of a sample or data part `(part, lengths) → tokens sampled and trained` in a
+              step at most, of an update `part → numbers kept for a weight`, of a model `part → how it learns, or None`
     inert, impossible   `(part, method) → (setting, reason)…`: settings without effect, or that cannot be
     """
     for kind, given, known in (("slot", slot, SLOTS), ("unit", unit, UNITS), ("stream", stream, STREAMS)):
@@ -185,7 +189,7 @@ def part(
         made.info = PartInfo(
             slot, name, function, equation, unit, stream,
             needs if callable(needs) else frozenset(needs),
-            idle, state, prepare, inert, impossible, dict(bounds or {}), frozenset(gives),
+            idle, state, prepare, inert, impossible, dict(bounds or {}), frozenset(gives), cost,
         )  # fmt: skip
         _PARTS[slot][name] = made
         return typing.cast(Callable[..., Part], made)

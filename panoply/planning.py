@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from panoply import compose, registry
 from panoply.errors import PanoplyError, unknown
 from panoply.parts import check
-from panoply.regimes import Dataset, Method, OnPolicy
+from panoply.regimes import Method
 
 if TYPE_CHECKING:
     from panoply.worlds.world import TextWorld
@@ -93,7 +93,7 @@ class Plan:
             method.pop("id"),
             compose.method_from_json(method),
             world.pop("id"),
-            _world_options(registry.find("world", data["world"]["id"]), world),
+            world_settings(registry.find("world", data["world"]["id"]), world),
             Options(**options),
             frozenset(data.get("chosen", ())),
             tuple(data.get("plugins", ())),
@@ -145,7 +145,7 @@ def make_plan(
         resolved.id,
         resolved.method,
         world_entry.id,
-        _world_options(world_entry, of_world),
+        world_settings(world_entry, of_world),
         _options({**run_defaults, **of_run, **chosen_options}),
         resolved.chosen | {f"run.{k}" for k in (*chosen_options, *of_run)},
         tuple(os.path.abspath(p) for p in plugins),
@@ -168,7 +168,8 @@ def _asked(entry: registry.Entry, method: Method) -> dict[str, Any]:
     return {path: value for path, value in found.items() if path in known}
 
 
-def _world_options(entry: registry.Entry, settings: Mapping[str, Any]) -> dict[str, Any]:
+def world_settings(entry: registry.Entry, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a world as words or values, checked; only those that were given."""
     hints = typing.get_type_hints(entry.build)
     known = {f.name for f in dataclasses.fields(entry.build)}  # type: ignore[arg-type]
     found = {}
@@ -267,70 +268,3 @@ def inert(plan: Plan) -> list[tuple[str, str]]:
         for setting, reason in held.info.inert(held, plan.method) if held.info.inert else ():
             found.append((f"{path}.{setting}", reason))
     return found
-
-
-# ------------------------------------------------------------------ what it costs
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one step and the whole run need. Tokens are upper bounds; the time is the floor set by arithmetic."""
-
-    parameters: int
-    sampled_tokens: int
-    trained_tokens: int
-    extra_forwards: list[str]
-    memory_bytes: dict[str, int]
-    seconds: float
-
-
-def cost(plan: Plan, flops_per_second: float | None = None) -> Cost:
-    from panoply.policies.build import model_size
-
-    world = plan.world()
-    parameters = model_size(plan.options.model, world)
-    sampled, trained = _tokens(plan.method, world)
-    width = 4 if plan.options.dtype == "float32" else 2
-    memory = {"weights": parameters * width, "gradients": parameters * width, "optimiser": parameters * 8}
-    if width == 2:
-        memory["float32 masters and their gradients"] = parameters * 8
-    snapshots = {n for n in plan.method.needs() if n.startswith("logp@")}
-    extra = [f"one forward pass for {n}" for n in sorted(snapshots)]
-    if "logp@reference" in snapshots:
-        memory["reference copy"] = parameters * width
-    for path, held in plan.method.parts():
-        if held.info.prepare is not None:
-            extra.append(f"one forward pass a mini-batch for {path}'s prepare step")
-    update = plan.method.slots()["update"].settings()  # type: ignore[union-attr]
-    work = 2 * parameters * (sampled + trained * len(snapshots)) + 6 * parameters * trained * update.get(
-        "epochs", 1
-    )
-    seconds = plan.options.steps * work / (flops_per_second or _arithmetic_rate())
-    return Cost(parameters, sampled, trained, extra, memory, seconds)
-
-
-def _tokens(method: Method, world: TextWorld) -> tuple[int, int]:
-    """Tokens sampled and trained in one step, at most."""
-    prompt = len(world.task("train", 0).prompt)
-    if isinstance(method, OnPolicy):
-        s = method.sample.settings()
-        rows, longest = s.get("prompts", 1) * s.get("group", 1), s.get("max_tokens") or world.max_tokens
-        return rows * longest, s.get("prompts", 1) * prompt + rows * longest
-    assert isinstance(method, Dataset)
-    sides = 2 if any(t.info.unit == "pair" for t in method.losses) else 1
-    return 0, method.data.settings().get("batch", 1) * (prompt + sides * world.max_tokens)
-
-
-def _arithmetic_rate() -> float:
-    """Floating-point operations a second of a matrix product here, from a tenth of a second of them."""
-    import time
-
-    import torch
-
-    a = torch.randn(512, 512)
-    a @ a
-    start, done = time.perf_counter(), 0
-    while time.perf_counter() - start < 0.1:
-        a @ a
-        done += 1
-    return done * 2 * 512**3 / (time.perf_counter() - start)

@@ -11,9 +11,10 @@ from kit import world_for
 from test_compose import METHODS, sentence
 
 import panoply as pp
+from panoply.costs import Cost, cost
 from panoply.errors import PanoplyError
 from panoply.parts import part
-from panoply.planning import Options, Plan, cost, inert, make_plan
+from panoply.planning import Options, Plan, inert, make_plan
 from panoply.registry import find, method
 from panoply.worlds.text.chain import Chain
 
@@ -190,20 +191,90 @@ def test_borrowed_credit_keeps_its_state_path() -> None:
 # ------------------------------------------------------------------ cost
 
 
+SMALL = {"sample.prompts": 4, "sample.group": 3, "world.operations": 2}
+"""A prompt has 6 tokens, an answer at most 7."""
+
+
+def costs(name: str, *, settings: dict[str, Any] | None = None, **choices: Any) -> Cost:
+    return cost(make_plan(name, settings=SMALL | (settings or {}), model="fresh", **choices))
+
+
 def test_cost() -> None:
-    settings = {"sample.prompts": 4, "sample.group": 3, "world.operations": 2}
-    plain = cost(make_plan("grpo", settings=settings, model="fresh", steps=10), flops_per_second=1e9)
-    assert plain.sampled_tokens == 4 * 3 * 7
-    assert plain.trained_tokens == 4 * 6 + 4 * 3 * 7
-    assert plain.memory_bytes["weights"] == 4 * plain.parameters
+    plain = costs("grpo", steps=10)
+    size = plain.parameters
+    assert (plain.sampled_tokens, plain.trained_tokens) == (4 * 3 * 7, 4 * 6 + 4 * 3 * 7)
+    assert plain.memory_bytes == {"weights": 4 * size, "gradients": 4 * size, "optimiser": 8 * size}
     assert plain.extra_forwards == []
-    work = 2 * plain.parameters * plain.sampled_tokens + 6 * plain.parameters * plain.trained_tokens
-    assert plain.seconds == pytest.approx(10 * work / 1e9)
-    pulled = cost(
-        make_plan("grpo", settings={**settings, "regularise.kl": 0.1}, model="fresh"), flops_per_second=1e9
-    )
+    assert plain.operations == 2 * size * 84 + 6 * size * 108
+    pulled = costs("grpo", settings={"regularise.kl": 0.1})
     assert pulled.extra_forwards == ["one forward pass for logp@reference"]
-    assert pulled.memory_bytes["reference copy"] == pulled.memory_bytes["weights"]
+    assert pulled.memory_bytes["reference copy"] == 4 * size
+    assert pulled.operations == plain.operations + 2 * size * 108
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sampled", "trained"),
+    [
+        ("chord", {"sample.experts": 5}, 84, 108 + 5 * (6 + 7)),
+        ("dapo", {"sample.rounds": 3}, 3 * 84, 108),
+        ("spo-segment", {"sample.every": 2, "sample.samples": 4}, 84 + 12 * 3 * 4 * 7, 108),
+        ("grpo", {"sample.max_tokens": 5}, 60, 84),
+    ],
+)
+def test_what_a_step_samples_and_trains_on(
+    name: str, settings: dict[str, Any], sampled: int, trained: int
+) -> None:
+    found = costs(name, settings=settings)
+    assert (found.sampled_tokens, found.trained_tokens) == (sampled, trained)
+
+
+def test_tokens_of_given_data() -> None:
+    found = [
+        cost(make_plan(name, settings={"world.operations": 2, path: 3}, model="fresh")).trained_tokens
+        for name, path in (("sft", "data.batch"), ("dpo", "data.batch"), ("kto", "data.data.batch"))
+    ]
+    assert found == [3 * (6 + 7), 3 * (6 + 2 * 7), 2 * 3 * (6 + 2 * 7)]
+
+
+def test_tokens_of_several_turns() -> None:
+    """A turn of keydoor is one token after a whole new prompt."""
+    plan = make_plan("grpo", "keydoor", settings={"sample.prompts": 2, "sample.group": 3, "world.cap": 10})
+    prompt = len(plan.world().task("train", 0).prompt)
+    found = cost(plan)
+    assert found.sampled_tokens == 2 * 3 * 10
+    assert found.trained_tokens == 2 * prompt + 6 * (10 + 9 * prompt)
+
+
+def test_memory_of_what_else_learns() -> None:
+    size = costs("grpo").parameters
+    assert "optimiser" not in costs("grpo", settings={"update": "sgd"}).memory_bytes
+    assert (
+        costs("grpo", settings={"update": "sgd", "update.momentum": 0.9}).memory_bytes["optimiser"]
+        == 4 * size
+    )
+    beside = costs("ppo").memory_bytes
+    assert (beside["critic"], beside["critic's gradients"], beside["critic's optimiser"]) == (
+        4 * size,
+        4 * size,
+        8 * size,
+    )
+    narrow = costs("grpo", dtype="bfloat16").memory_bytes
+    assert narrow["float32 masters and their gradients"] == 8 * size
+
+
+def test_memory_of_adapters_is_that_of_peft() -> None:
+    pytest.importorskip("peft")
+    from panoply.policies.build import open_policy
+    from panoply.policies.lora import add_lora
+
+    plan = make_plan("grpo", model="fresh", lora=4, dtype="bfloat16")
+    policy = add_lora(open_policy("fresh", plan.world(), 0, dtype="bfloat16"), 4)
+    learning = [p for p in policy.model.parameters() if p.requires_grad]
+    found = cost(plan)
+    assert found.trainable == sum(p.numel() for p in learning)
+    assert found.memory_bytes["adapters"] == sum(p.numel() * p.element_size() for p in learning)
+    assert found.memory_bytes["gradients"] == 4 * found.trainable
+    assert found.memory_bytes["optimiser"] == 8 * found.trainable
 
 
 def test_a_prepare_step_is_shown(registries: None) -> None:
@@ -211,7 +282,7 @@ def test_a_prepare_step_is_shown(registries: None) -> None:
     def toy_prepared(batch: Any, *, weight: float = 1.0) -> Any: ...
 
     plan = make_plan("grpo", settings={"regularise.toy_prepared": 1.0}, model="fresh")
-    found = cost(plan, flops_per_second=1e9).extra_forwards
+    found = cost(plan).extra_forwards
     assert found == ["one forward pass a mini-batch for regularise.toy_prepared's prepare step"]
 
 

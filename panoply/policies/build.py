@@ -83,29 +83,27 @@ def _check_vocabulary(policy: TextPolicy, world: TextWorld, source: str) -> None
         raise PanoplyError(f"The model {source} does not speak the tokens of the world {world.name}.")
 
 
-def model_size(source: str, world: TextWorld) -> int:
-    """The number of parameters, without loading them."""
+def model_shapes(source: str, world: TextWorld) -> dict[str, tuple[int, ...]]:
+    """The shape of every weight by name, without loading any."""
     folder = model_source(source, world)
-    if folder is None:
-        with torch.device("meta"):
-            return sum(p.numel() for p in Decoder(DecoderConfig(**world.default_model())).parameters())
+    if folder is not None:
+        return folder_shapes(folder)
+    with torch.device("meta"):
+        model = Decoder(DecoderConfig(**world.default_model()))
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     from safetensors import SafetensorError, safe_open
 
-    total = 0
+    found: dict[str, tuple[int, ...]] = {}
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         load_model(folder)
     for file in files:
         try:
             with safe_open(file, "pt") as tensors:
-                total += sum(_numel(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+                found |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise PanoplyError(f"{file} is not a whole safetensors file: {error}.") from error
-    return total
-
-
-def _numel(shape: list[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+    return found

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from panoply import checkpoint, compose, planning, registry
+from panoply.costs import cost
 from panoply.errors import PanoplyError, unknown
 from panoply.parts import SLOTS, Part, describe, show_value
 from panoply.planning import Plan
@@ -213,18 +214,21 @@ def _world_facts(built: Any) -> list[tuple[str, str]]:
 
 def planned(made: Plan) -> str:
     """The resolved method, its equation, what it needs, and settings without effect."""
-    needed = planning.cost(made)
-    memory = [(name, _bytes(size)) for name, size in needed.memory_bytes.items()]
+    needed = cost(made)
+    memory = [f"{name} {_si(size)}B" for name, size in needed.memory_bytes.items()]
     options = made.options
+    learning = (
+        "" if needed.trainable == needed.parameters else f", of which {needed.trainable:,} in adapters learn"
+    )
     rows = [
-        ("parameters", f"{needed.parameters:,}"),
-        ("tokens a step", f"at most {needed.sampled_tokens:,} sampled, {needed.trained_tokens:,} trained"),
+        ("parameters", f"{needed.parameters:,}{learning}"),
+        ("tokens a step", f"at most {needed.sampled_tokens:,} sampled, {needed.trained_tokens:,} trained on"),
         ("steps", f"{options.steps}" + (f", or {options.minutes:g} minutes" if options.minutes else "")),
+        ("memory", f"{', '.join(memory)}: {_si(sum(needed.memory_bytes.values()))}B, and activations"),
         (
-            "memory",
-            ", ".join(f"{n} {s}" for n, s in memory) + f": {_bytes(sum(needed.memory_bytes.values()))}",
+            "arithmetic",
+            f"at most {_si(needed.operations)}FLOP a step, {_si(needed.operations * options.steps)}FLOP in all",
         ),
-        ("time", f"at least {_seconds(needed.seconds)} (arithmetic alone on this machine's CPU)"),
     ]
     pieces = [
         f"{made.method_id} on {made.world_id}, seed {options.seed}",
@@ -246,22 +250,13 @@ def planned(made: Plan) -> str:
     return "\n".join(pieces)
 
 
-def _bytes(size: int) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size = size / 1000  # type: ignore[assignment]
+def _si(amount: float) -> str:
+    """`1234567` as `1.2 M`."""
+    for unit in ("", "k", "M", "G", "T", "P"):
+        if amount < 1000 or unit == "P":
+            return f"{amount:.0f} {unit}" if unit == "" else f"{amount:.1f} {unit}"
+        amount /= 1000
     raise AssertionError
-
-
-def _seconds(seconds: float) -> str:
-    return (
-        f"{seconds:.1f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
 
 
 # ------------------------------------------------------------------ lists and results

@@ -111,6 +111,11 @@ class TextWorld(ABC):
         """The longest answer a turn may have, the stop token included."""
 
     @property
+    def turn_cap(self) -> int:
+        """The most turns an episode can have."""
+        return 1
+
+    @property
     def stop_tokens(self) -> tuple[int, ...]:
         """Tokens that end a turn."""
         end = self.tokenizer.eos_id

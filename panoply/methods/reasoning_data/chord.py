@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from panoply.batch import Batch, Values
+from panoply.costs import Lengths, Tokens, own_episodes
 from panoply.experience import Experience
 from panoply.methods.base.grpo import TINY, grpo
 from panoply.parts import Part, part
@@ -37,12 +38,18 @@ def complement(step: int, total: int, *, of: Part) -> float:
     return 1.0 - float(of(step, total))
 
 
+def _cost(held: Any, of: Lengths) -> Tokens:
+    sampled, trained = own_episodes(held, of)
+    return sampled, trained + held.experts * (of.prompt + of.context)
+
+
 @part(
     "sample",
     equation="{prompts} prompts × {group} episodes and {experts} expert answers",
     needs={"world:reference"},
     bounds={**LIMITS, "experts": "at least 1", "pool": "at least 1"},
     gives={"stream:imitation"},
+    cost=_cost,
 )
 def with_experts(
     collect: Collector,

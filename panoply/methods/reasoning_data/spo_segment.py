@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from panoply.costs import Lengths, Tokens, own_episodes
 from panoply.experience import Experience, Segments
 from panoply.methods.base.grpo import TINY, grpo
 from panoply.parts import part
@@ -31,11 +32,18 @@ def cut_rows(experience: Experience, threshold: float, every: int) -> Tensor:
     return uncertain & ((count - before) % every == 0)
 
 
+def _cost(held: Any, of: Lengths) -> Tokens:
+    """Should every decision be a doubt: continuations from each cut to the end."""
+    sampled, trained = own_episodes(held, of)
+    return sampled * (1 + held.samples * (of.answer // held.every)), trained
+
+
 @part(
     "sample",
     equation="{prompts} prompts × {group} episodes, V̂ of {samples} continuations at every {every}th doubt",
     bounds={**LIMITS, "every": "at least 1", "samples": "at least 1"},
     gives={"column:cut"},
+    cost=_cost,
 )
 def cut_and_valued(
     collect: Collector,

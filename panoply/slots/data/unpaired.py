@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from panoply.costs import Lengths, Tokens, part_tokens
 from panoply.errors import PanoplyError
 from panoply.experience import Column, Experience, Ragged, Table
 from panoply.parts import Finding, Part, part
@@ -67,7 +68,18 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
     return [("data", "a part that remembers cannot be inside another")] if held.data.info.state else []
 
 
-@part("data", equation=lambda held: f"{held.data.equation()}, each by itself", impossible=_impossible)
+def _cost(held: Any, of: Lengths) -> Tokens:
+    """Every answer twice, each with a prompt of its own."""
+    _, once = part_tokens(held.data, of)
+    return 0, 2 * once
+
+
+@part(
+    "data",
+    equation=lambda held: f"{held.data.equation()}, each by itself",
+    impossible=_impossible,
+    cost=_cost,
+)
 def unpaired(collect: Collector, *, data: Part = _PAIRS, name: str = "success") -> Experience:
     """Episodes of another data part with the column `label`, and the same answers after wrong prompts (label 0).
 

@@ -22,7 +22,12 @@ _LOSS = squared_value(clip=0.2)
 _UPDATE = adam(lr=1e-5)
 
 
-@part("model", equation="V(s), a copy of the policy with a scalar head", gives={"column:value"})
+@part(
+    "model",
+    equation="V(s), a copy of the policy with a scalar head",
+    gives={"column:value"},
+    cost=lambda held: held.update,
+)
 def critic(job: Job, *, loss: Part = _LOSS, update: Part = _UPDATE, warmup: int = 0) -> Companion:
     """A token critic: adds the column `value`, and regresses it on `target` (see credit.gae).
 

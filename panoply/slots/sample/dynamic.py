@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from panoply.costs import Lengths, Tokens, own_episodes
 from panoply.experience import Experience, Segments
 from panoply.parts import part
 from panoply.slots.sample.groups import LIMITS, greedy_groups
 
 if TYPE_CHECKING:
     from panoply.rollout.text import Collector
+
+
+def _cost(held: Any, of: Lengths) -> Tokens:
+    sampled, trained = own_episodes(held, of)
+    return sampled * held.rounds, trained
 
 
 @part(
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
     needs={"world:verify"},
     bounds={**LIMITS, "rounds": "at least 1"},
     impossible=greedy_groups,
+    cost=_cost,
 )
 def dynamic(
     collect: Collector,

@@ -20,6 +20,7 @@ SHARES = dict.fromkeys(("beta1", "beta2", "momentum"), "from 0 up to 1")
     "update",
     equation="AdamW, lr {lr}",
     bounds={**LIMITS, **SHARES, "epsilon": "above 0", "weight_decay": "at least 0"},
+    cost=lambda held: 2,
 )
 def adam(
     parameters: Iterable[torch.nn.Parameter],
@@ -40,7 +41,12 @@ def adam(
     )
 
 
-@part("update", equation="SGD, lr {lr}", bounds={**LIMITS, **SHARES})
+@part(
+    "update",
+    equation="SGD, lr {lr}",
+    bounds={**LIMITS, **SHARES},
+    cost=lambda held: 1 if held.momentum else 0,
+)
 def sgd(
     parameters: Iterable[torch.nn.Parameter],
     *,

@@ -66,6 +66,10 @@ class Keydoor(Episodic, CharacterWorld):
         return 1
 
     @property
+    def turn_cap(self) -> int:
+        return self.cap
+
+    @property
     def stop_tokens(self) -> tuple[int, ...]:
         return ()
 

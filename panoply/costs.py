@@ -1,0 +1,148 @@
+"""What a plan costs: tokens, memory and arithmetic, counted from its settings before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from panoply.parts import Part
+
+if TYPE_CHECKING:
+    from panoply.planning import Plan
+    from panoply.worlds.world import TextWorld
+
+Tokens = tuple[int, int]
+"""Tokens sampled, and tokens trained on, in one step."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of one episode, at most: its first prompt, what the policy writes, and all that follows the prompt."""
+
+    prompt: int
+    answer: int
+    context: int
+
+    @classmethod
+    def of(cls, world: TextWorld, longest: int | None = None) -> Lengths:
+        prompt, turns = len(world.task("train", 0).prompt), world.turn_cap
+        answer = turns * min(longest or world.max_tokens, world.max_tokens)
+        return cls(prompt, answer, answer + (turns - 1) * prompt if world.markov else answer)
+
+
+def own_episodes(held: Any, of: Lengths) -> Tokens:
+    """Groups of episodes, all of which are trained on; a prompt is read once for its group."""
+    rows = held.prompts * held.group
+    return rows * of.answer, held.prompts * of.prompt + rows * of.context
+
+
+def given_episodes(held: Any, of: Lengths) -> Tokens:
+    """Given answers, or pairs of them."""
+    sides = 2 if "pairs" in held.info.gives else 1
+    return 0, held.batch * (of.prompt + sides * of.context)
+
+
+def part_tokens(held: Part, of: Lengths) -> Tokens:
+    """What a sample or data part costs: as it says itself, or by its number of episodes."""
+    if held.info.cost is not None:
+        found: Tokens = held.info.cost(held, of)
+        return found
+    settings = held.settings()
+    if {"prompts", "group"} <= settings.keys():
+        return own_episodes(held, of)
+    return given_episodes(held, of) if "batch" in settings else (0, 0)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one step and the whole run need. Tokens and operations are at most so many; activations are not counted."""
+
+    parameters: int
+    trainable: int
+    sampled_tokens: int
+    trained_tokens: int
+    extra_forwards: list[str]
+    memory_bytes: dict[str, int]
+    operations: int
+    """Floating-point operations of a step, 2 a weight and token forward and 4 backward."""
+
+
+def cost(plan: Plan) -> Cost:
+    from panoply.policies.build import model_shapes
+
+    method, options, world = plan.method, plan.options, plan.world()
+    shapes = model_shapes(options.model, world)
+    parameters = sum(map(_numel, shapes.values()))
+    trainable = _adapters(shapes, options.lora) if options.lora else parameters
+    slots: dict[str, Any] = method.slots()
+    source = slots.get("sample") or slots["data"]
+    sampled, trained = part_tokens(source, Lengths.of(world, source.settings().get("max_tokens")))
+
+    width = 4 if options.dtype == "float32" else 2
+    memory = {"weights": parameters * width}
+    if options.lora:
+        memory |= {"adapters": trainable * 4, **_learning(trainable, slots["update"], 4)}
+    else:
+        memory |= _learning(parameters, slots["update"], width)
+    update = slots["update"].settings().get("epochs", 1)
+    work = 2 * parameters * sampled + (4 if options.lora else 6) * parameters * trained * update
+    extra = []
+    for name in sorted(n for n in method.needs() if n.startswith("logp@")):
+        extra.append(f"one forward pass for {name}")
+        work += 2 * parameters * trained
+        if name == "logp@reference":
+            memory["reference copy"] = parameters * width
+    if "judged" in method.needs():
+        memory["policy beside the judge"] = parameters * width
+    for model in slots.get("models", ()):
+        held, operations = _companion(model, parameters, width, trained)
+        memory |= held
+        work += operations
+        extra.append(f"one forward pass of {model.info.name}")
+    for path, part in method.parts():
+        if part.info.prepare is not None:
+            extra.append(f"one forward pass a mini-batch for {path}'s prepare step")
+            work += 2 * parameters * trained * update
+    return Cost(parameters, trainable, sampled, trained, extra, memory, work)
+
+
+def _learning(weights: int, update: Part, width: int) -> dict[str, int]:
+    """Gradients, what the optimiser keeps, and float32 masters of weights in fewer bits."""
+    numbers = update.info.cost(update) if update.info.cost is not None else 2
+    found = {"gradients": weights * width, "optimiser": weights * 4 * numbers}
+    if width < 4:
+        found["float32 masters and their gradients"] = weights * 8
+    return {name: size for name, size in found.items() if size}
+
+
+def _companion(model: Part, parameters: int, width: int, trained: int) -> tuple[dict[str, int], int]:
+    """Memory and operations of a model beside the policy, which is as large where it is not known yet."""
+    from panoply.policies.build import folder_shapes
+    from panoply.run import model_folder
+
+    name, folder = model.info.name, str(model.settings().get("folder") or "")
+    if folder and Path(folder).is_dir():
+        parameters = sum(map(_numel, folder_shapes(model_folder(folder)).values()))
+    memory, work = {name: parameters * width}, 2 * parameters * trained
+    update: Part | None = model.info.cost(model) if model.info.cost is not None else None
+    if update is not None:
+        learning = _learning(parameters, update, width)
+        memory |= {f"{name}'s {what}": size for what, size in learning.items()}
+        work += 6 * parameters * trained * int(update.settings().get("epochs", 1))
+    return memory, work
+
+
+def _adapters(shapes: dict[str, tuple[int, ...]], rank: int) -> int:
+    """Weights of low-rank adapters: rank · (in + out) for every layer that gets one."""
+    from panoply.policies.lora import TARGETS
+
+    adapted = [s for name, s in shapes.items() if name.removesuffix(".weight").endswith(TARGETS)]
+    return sum(rank * sum(shape) for shape in adapted if len(shape) == 2)
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
