@@ -1,0 +1,192 @@
+"""One-step worlds: what is the best action, and how does a gradient find it?"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from panoply.errors import PanoplyError
+from panoply.registry import world
+from panoply.seeds import numpy_rng
+from panoply.worlds.control.drawing import BLUE, FAINT, GOLD, GREEN, RED, Canvas
+from panoply.worlds.control.draws import Draws
+from panoply.worlds.control.mdp import softmax
+from panoply.worlds.control.simulated import Moved, Simulated, State
+from panoply.worlds.control.world import Array, Box, Discrete, Space
+
+
+class Tables(NamedTuple):
+    """What a bandit's seed decides."""
+
+    means: Array
+    """[problems, arms]: expected rewards. Of `linear`: [features, arms], weights of the context's features."""
+    features: Array
+    """[problems, arms, features] of `problems`, in which problems share directions; else empty."""
+
+
+@world("bandit@1")
+@dataclass(frozen=True)
+class Bandit(Simulated):
+    """One action, one reward, the end.
+
+    - `arms`: `arms` arms with means drawn from [0, 1], or given as `means`.
+    - `linear`: a context of `features` normal numbers is seen; an arm pays its own linear function of them.
+    - `problems`: one of `problems` questions is seen as its number; `right` of its `arms` answers pay 1. The answers
+      have `features` that questions share, so that what is learnt on one moves others.
+    - `ring`: an action is a point in the plane; `modes` peaks on a ring of radius 1 pay up to 1 each.
+
+    Rewards have normal noise of `noise`. `value`, `gradient` and `best` are exact.
+    """
+
+    variant: Literal["arms", "linear", "problems", "ring"] = "arms"
+    arms: int = 8
+    means: tuple[float, ...] | None = None
+    features: int = 4
+    problems: int = 40
+    right: int = 2
+    modes: int = 6
+    width: float = 0.15
+    """Of a ring's peak: its standard deviation."""
+    noise: float = 0.0
+    seed: int = 0
+    horizon: int | None = 1
+
+    access = Simulated.access | {"model"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.means is not None:
+            object.__setattr__(self, "arms", len(self.means))
+        if self.arms < 2:
+            raise PanoplyError(f"bandit.arms is at least 2, not {self.arms}.")
+        if self.variant == "problems" and not 1 <= self.right < self.arms:
+            raise PanoplyError(f"bandit.right is a number of the {self.arms} answers, not {self.right}.")
+
+    @property
+    def tables(self) -> Tables:
+        return _tables(self)
+
+    @property
+    def sees(self) -> Space:  # type: ignore[override]
+        if self.variant == "linear":
+            return Box((self.features,))
+        return Discrete(self.problems if self.variant == "problems" else 1)
+
+    @property
+    def takes(self) -> Space:  # type: ignore[override]
+        return Box((2,), (-1.5, -1.5), (1.5, 1.5)) if self.variant == "ring" else Discrete(self.arms)
+
+    @property
+    def peaks(self) -> Array:
+        """Where a ring's modes are."""
+        turns = 2 * np.pi * np.arange(self.modes) / self.modes
+        return np.stack([np.cos(turns), np.sin(turns)], -1)
+
+    def start(self, draws: Draws) -> State:
+        rows = len(draws.seeds)
+        taken = np.zeros((rows, 2))
+        if self.variant == "linear":
+            return {"context": draws.normal(self.features), "taken": taken}
+        number = draws.below(self.problems) if self.variant == "problems" else np.zeros(rows, np.int64)
+        return {"problem": number, "taken": taken}
+
+    def move(self, state: State, actions: Array, draws: Draws) -> Moved:
+        if self.variant == "ring":
+            paid, taken = self.height(actions), actions.astype(np.float64)
+        else:
+            paid = self.expected(state)[np.arange(len(actions)), actions]
+            taken = np.stack([actions, paid], -1)
+        if self.noise:
+            paid = paid + self.noise * draws.normal()
+        return Moved(state | {"taken": taken}, paid, np.ones(len(paid), bool))
+
+    def look(self, state: State) -> Array:
+        return state["context"].astype(np.float32) if self.variant == "linear" else state["problem"]
+
+    def key(self, state: State) -> Array | None:
+        return state.get("problem")
+
+    def expert(self, state: State) -> Array:
+        if self.variant == "ring":
+            return np.broadcast_to(self.peaks[0], (len(state["problem"]), 2))
+        best: Array = self.expected(state).argmax(-1)
+        return best
+
+    def expected(self, state: State) -> Array:
+        """[rows, arms]: what each arm pays on average."""
+        if self.variant == "linear":
+            paid: Array = state["context"] @ self.tables.means
+            return paid
+        table: Array = self.tables.means[state["problem"]]
+        return table
+
+    def height(self, points: Array) -> Array:
+        """What a ring pays at points of the plane: the highest of its peaks there."""
+        square = ((points[:, None] - self.peaks) ** 2).sum(-1)
+        raised: Array = np.exp(-square / (2 * self.width**2)).max(-1)
+        return raised
+
+    def mode(self, points: Array) -> Array:
+        """The nearest mode of each point."""
+        nearest: Array = ((points[:, None] - self.peaks) ** 2).sum(-1).argmin(-1)
+        return nearest
+
+    # -------------------------------------------------------------- exact
+
+    def value(self, logits: Array) -> float:
+        """Expected reward of a softmax policy, logits [arms] or [problems, arms]."""
+        return float((softmax(logits) * self._means(logits)).sum(-1).mean())
+
+    def gradient(self, logits: Array) -> Array:
+        """Its gradient: π_a (r_a − Σ_b π_b r_b), divided by the number of problems."""
+        means, policy = self._means(logits), softmax(logits)
+        ahead: Array = policy * (means - (policy * means).sum(-1, keepdims=True))
+        return ahead / (len(logits) if logits.ndim == 2 else 1)
+
+    def best(self) -> float:
+        """The expected reward of the best policy."""
+        if self.variant == "linear":
+            raise PanoplyError("The best of a linear bandit has no closed form.")
+        return 1.0 if self.variant == "ring" else float(self.tables.means.max(-1).mean())
+
+    def _means(self, logits: Array) -> Array:
+        if self.variant not in ("arms", "problems"):
+            raise PanoplyError(
+                f"Exact values of a softmax are for arms and problems, not for {self.variant}."
+            )
+        return self.tables.means if logits.ndim == 2 else self.tables.means[0]
+
+    def picture(self, state: State, size: int = 240) -> Array:
+        if self.variant == "ring":
+            sheet = Canvas(size, (-1.6, 1.6), (-1.6, 1.6))
+            for peak in self.peaks:
+                sheet.disc(peak, 2 * self.width, FAINT)
+                sheet.disc(peak, self.width, GREEN)
+            sheet.disc(state["taken"][0], 0.06, RED)
+            return sheet.pixels()
+        means = self.expected({name: column[:1] for name, column in state.items()})[0]
+        top, floor = max(1.0, float(means.max())), min(0.0, float(means.min()))
+        sheet = Canvas(size, (0, self.arms), (floor * self.arms, top * self.arms))
+        for arm, mean in enumerate(means * self.arms):
+            low, high = min(0.0, mean), max(0.0, mean)
+            taken = state["taken"][0, 1] != 0 and state["taken"][0, 0] == arm
+            sheet.box((arm + 0.1, low), (arm + 0.9, high), GOLD if taken else BLUE)
+        return sheet.pixels()
+
+
+@functools.lru_cache(maxsize=64)
+def _tables(world: Bandit) -> Tables:
+    rng = numpy_rng("bandit", world.variant, world.seed)
+    nothing = np.zeros((0, 0, 0))
+    if world.variant == "linear":
+        return Tables(rng.normal(size=(world.features, world.arms)) / np.sqrt(world.features), nothing)
+    if world.variant == "problems":
+        means = np.zeros((world.problems, world.arms))
+        for row in means:
+            row[rng.permutation(world.arms)[: world.right]] = 1.0
+        return Tables(means, rng.normal(size=(world.problems, world.arms, world.features)))
+    means = rng.random(world.arms) if world.means is None else np.asarray(world.means, np.float64)
+    return Tables(means[None], nothing)
