@@ -1,0 +1,286 @@
+"""A shelf: the runs below one folder, for those who only look. Nothing is written, and torch is not needed.
+
+Every file is opened step by step from the shelf's own folder, links not followed, so no name leads out of it, not even
+one that changes while it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import threading
+from collections.abc import Iterator, Mapping
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from panoply.errors import PanoplyError
+
+CONFIG, RESULT, METRICS, EPISODES, RECIPE = (
+    "run.json",
+    "result.json",
+    "metrics.jsonl",
+    "episodes.jsonl",
+    "recipe.json",
+)
+FILES = frozenset({CONFIG, RESULT, METRICS, EPISODES, RECIPE, "lock"})
+"""All that is ever opened of a run."""
+DEPTH = 5
+"""How deep below the shelf a run may lie."""
+TAIL = 65536
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+Facts = dict[str, Any]
+
+
+class NotOnShelf(PanoplyError):
+    """A name that is no run of this shelf."""
+
+
+class Shelf:
+    def __init__(self, root: str | Path):
+        path = Path(root)
+        if not path.is_dir():
+            hint = " yet: make a run with panoply train grpo" if str(root) == "runs" else ""
+            raise PanoplyError(f"There is no folder '{root}'{hint}.")
+        self.root = path.resolve()
+        self._facts: dict[str, tuple[tuple[Any, ...], Facts]] = {}
+        self._lock = threading.Lock()
+
+    # -------------------------------------------------------------- finding
+
+    def find(self, cached: bool = False) -> list[str]:
+        """Names of all runs, also those that cannot be read; with `cached`, those below hidden folders too."""
+        return [name for name, is_run in self._walk("", cached) if is_run]
+
+    def strangers(self) -> list[str]:
+        """Folders directly on the shelf that hold no run."""
+        found = {name.split("/")[0] for name in self.find(cached=True)}
+        return sorted(
+            name for name, is_run in self._walk("", False, depth=DEPTH) if not is_run and name not in found
+        )
+
+    def _walk(self, name: str, cached: bool, depth: int = 0) -> Iterator[tuple[str, bool]]:
+        try:
+            with os.scandir(self.root / name) as entries:
+                inside = sorted((e.name, e.is_dir(follow_symlinks=False)) for e in entries)
+        except OSError:
+            return
+        for child, is_folder in inside:
+            if not is_folder or (child.startswith(".") and not cached) or not _speakable(child):
+                continue
+            path = f"{name}/{child}" if name else child
+            if os.path.lexists(self.root / path / CONFIG):
+                yield path, True
+            elif depth >= DEPTH:
+                yield path, False
+            else:
+                yield from self._walk(path, cached, depth + 1)
+
+    # -------------------------------------------------------------- reading
+
+    def open(self, run: str, name: str) -> BufferedReader:
+        """A file of a run. Raises `NotOnShelf` for a name that is none, FileNotFoundError where the file is absent."""
+        steps = _steps(run)
+        assert name in FILES
+        at = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for step in steps:
+                try:
+                    below = os.open(step, _FOLDER, dir_fd=at)
+                except OSError as error:
+                    raise NotOnShelf(f"There is no run '{run[:200]}' here.") from error
+                os.close(at)
+                at = below
+            try:
+                file = os.open(name, _FILE, dir_fd=at)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise NotOnShelf(f"{name} of '{run[:200]}' cannot be read: {error.strerror}.") from error
+        finally:
+            os.close(at)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise NotOnShelf(f"{name} of '{run[:200]}' is not a file.")
+        return os.fdopen(file, "rb")
+
+    def json(self, run: str, name: str) -> dict[str, Any] | None:
+        """A JSON object, or nothing where there is none that can be read."""
+        with contextlib.suppress(FileNotFoundError, NotOnShelf, ValueError), self.open(run, name) as file:
+            found = json.load(file)
+            return found if isinstance(found, dict) else None
+        return None
+
+    def config(self, run: str) -> dict[str, Any]:
+        """What `run.json` holds, or one sentence about why it cannot be read."""
+        try:
+            with self.open(run, CONFIG) as file:
+                found = json.load(file)
+        except FileNotFoundError as error:
+            raise NotOnShelf(f"'{run}' is not a run: it has no {CONFIG}.") from error
+        except ValueError as error:
+            raise PanoplyError(f"'{run}' cannot be read: its {CONFIG} is not JSON.") from error
+        if not isinstance(found, dict) or not isinstance(found.get("plan"), dict):
+            raise PanoplyError(f"'{run}' cannot be read: its {CONFIG} holds no plan.")
+        return found
+
+    def lines(self, run: str, name: str, start: int = 0) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """The whole lines of a file, where each begins and ends; a last line torn by a kill is passed over."""
+        with contextlib.suppress(FileNotFoundError), self.open(run, name) as file:
+            file.seek(start)
+            at = start
+            for line in file:
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    return
+                if not line.endswith(b"\n") or not isinstance(row, dict):
+                    return
+                yield at, at + len(line), row
+                at += len(line)
+
+    def metrics(self, run: str) -> list[dict[str, Any]]:
+        """A row a step; before them, where the run is over, what was measured before the first."""
+        rows = [row for _, _, row in self.lines(run, METRICS)]
+        before = (self.json(run, RESULT) or {}).get("before")
+        if rows and isinstance(before, dict):
+            known = {k: v for k, v in before.items() if f"held_out_{k}" in rows[-1]}
+            rows.insert(0, {"step": 0, "seconds": 0.0, **{f"held_out_{k}": v for k, v in known.items()}})
+        return rows
+
+    def size(self, run: str, name: str) -> int:
+        with contextlib.suppress(FileNotFoundError), self.open(run, name) as file:
+            return os.fstat(file.fileno()).st_size
+        return 0
+
+    def status(self, run: str, result: Mapping[str, Any] | None) -> str:
+        """finished, diverged, running (somebody holds its lock) or stopped."""
+        if result is not None:
+            return "diverged" if result.get("diverged") else "finished"
+        with contextlib.suppress(FileNotFoundError, NotOnShelf), self.open(run, "lock") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return "running"
+        return "stopped"
+
+    # -------------------------------------------------------------- facts
+
+    def facts(self, run: str) -> Facts:
+        """What a list shows of a run; where it cannot be read, the sentence that says why."""
+        _steps(run)
+        signature = self._signature(run)
+        with self._lock:
+            held = self._facts.get(run)
+        if held is not None and held[0] == signature and held[1]["status"] != "running":
+            return held[1]
+        found = self._read_facts(run)
+        with self._lock:
+            self._facts[run] = (signature, found)
+        return found
+
+    def _signature(self, run: str) -> tuple[Any, ...]:
+        found: list[Any] = []
+        for name in (CONFIG, RESULT, METRICS):
+            try:
+                seen = os.lstat(self.root / run / name)
+                found += [seen.st_mtime_ns, seen.st_size]
+            except OSError:
+                found.append(None)
+        return tuple(found)
+
+    def _read_facts(self, run: str) -> Facts:
+        place, _, name = run.rpartition("/")
+        facts: Facts = {"id": run, "name": name, "place": place, "status": "unreadable"}
+        try:
+            config = self.config(run)
+        except PanoplyError as error:
+            return {**facts, "problem": str(error)}
+        result = self.json(run, RESULT)
+        plan = config["plan"]
+        last, scores = self._tail(run)
+        before, after = (_score(result.get(k)) if result else None for k in ("before", "after"))
+        return {
+            **facts,
+            "status": self.status(run, result),
+            "method": _word(plan, "method", "id"),
+            "world": _word(plan, "world", "id"),
+            "seed": _word(plan, "run", "seed"),
+            "step": last.get("step", (result or {}).get("steps", 0)),
+            "of": _word(plan, "run", "steps"),
+            "seconds": last.get("seconds"),
+            "before": before,
+            "after": after if after is not None else _held_out(scores),
+            "reward": last.get("reward"),
+            "created": str(config.get("created", "")),
+            "version": str(config.get("panoply", "unknown")),
+            "metrics": [k for k, v in last.items() if isinstance(v, int | float) or v is None],
+            "group": group_of(plan),
+            "why": str((result or {}).get("diverged") or ""),
+        }
+
+    def _tail(self, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The last line of metrics, with the names of all the lines in sight, and the last evaluation."""
+        last: dict[str, Any] = {}
+        evaluation: dict[str, Any] = {}
+        with contextlib.suppress(FileNotFoundError, NotOnShelf), self.open(run, METRICS) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL))
+            for line in file.read().split(b"\n")[1 if size > TAIL else 0 : -1]:
+                with contextlib.suppress(ValueError):
+                    row = json.loads(line)
+                    if isinstance(row, dict):
+                        last = {**last, **row}
+                        held = {k: v for k, v in row.items() if k.startswith("held_out_")}
+                        evaluation = held or evaluation
+        return last, evaluation
+
+
+def group_of(plan: Mapping[str, Any]) -> str:
+    """A hash of all that determines a run but its seed: runs with the same one are seeds of one experiment."""
+    run = {
+        k: v
+        for k, v in dict(plan.get("run") or {}).items()
+        if k not in ("seed", "threads", "sinks", "minutes")
+    }
+    same = {"method": plan.get("method"), "world": plan.get("world"), "run": run}
+    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _steps(run: str) -> list[str]:
+    """A run's name as folders below the shelf; one that could mean anything else is refused."""
+    steps = run.split("/")
+    if not all(map(_speakable, steps)) or len(steps) > DEPTH + 1:
+        raise NotOnShelf(f"There is no run '{run[:200]}' here.")
+    return steps
+
+
+def _speakable(step: str) -> bool:
+    return step not in ("", ".", "..") and "/" not in step and "\\" not in step and step.isprintable()
+
+
+def _word(plan: Mapping[str, Any], *path: str) -> Any:
+    """A value of a plan, whose shape may be that of another version."""
+    value: Any = plan
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _score(measured: Any) -> float | None:
+    """The rate a run is judged by: the last one with an interval."""
+    if not isinstance(measured, Mapping):
+        return None
+    found = [v for k, v in measured.items() if f"{k}_interval" in measured and isinstance(v, int | float)]
+    return found[-1] if found else None
+
+
+def _held_out(row: Mapping[str, Any]) -> float | None:
+    found = [v for v in row.values() if isinstance(v, int | float)]
+    return found[-1] if found else None

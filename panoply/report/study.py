@@ -1,0 +1,111 @@
+"""A study: the runs a report is about, as experiments with labels, whatever state each of them is in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from panoply.errors import PanoplyError, unknown
+from panoply.report.curves import Experiment, labels, metric_names
+from panoply.report.shelf import CONFIG, Facts, Shelf
+
+SHOWN = 12
+"""How many metrics are drawn where none are named."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run that could be read."""
+
+    shelf: Shelf
+    name: str
+    facts: Facts
+    config: Mapping[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        return self.shelf.root / self.name
+
+
+@dataclass
+class Study:
+    experiments: list[Experiment]
+    members: list[list[Found]]
+    """The runs of each experiment."""
+    metrics: list[str]
+    notes: list[str] = field(default_factory=list)
+    """What a reader should know: runs that could not be read, have not begun, or lack a metric."""
+
+    @classmethod
+    def of(cls, folders: Sequence[str], metrics: Sequence[str] | None = None) -> Study:
+        """The runs in some folders; a folder that is no run stands for all runs below it."""
+        notes: list[str] = []
+        found = list(_found(folders, notes))
+        if not found:
+            raise PanoplyError(" ".join(notes) or "There is no run to report on.")
+        groups: dict[str, list[Found]] = {}
+        for run in found:
+            groups.setdefault(run.facts["group"], []).append(run)
+        named = labels({key: members[0].config["plan"] for key, members in groups.items()})
+        experiments = [_experiment(named[key], members) for key, members in groups.items()]
+        known = metric_names(rows for e in experiments for rows in e.rows)
+        if not known:
+            raise PanoplyError("None of these runs has finished a step yet, so there is nothing to report.")
+        for metric in metrics or ():
+            if metric not in known:
+                raise unknown("metric of these runs", metric, known)
+        chosen = list(metrics or known[:SHOWN])
+        notes += _gaps(experiments, chosen)
+        return cls(experiments, list(groups.values()), chosen, notes)
+
+    def summary(self) -> str:
+        counts = {"run": sum(map(len, self.members)), "experiment": len(self.experiments)}
+        counts["metric"] = len(self.metrics)
+        return ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for what, n in counts.items()) + "."
+
+    def plans(self) -> dict[str, Mapping[str, Any]]:
+        """Each experiment's plan by its label."""
+        return {e.label: m[0].config["plan"] for e, m in zip(self.experiments, self.members, strict=True)}
+
+
+def _found(folders: Sequence[str], notes: list[str]) -> Iterable[Found]:
+    seen: set[Path] = set()
+    for folder in folders:
+        path = Path(folder)
+        if not path.is_dir():
+            raise PanoplyError(f"There is no run folder '{folder}'.")
+        alone = (path / CONFIG).is_file()
+        shelf = Shelf(path.resolve().parent if alone else path)
+        names = [path.resolve().name] if alone else shelf.find()
+        if not names:
+            notes.append(f"'{folder}' is not a run, and there is none below it.")
+        for name in names:
+            facts = shelf.facts(name)
+            if shelf.root / name in seen:
+                continue
+            seen.add(shelf.root / name)
+            if "problem" in facts:
+                notes.append(facts["problem"])
+                continue
+            if not facts["metrics"]:
+                notes.append(f"'{name}' has not finished a step yet.")
+            yield Found(shelf, name, facts, shelf.config(name))
+
+
+def _experiment(label: str, members: Sequence[Found]) -> Experiment:
+    return Experiment(
+        label, tuple(str(m.name) for m in members), tuple(m.shelf.metrics(m.name) for m in members)
+    )
+
+
+def _gaps(experiments: Sequence[Experiment], metrics: Sequence[str]) -> list[str]:
+    """Which experiments lack which of the metrics."""
+    notes = []
+    for e in experiments:
+        logged = set(metric_names(e.rows))
+        lacking = [m for m in metrics if m not in logged]
+        if logged and lacking:
+            notes.append(f"{e.label} does not log {', '.join(lacking)}.")
+    return notes

@@ -1,0 +1,91 @@
+"""The catalogue as the page shows it: every registered work, its parts, and what was measured of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+CLAIM = (
+    "id",
+    "paper",
+    "verdict",
+    "difference",
+    "interval",
+    "seeds",
+    "metric",
+    "kind",
+    "baseline",
+    "world",
+    "date",
+    "command",
+)
+"""Fields of a stored claim that are shown."""
+
+
+class Catalogue:
+    """Looks into the registry when first asked, since that imports every method."""
+
+    def __init__(self, results: Path | None):
+        self.results = results
+        self._lock = threading.Lock()
+
+    def works(self) -> dict[str, Any]:
+        from panoply import registry
+
+        with self._lock:
+            entries = registry.entries()
+        claims = self._claims()
+        works = [
+            {**e.facts(), "name": e.name, "about": e.doc.split("\n")[0], "claims": claims.get(e.name, [])}
+            for e in entries
+        ]
+        return {"works": works}
+
+    def work(self, id: str) -> dict[str, Any] | None:
+        from panoply import compose, registry
+
+        with self._lock:
+            entry = next((e for e in registry.entries() if e.id == id), None)
+        if entry is None:
+            return None
+        found: dict[str, Any] = {
+            **entry.facts(),
+            "name": entry.name,
+            "doc": entry.doc,
+            "claims": self._claims().get(entry.name, []),
+        }
+        if entry.kind == "method":
+            method = compose.resolve(entry.id).method
+            found |= {"equation": method.equation(), "parts": _parts(method)}
+            if entry.base is not None:
+                changes = method.diff(compose.resolve(entry.base).method)
+                found["changes"] = [[path, b or "–", a or "–"] for path, a, b in changes]
+        if entry.kind == "recipe":
+            found["stages"] = [[stage.name, stage.method] for stage in entry.build().stages]
+        return found
+
+    def _claims(self) -> dict[str, list[dict[str, Any]]]:
+        """Stored claims by the name of their work."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        folder = self.results / "claims" if self.results else None
+        for file in sorted(folder.glob("*.json")) if folder and folder.is_dir() else ():
+            with contextlib.suppress(OSError, ValueError):
+                claim = json.loads(file.read_text(encoding="utf-8"))
+                if isinstance(claim, dict) and isinstance(claim.get("id"), str):
+                    shown = {k: claim[k] for k in CLAIM if k in claim}
+                    found.setdefault(claim["id"].split("@")[0], []).append(shown)
+        return found
+
+
+def _parts(method: Any) -> list[list[str]]:
+    from panoply.parts import show_value
+
+    rows = []
+    for slot, value in method.slots().items():
+        for held in value if isinstance(value, tuple) else (value,):
+            settings = ", ".join(f"{k}={show_value(v)}" for k, v in held.settings().items())
+            rows.append([slot, held.info.name, settings])
+    return rows

@@ -1,0 +1,243 @@
+"""The server of `panoply ui`: a page, and what it asks for as JSON. It reads the runs folder and writes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from panoply.errors import PanoplyError
+from panoply.report.curves import Experiment, curve, differences, labels, metric_names, ordered, settings_of
+from panoply.report.episodes import Index
+from panoply.report.shelf import RESULT, Facts, Shelf
+from panoply.ui.catalogue import Catalogue
+from panoply.ui.guard import Guard
+
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+MOST_RUNS = 200
+"""How many runs one request for curves may name."""
+
+
+class Answers:
+    """What the page may ask. Every answer is made from the shelf, by names that are checked there."""
+
+    def __init__(self, shelf: Shelf, results: Path | None = None):
+        self.shelf = shelf
+        self.catalogue = Catalogue(results)
+        self._indices: dict[str, Index] = {}
+        self._lock = threading.Lock()
+
+    def runs(self, ask: Mapping[str, str]) -> dict[str, Any]:
+        cached = ask.get("cached") == "1"
+        found = [self.shelf.facts(run) for run in self.shelf.find(cached)]
+        found.sort(key=lambda f: (f.get("created", ""), f["id"]), reverse=True)
+        metrics = ordered(name for facts in found for name in facts.get("metrics", ()))
+        listed = [{k: v for k, v in facts.items() if k != "metrics"} for facts in found]
+        strangers = self.shelf.strangers()
+        return {"folder": self.shelf.root.name, "runs": listed, "metrics": metrics, "strangers": strangers}
+
+    def curves(self, ask: Mapping[str, str]) -> dict[str, Any]:
+        """Curves of the runs named `runs` (split by line feeds) for each of `metrics` (by commas)."""
+        runs = [r for r in ask.get("runs", "").split("\n") if r][:MOST_RUNS]
+        experiments = self.experiments(runs, together=ask.get("together", "1") == "1")
+        asked = [m for m in ask.get("metrics", "").split(",") if m][:24]
+        x = ask.get("x", "step")
+        if x not in ("step", "seconds", "decisions"):
+            raise PanoplyError(f"Curves can be drawn over step, seconds or decisions, not over '{x}'.")
+        smooth = _fraction(ask.get("smooth", "0"))
+        found = {m: [curve(e, m, x, smooth).to_json() for e in experiments] for m in asked}
+        return {"curves": found, "metrics": metric_names(r for e in experiments for r in e.rows)}
+
+    def experiments(self, runs: list[str], together: bool) -> list[Experiment]:
+        """Runs as experiments, with a label each: seeds of one configuration together, or every run alone."""
+        kept: list[tuple[str, Facts, Mapping[str, Any]]] = []
+        for run in runs:
+            facts = self.shelf.facts(run)
+            if "problem" not in facts:
+                kept.append((run, facts, self.shelf.config(run)["plan"]))
+        groups: dict[str, list[str]] = {}
+        plans: dict[str, Mapping[str, Any]] = {}
+        for run, facts, plan in kept:
+            key = facts["group"] if together else run
+            groups.setdefault(key, []).append(run)
+            plans[key] = plan
+        named = labels(plans)
+        if not together:
+            seeds = {run: facts["seed"] for run, facts, _ in kept}
+            named = {run: f"{label}, seed {seeds[run]}" for run, label in named.items()}
+        return [
+            Experiment(named[key], tuple(members), tuple(self.shelf.metrics(run) for run in members))
+            for key, members in groups.items()
+        ]
+
+    def run(self, ask: Mapping[str, str]) -> dict[str, Any]:
+        run = ask.get("run", "")
+        facts = self.shelf.facts(run)
+        if "problem" in facts:
+            return {"facts": facts}
+        config = self.shelf.config(run)
+        return {
+            "facts": facts,
+            "settings": list(settings_of(config["plan"]).items()),
+            "chosen": config["plan"].get("chosen", []),
+            "command": config.get("command", ""),
+            "versions": config.get("versions", {}),
+            "result": self.shelf.json(run, RESULT),
+        }
+
+    def compare(self, ask: Mapping[str, str]) -> dict[str, Any]:
+        """In which settings the named runs differ."""
+        runs = [r for r in ask.get("runs", "").split("\n") if r][:MOST_RUNS]
+        plans: dict[str, Mapping[str, Any]] = {}
+        for run in runs:
+            facts = self.shelf.facts(run)
+            if "problem" not in facts:
+                plans.setdefault(facts["group"], self.shelf.config(run)["plan"])
+        named = labels(plans)
+        return {"labels": [named[key] for key in plans], "rows": differences(plans)}
+
+    def episodes(self, ask: Mapping[str, str]) -> dict[str, Any]:
+        return {"episodes": self._index(ask.get("run", "")).rows()}
+
+    def episode(self, ask: Mapping[str, str]) -> dict[str, Any]:
+        at = ask.get("at", "")
+        found = self._index(ask.get("run", "")).record(int(at)) if at.isdecimal() else None
+        if found is None:
+            raise HTTPException(404, "There is no such episode.")
+        return found
+
+    def works(self, ask: Mapping[str, str]) -> dict[str, Any]:
+        return self.catalogue.works()
+
+    def work(self, ask: Mapping[str, str]) -> dict[str, Any]:
+        found = self.catalogue.work(ask.get("id", ""))
+        if found is None:
+            raise HTTPException(404, "There is no such work.")
+        return found
+
+    def _index(self, run: str) -> Index:
+        self.shelf.config(run)
+        with self._lock:
+            return self._indices.setdefault(run, Index(self.shelf, run))
+
+
+def make_app(shelf: Shelf, token: str, port: int, results: Path | None = None) -> Guard:
+    """The ASGI application, behind its guard."""
+    answers = Answers(shelf, results)
+    named: list[Callable[[Mapping[str, str]], dict[str, Any]]] = [
+        answers.runs,
+        answers.curves,
+        answers.run,
+        answers.compare,
+        answers.episodes,
+        answers.episode,
+        answers.works,
+        answers.work,
+    ]
+    routes = [Route(f"/api/{answer.__name__}", _endpoint(answer)) for answer in named]
+    routes += [Route(path, _static(content, kind)) for path, (content, kind) in _pages().items()]
+    return Guard(Starlette(routes=routes, exception_handlers={HTTPException: _sorry}), token, port)
+
+
+def _endpoint(answer: Callable[[Mapping[str, str]], dict[str, Any]]) -> Callable[[Request], Response]:
+    def endpoint(request: Request) -> Response:
+        try:
+            return _json(answer(request.query_params))
+        except PanoplyError as error:
+            return _json({"error": str(error)}, 404)
+
+    return endpoint
+
+
+def _static(content: bytes, kind: str) -> Callable[[Request], Response]:
+    def page(request: Request) -> Response:
+        return Response(content, media_type=kind)
+
+    return page
+
+
+def _pages() -> dict[str, tuple[bytes, str]]:
+    """Every file of the page, read once: a request can only name one of these."""
+    root = resources.files("panoply.ui") / "static"
+    found: dict[str, tuple[bytes, str]] = {}
+
+    def walk(folder: Any, path: str) -> None:
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                walk(entry, f"{path}/{entry.name}")
+            elif (kind := KINDS.get(Path(entry.name).suffix)) is not None:
+                found[f"{path}/{entry.name}"] = (entry.read_bytes(), kind)
+
+    walk(root, "")
+    found["/"] = found.pop("/index.html")
+    return found
+
+
+def _sorry(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _json({"error": error.detail}, error.status_code)
+
+
+def _json(content: Mapping[str, Any], status: int = 200) -> Response:
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Response(text, status, media_type="application/json")
+
+
+def _fraction(word: str) -> float:
+    with contextlib.suppress(ValueError):
+        return min(0.99, max(0.0, float(word)))
+    return 0.0
+
+
+# ------------------------------------------------------------------ serving
+
+
+def free_port(wanted: int) -> socket.socket:
+    """A socket on this machine's own address: at the wanted port, or at any where that is taken."""
+    for port in (wanted, 0):
+        made = socket.socket()
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind(("127.0.0.1", port))
+        except OSError:
+            made.close()
+            continue
+        return made
+    raise PanoplyError("No port of this machine is free.")
+
+
+class Serving(uvicorn.Server):
+    """A server on its socket; it ends with Ctrl-C, or when `should_exit` is set."""
+
+    def __init__(self, runs: str | Path, *, results: Path | None = None, port: int = 8642):
+        shelf, token = Shelf(runs), secrets.token_urlsafe(24)
+        self.listening = free_port(port)
+        self.port: int = self.listening.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}/?token={token}"
+        self.ready: Callable[[str], None] = lambda address: None
+        app = make_app(shelf, token, self.port, results)
+        super().__init__(
+            uvicorn.Config(app, log_level="error", server_header=False, access_log=False, lifespan="off")
+        )
+
+    def serve_until_stopped(self, ready: Callable[[str], None] = lambda address: None) -> None:
+        """`ready` gets the address, token included, once it can be opened."""
+        self.ready = ready
+        self.run([self.listening])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready(self.address)

@@ -1,0 +1,187 @@
+// An episode as turns, and the lane that shows it. Long episodes are cut into chunks that are made when they come into sight.
+
+import { h, show } from "./dom.js";
+
+const CHUNK = 200;
+const ENDS = { 0: "open", 1: "ended", 2: "truncated" };
+
+/** Where decisions, prompts and tool outputs lie in a record. */
+export class Episode {
+  constructor(record) {
+    this.record = record;
+    this.length = record.position.length;
+    const { pieces, position } = record;
+    const decisionAt = new Int32Array(pieces.length).fill(-1);
+    position.forEach((p, i) => { if (p >= 0 && p < pieces.length) decisionAt[p] = i; });
+    const turnOf = (i) => record.turn?.[i] ?? 0;
+    this.turns = [];
+    let context = [];
+    for (let p = 0; p < pieces.length; p++) {
+      const i = decisionAt[p];
+      if (i < 0) { context.push(pieces[p]); continue; }
+      const last = this.turns.at(-1);
+      if (!last || last.turn !== turnOf(i) || context.length) {
+        this.turns.push({ turn: turnOf(i), context: context.join(""), again: last?.turn === turnOf(i), decisions: [] });
+        context = [];
+      }
+      this.turns.at(-1).decisions.push(i);
+    }
+    this.after = context.join("");
+    this.turnIndex = new Int32Array(this.length).fill(0);
+    this.turns.forEach((turn, k) => turn.decisions.forEach((i) => { this.turnIndex[i] = k; }));
+    this.gates = new Map();
+    for (const [name, rows] of Object.entries(record.gates)) for (const i of rows) this.gates.set(i, [...(this.gates.get(i) ?? []), name]);
+  }
+
+  text(i) { return this.record.pieces[this.record.position[i]] ?? ""; }
+
+  total(column, decisions = null) {
+    const values = this.record[column];
+    if (!values) return null;
+    return (decisions ? decisions.map((i) => values[i]) : values).reduce((a, b) => a + (b ?? 0), 0);
+  }
+
+  mean(column) {
+    const known = (this.record[column] ?? []).filter((v) => v !== null);
+    return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
+  }
+}
+
+function visible(text) {
+  if (text === "") return "·";
+  return text.replace(/\n/g, "↵\n").replace(/\t/g, "⇥\t");
+}
+
+/** The column of one episode. `pick(i)` is called with a decision that was clicked, `hover(i, element)` with one under the pointer. */
+export class Lane {
+  constructor(episode, summary, { pick, hover, scroller }) {
+    this.episode = episode;
+    this.scale = null;
+    this.chunks = [];
+    this.selected = -1;
+    this.chunkOf = new Int32Array(episode.length);
+    this.watcher = new IntersectionObserver((seen) => {
+      for (const s of seen) if (s.isIntersecting) this.fill(s.target.chunk);
+    }, { root: scroller, rootMargin: "600px 0px" });
+    const r = episode.record;
+    const odd = episode.mean(r["logp@reference"] ? "logp@reference" : "logp");
+    this.title = h("button", { class: "lane-title", onclick: () => pick(0) },
+      h("b", {}, `episode ${r.episode}`),
+      h("span", {}, `R ${show(episode.total("reward"), 2)}`), h("span", {}, `Â ${show(episode.mean("advantage"), 2)}`),
+      h("span", { title: "mean log-probability" }, `log π ${show(odd, 2)}`), h("span", { title: "surprise" }, `✦ ${show(summary?.surprise, 2)}`),
+      h("span", {}, `${episode.length} decisions`), h("span", {}, ENDS[r.end] ?? ""), r.left_out ? h("span", { class: "pill" }, "left out by select") : null);
+    this.sections = episode.turns.map((turn, k) => this.section(turn, k));
+    this.body = h("div", { class: "lane-body" }, ...this.sections, episode.after ? this.context(episode.after, "after") : null);
+    this.element = h("article", { class: "lane", "aria-label": `episode ${r.episode}` }, this.title, this.body);
+    this.body.addEventListener("click", (event) => {
+      const token = event.target.closest("[data-i]");
+      if (token) pick(Number(token.dataset.i));
+    });
+    this.body.addEventListener("pointermove", (event) => {
+      const token = event.target.closest?.("[data-i]");
+      hover(token ? Number(token.dataset.i) : -1, token);
+    });
+    this.body.addEventListener("pointerleave", () => hover(-1, null));
+  }
+
+  context(text, name) {
+    const made = h("button", { class: "context", "aria-expanded": "false", onclick: () => made.setAttribute("aria-expanded", String(made.getAttribute("aria-expanded") !== "true")) },
+      h("span", { class: "context-name" }, name), h("span", { class: "context-text" }, text));
+    return made;
+  }
+
+  section(turn, k) {
+    const several = this.episode.turns.length > 1;
+    const body = h("div", { class: "turn-body" });
+    if (turn.context) body.append(this.context(turn.context, k === 0 ? "prompt" : "tool output, observation"));
+    const long = this.episode.length > 1500;
+    const size = long ? CHUNK : turn.decisions.length;
+    for (let start = 0; start < turn.decisions.length; start += size) {
+      const box = h("div", { class: "chunk" });
+      const chunk = { box, decisions: turn.decisions.slice(start, start + size), filled: false };
+      box.chunk = chunk;
+      for (const i of chunk.decisions) this.chunkOf[i] = this.chunks.length;
+      this.chunks.push(chunk);
+      if (long) {
+        box.style.minHeight = `${Math.ceil(chunk.decisions.length / 18) * 22}px`;
+        this.watcher.observe(box);
+      }
+      body.append(box);
+    }
+    if (!several) return h("section", { class: "turn" }, body);
+    const reward = this.episode.total("reward", turn.decisions);
+    const gated = turn.decisions.filter((i) => this.episode.gates.has(i)).length;
+    const head = h("button", { class: "turn-head", "aria-expanded": "true", onclick: () => this.fold(k) },
+      h("b", {}, `turn ${turn.turn + 1}${turn.again ? " (goes on)" : ""}`), h("span", {}, `${turn.decisions.length} decisions`),
+      reward ? h("span", { class: "good" }, `r ${show(reward, 2)}`) : null, gated ? h("span", { class: "gate" }, `${gated} gated`) : null,
+      h("span", { class: "first-words" }, turn.decisions.slice(0, 40).map((i) => this.episode.text(i)).join("")));
+    return h("section", { class: "turn", "data-turn": String(k) }, head, body);
+  }
+
+  folded(k) { return this.sections[k].classList.contains("folded"); }
+
+  fold(k, folded = !this.folded(k)) {
+    this.sections[k].classList.toggle("folded", folded);
+    this.sections[k].querySelector(".turn-head")?.setAttribute("aria-expanded", String(!folded));
+  }
+
+  foldAll(folded) { this.sections.forEach((_, k) => this.fold(k, folded)); }
+
+  openContexts(open) { for (const c of this.element.querySelectorAll(".context")) c.setAttribute("aria-expanded", String(open)); }
+
+  fill(chunk) {
+    if (chunk.filled) return;
+    chunk.filled = true;
+    this.watcher.unobserve(chunk.box);
+    const made = document.createDocumentFragment();
+    for (const i of chunk.decisions) {
+      const token = document.createElement("span");
+      token.dataset.i = i;
+      token.textContent = visible(this.episode.text(i));
+      token.className = this.look(i);
+      made.append(token);
+    }
+    chunk.box.replaceChildren(made);
+    chunk.box.style.minHeight = "";
+  }
+
+  look(i) {
+    const r = this.episode.record;
+    let look = "t";
+    if (this.scale) look += ` ${this.scale.shade(r[this.scale.column]?.[i] ?? null)}`;
+    if (this.episode.gates.has(i)) look += " gated";
+    if (r.train && !r.train[i]) look += " mute";
+    if (r.source?.[i]) look += " foreign";
+    if (i === this.selected) look += " selected";
+    return look;
+  }
+
+  paint(scale) {
+    this.scale = scale;
+    for (const chunk of this.chunks) {
+      if (this.episode.length <= 1500) this.fill(chunk);
+      if (chunk.filled) for (const token of chunk.box.children) token.className = this.look(Number(token.dataset.i));
+    }
+  }
+
+  /** Mark a decision and bring it into sight. */
+  select(i, { scroll = true } = {}) {
+    this.token(this.selected)?.classList.remove("selected");
+    this.selected = i;
+    if (i < 0) return;
+    const k = this.episode.turnIndex[i];
+    if (this.folded(k)) this.fold(k, false);
+    this.fill(this.chunks[this.chunkOf[i]]);
+    const token = this.token(i);
+    token?.classList.add("selected");
+    if (scroll) token?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+
+  token(i) {
+    if (i < 0 || i >= this.episode.length) return null;
+    const chunk = this.chunks[this.chunkOf[i]];
+    return chunk?.filled ? chunk.box.children[i - chunk.decisions[0]] ?? null : null;
+  }
+
+  leave() { this.watcher.disconnect(); }
+}

@@ -1,0 +1,96 @@
+"""The shelf reads what is below its folder, and nothing else."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from panoply.report.shelf import NotOnShelf, Shelf, group_of
+
+PLAN = {"method": {"id": "grpo@1"}, "world": {"id": "chain@1"}, "run": {"seed": 4, "steps": 9}}
+
+
+def shelve(root: Path, name: str, plan: dict | None = None) -> Path:
+    folder = root / name
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"plan": plan or PLAN}))
+    return folder
+
+
+def test_runs_are_found_below_folders_and_hidden_ones_when_asked(tmp_path: Path) -> None:
+    for name in ("a", "study/01-sft", ".cache/x", "a/inside"):
+        shelve(tmp_path, name)
+    (tmp_path / "foreign" / "deep").mkdir(parents=True)
+    shelf = Shelf(tmp_path)
+    assert shelf.find() == ["a", "study/01-sft"]
+    assert shelf.find(cached=True) == [".cache/x", "a", "study/01-sft"]
+    assert shelf.strangers() == ["foreign"]
+
+
+def test_status(tmp_path: Path) -> None:
+    folder = shelve(tmp_path, "a")
+    shelf = Shelf(tmp_path)
+    assert shelf.facts("a")["status"] == "stopped"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / "metrics.jsonl").write_text(
+            '{"step": 1, "held_out_greedy": 0.5}\n{"step": 2, "reward": 1}\n'
+        )
+        facts = shelf.facts("a")
+        assert (facts["status"], facts["step"], facts["after"]) == ("running", 2, 0.5)
+    (folder / "result.json").write_text('{"diverged": "Stopped: loss is nan", "steps": 1}')
+    facts = shelf.facts("a")
+    assert (facts["status"], facts["why"]) == ("diverged", "Stopped: loss is nan")
+
+
+def test_a_change_is_seen_at_once(tmp_path: Path) -> None:
+    folder = shelve(tmp_path, "a")
+    shelf = Shelf(tmp_path)
+    assert shelf.facts("a")["after"] is None
+    (folder / "result.json").write_text(
+        '{"after": {"greedy": 0.1, "greedy_interval": [0, 1], "sampled": 0.3, "n": 4}}'
+    )
+    assert shelf.facts("a")["after"] == 0.1
+
+
+def test_curves_begin_with_what_was_measured_before(tmp_path: Path) -> None:
+    folder = shelve(tmp_path, "a")
+    (folder / "metrics.jsonl").write_text('{"step": 1, "held_out_greedy": 0.5}\n')
+    (folder / "result.json").write_text('{"before": {"greedy": 0.1, "problems": 8}}')
+    assert Shelf(tmp_path).metrics("a")[0] == {"step": 0, "seconds": 0.0, "held_out_greedy": 0.1}
+
+
+def test_links_and_odd_files_are_not_followed(tmp_path: Path) -> None:
+    outside = shelve(tmp_path, "outside")
+    root = tmp_path / "runs"
+    good = shelve(root, "a")
+    (root / "b").symlink_to(outside)
+    (good / "metrics.jsonl").symlink_to(outside / "run.json")
+    os.mkfifo(good / "episodes.jsonl")
+    shelf = Shelf(root)
+    assert shelf.find() == ["a"]
+    for run, name in (
+        ("b", "run.json"),
+        ("a", "metrics.jsonl"),
+        ("a", "episodes.jsonl"),
+        ("../outside", "run.json"),
+    ):
+        with pytest.raises(NotOnShelf):
+            shelf.open(run, name)
+    assert shelf.facts("a")["status"] == "stopped"
+
+
+def test_a_shelf_that_is_itself_a_link_is_the_folder_meant(tmp_path: Path) -> None:
+    shelve(tmp_path / "real", "a")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert Shelf(tmp_path / "link").find() == ["a"]
+
+
+def test_only_the_seed_may_differ_within_a_group() -> None:
+    other = {**PLAN, "run": {**PLAN["run"], "seed": 5, "threads": 2}}
+    assert group_of(PLAN) == group_of(other)
+    assert group_of(PLAN) != group_of({**PLAN, "run": {"seed": 4, "steps": 10}})

@@ -1,0 +1,164 @@
+"""The page in a real browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def tick(page: Any, name: str) -> None:
+    page.locator(".run", has=page.locator(f".run-sub[title='{name}']")).locator(".run-sub").click()
+
+
+def curves(page: Any, metric: str) -> str:
+    """What a chart says of itself to a screen reader."""
+    found = page.locator(f"figure[data-metric='{metric}'] .u-over")
+    found.wait_for()
+    return str(found.get_attribute("aria-label"))
+
+
+def test_open_and_tick_two_runs_and_see_two_curves(page: Any) -> None:
+    page.wait_for_selector(".run")
+    assert page.url.endswith("/")  # the token has left the address bar
+    tick(page, "tools-s0")
+    tick(page, "chain")
+    page.get_by_role("heading", name="2 ticked").wait_for()
+    assert page.locator(".legend li").count() == 2
+    told = curves(page, "reward")
+    assert "grpo · tools ends at" in told
+    assert "grpo · chain ends at" in told
+    assert page.locator("table th", has_text="update.lr").count() == 1
+    tick(page, "tools-s1")
+    page.get_by_role("heading", name="3 ticked").wait_for()
+    assert page.locator(".legend li", has_text="2 seeds").count() == 1
+
+
+def test_search_and_keyboard_in_the_list(page: Any) -> None:
+    page.wait_for_selector(".run")
+    page.keyboard.press("/")
+    page.keyboard.type("tools seed 1")
+    page.get_by_text(re.compile(r"^1 of \d+ runs$")).wait_for()
+    page.locator(".rows").focus()
+    page.keyboard.press("x")
+    page.get_by_role("heading", name="1 ticked").wait_for()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="grpo on tools").wait_for()
+
+
+def test_an_unreadable_run_says_why(page: Any) -> None:
+    page.wait_for_selector(".run")
+    page.locator(".run.unreadable", has_text="torn").locator("a").click()
+    page.get_by_role("alert").get_by_text("its run.json is not JSON").wait_for()
+
+
+@pytest.fixture
+def inspector(page: Any) -> Any:
+    """An episode of several turns, opened by way of its run."""
+    page.wait_for_selector(".run")
+    page.locator(".run", has=page.locator(".run-sub[title='tools-s0']")).locator("a").click()
+    page.get_by_role("heading", name="grpo on tools").wait_for()
+    page.locator(".episode", has_text="turns").first.click()
+    page.wait_for_selector(".lane .t.selected")
+    return page
+
+
+def test_decisions_are_coloured_by_advantage(inspector: Any) -> None:
+    inspector.locator("button[data-column=entropy]").click()
+    assert inspector.locator("button[data-column=entropy]").get_attribute("aria-checked") == "true"
+    assert inspector.locator(".t.q10").count() > 0
+    inspector.keyboard.press("1")
+    assert inspector.locator("button[data-column=advantage]").get_attribute("aria-checked") == "true"
+    assert inspector.locator(".t[class*=' q']").count() == 0
+    background = "e => getComputedStyle(e).backgroundColor"
+    shades = {t.evaluate(background) for t in inspector.locator(".t[class*=' d']").all()[:40]}
+    assert len(shades) >= 1
+
+
+def test_turns_and_decisions_by_keyboard(inspector: Any) -> None:
+    told = inspector.locator(".detail p").first
+    assert re.match(r"decision 1 of \d+, turn 1 of", told.inner_text())
+    inspector.keyboard.press("ArrowDown")
+    assert "turn 2 of" in told.inner_text()
+    inspector.keyboard.press("ArrowRight")
+    inspector.keyboard.press("ArrowLeft")
+    inspector.keyboard.press("ArrowLeft")
+    assert "turn 1 of" in told.inner_text()
+    inspector.keyboard.press("End")
+    assert re.match(r"decision (\d+) of \1\b", told.inner_text())
+    inspector.keyboard.press("f")
+    assert inspector.locator(".lane.current .turn.folded").count() == 1
+    here = inspector.url
+    inspector.keyboard.press("j")
+    inspector.wait_for_url(lambda url: url != here)
+    inspector.keyboard.press("Escape")
+    inspector.get_by_role("heading", name="grpo on tools").wait_for()
+
+
+def test_the_group_stands_side_by_side(inspector: Any) -> None:
+    assert inspector.locator(".lane").count() == 4
+    inspector.keyboard.press("g")
+    inspector.wait_for_function("document.querySelectorAll('.lane').length === 1")
+    context = inspector.locator(".context").nth(1)
+    assert context.get_attribute("aria-expanded") == "false"
+    context.click()
+    assert context.get_attribute("aria-expanded") == "true"
+
+
+def test_the_gate_that_acted_is_named(page: Any) -> None:
+    page.wait_for_selector(".run")
+    page.locator(".run", has=page.locator(".run-sub[title='chain']")).locator("a").click()
+    page.get_by_label("Order of episodes").select_option("gated")
+    page.locator(".episode").first.click()
+    page.wait_for_selector(".t.gated")
+    page.keyboard.press("c")
+    assert re.search(r"clip_(high|low)\s+in surrogate\.clip", page.locator(".gates").inner_text())
+    page.locator(".lane.current .t.gated").first.hover()
+    assert "surrogate.clip" in page.locator("#tip").inner_text()
+
+
+def test_the_most_surprising_episodes_come_first(inspector: Any) -> None:
+    inspector.get_by_label("Order of episodes").select_option("surprise")
+    inspector.get_by_text("A hacked reward shows here first").wait_for()
+    scores = [
+        float(t.replace("✦", ""))
+        for t in inspector.locator(".inspector .side .pill[title^=surprise]").all_inner_texts()
+    ]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] > scores[-1]
+
+
+def test_the_catalogue(page: Any) -> None:
+    page.get_by_role("link", name="Catalogue").click()
+    page.get_by_label("Search works").fill("dapo")
+    page.get_by_role("link", name="dapo", exact=True).click()
+    page.get_by_role("heading", name="Changes from grpo").wait_for()
+
+
+def test_light_and_dark(page: Any) -> None:
+    page.wait_for_selector(".run")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    page.keyboard.press("d")
+    assert page.evaluate(paper) != light
+
+
+def test_the_report_opens_offline(browser: Any, runs: Path, tmp_path: Path) -> None:
+    from panoply.report.html import write_report
+    from panoply.report.study import Study
+
+    file = write_report(Study.of([str(runs)]), tmp_path / "report.html")
+    page = browser.new_page()
+    asked: list[str] = []
+    problems: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+    page.goto(file.as_uri())
+    page.wait_for_selector(".u-over[aria-label^='reward:'][aria-label*='grpo · tools ends at']")
+    assert page.locator(".plot canvas").count() == page.locator(".plot").count() >= 6
+    page.close()
+    assert asked == [file.as_uri()]
+    assert problems == []
