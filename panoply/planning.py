@@ -28,6 +28,10 @@ class Options:
     steps: int = 200
     minutes: float | None = None
     """Stop early when this much time has passed. A run stopped by the clock cannot be repeated bit for bit."""
+    episodes: int | None = None
+    """Stop early when this many episodes have been collected, those that were dropped again included."""
+    decisions: int | None = None
+    """Stop early when this many decisions have been collected, those of continuations that only value included."""
     model: str = "start"
     """`start` (the world's warm start), `fresh` (new weights), or a folder."""
     lora: int = 0
@@ -52,8 +56,9 @@ class Options:
         for name, annotation in typing.get_type_hints(Options).items():
             object.__setattr__(self, name, check(f"run.{name}", getattr(self, name), annotation))
         least = {"steps": 1, "threads": 0, "micro_tokens": 1, "held_out": 1, "checkpoint_every": 1, "keep": 1}
-        for name, bound in (least | {"evaluate_every": 0, "lora": 0, "episodes_every": 0}).items():
-            if getattr(self, name) < bound:
+        least |= {"evaluate_every": 0, "lora": 0, "episodes_every": 0, "episodes": 1, "decisions": 1}
+        for name, bound in least.items():
+            if getattr(self, name) is not None and getattr(self, name) < bound:
                 raise PanoplyError(f"run.{name} must be at least {bound}, not {getattr(self, name)}.")
         if self.minutes is not None and not self.minutes > 0:
             raise PanoplyError(f"run.minutes must be above 0, not {self.minutes:g}.")

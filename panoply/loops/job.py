@@ -127,9 +127,16 @@ class Job:
             if limit is not None and time.monotonic() - self._started > limit * 60:
                 self.progress.say(f"Stopped after {limit:g} minutes.")
                 break
+            if any((most := getattr(self.plan.options, of)) and self.spent[of] >= most for of in self.spent):
+                break
             self._moves = 0
             self._at_start = copy.deepcopy((self.collect.state, self.states))
             yield self.step
+
+    @property
+    def spent(self) -> dict[str, int]:
+        """What has been collected since the run began."""
+        return {of: self.collect.state.get(of, 0) for of in ("episodes", "decisions")}
 
     def watch(self, experience: Experience) -> None:
         """In a step whose episodes are recorded: choose some, of which the learner is to note all it does to them."""
@@ -153,6 +160,7 @@ class Job:
         last = self.step == options.steps
         evaluated = last or bool(options.evaluate_every and self.step % options.evaluate_every == 0)
         record: dict[str, Any] = {"step": self.step, "seconds": round(self.seconds, 3)}
+        record |= {f"total_{of}": count for of, count in self.spent.items()}
         record |= described | dict(metrics) | self._speed(experience) | self._failures()
         if evaluated:
             record |= self._evaluate()
@@ -174,7 +182,7 @@ class Job:
         result = {
             "steps": self.step,
             "seconds": round(self.seconds, 2),
-            "episodes": self.collect.state["episodes"],
+            **self.spent,
             "before": self.before,
             "after": self.after,
             "best_step": self.best["step"],

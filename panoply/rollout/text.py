@@ -38,7 +38,7 @@ Temperature = float | Callable[[Tensor], Tensor]
 class Collector:
     """Draws training tasks in order and lets the policy, or the world's teacher, act on them.
 
-    What it must remember to go on is three counters (`state`), so a resumed run sees the same tasks and draws.
+    What it must remember to go on is a few counters (`state`), so a resumed run sees the same tasks and draws.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Collector:
         self.needs = needs
         """Columns asked for that only world and policy together can give: `belief`."""
         self.engine = TextEngine(policy.model, policy.tokenizer)
-        self.state = {"tasks": 0, "groups": 0, "episodes": 0}
+        self.state = {"tasks": 0, "groups": 0, "episodes": 0, "decisions": 0}
         self.version = 0
 
     def tasks(self, n: int) -> list[Task]:
@@ -154,7 +154,7 @@ class Collector:
     def prefix_values(self, tasks: Sequence[Task], prefixes: Sequence[Sequence[int]], samples: int) -> Tensor:
         """V̂ of unfinished answers: the mean success of so many of the policy's own continuations of each.
 
-        For worlds of one turn. The draws do not touch the counters of episodes and tasks.
+        For worlds of one turn. The draws count as decisions, and as neither episodes nor tasks.
         """
         sampling = self._sampling(1.0)
         starts = [(*task.prompt, *prefix) for task, prefix in zip(tasks, prefixes, strict=True)]
@@ -164,6 +164,7 @@ class Collector:
             for i, start in enumerate(starts)
         ]
         rollouts = self.engine.generate(requests, sampling, complete=self._complete)
+        self._count(rollouts.decisions)
         asked = [tasks[r] for r in rollouts.request.tolist()]
         answers = [
             [*prefixes[r], *rest]
@@ -238,6 +239,7 @@ class Collector:
         if bool((key[1:] < key[:-1]).any()):
             decisions = decisions.take(key.argsort(stable=True))
         row, turn = decisions.tensor("episode"), decisions.tensor("turn")
+        self._count(decisions)
         episode = self._number(len(tasks))
         columns: dict[str, Column] = {
             "task": torch.tensor([t.id for t in tasks])[row],
@@ -289,6 +291,7 @@ class Collector:
             graded = [self.world.grade(t, turns[0][1]) for t, turns in zip(tasks, lessons, strict=True)]
             decisions |= _on_last(graded, last)
         self.state["groups"] += len(tasks)
+        self._count(Table(decisions))
         tokens = Ragged.from_lists([[*p, *answer] for _, _, p, answer in flat])
         return Experience(Table(decisions), Table({"tokens": tokens, "prompt": prompt, "shared": shared}))
 
@@ -296,6 +299,9 @@ class Collector:
         first = self.state["episodes"]
         self.state["episodes"] += episodes
         return torch.arange(first, first + episodes)
+
+    def _count(self, decisions: Table) -> None:
+        self.state["decisions"] = self.state.get("decisions", 0) + decisions.rows
 
     def _draw(self, episode: int) -> int:
         return stable_hash("draw", self.seed, self.split, episode)

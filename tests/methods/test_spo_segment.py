@@ -41,7 +41,9 @@ def test_prefix_values_are_shares_of_success(tiny_collector: Collector) -> None:
     gold = [world.gold(t) for t in tasks]
     state = dict(tiny_collector.state)
     whole = tiny_collector.prefix_values(tasks, [g[:-1] for g in gold], 40)
-    assert tiny_collector.state == state
+    drawn = tiny_collector.state["decisions"]
+    assert tiny_collector.state == {**state, "decisions": drawn}
+    assert drawn >= 3 * 40
     # only the end token is missing: the share of continuations that draw it at once
     prompts = [[*t.prompt, *g[:-1]] for t, g in zip(tasks, gold, strict=True)]
     model = tiny_collector.policy.model

@@ -1,0 +1,1 @@
+"""Whether a method helps: comparisons at equal budget, claims with verdicts, and the catalogue of both."""

@@ -1,0 +1,136 @@
+"""Runs found again by what determines them: `runs/.cache/grpo-chain-s0-HASH`.
+
+The hash is of the plan (method with all its parts and settings, world, options, seed), of the code that computes with
+them, and of the versions of torch and NumPy. So one baseline serves every comparison that needs it, and an interrupted
+comparison goes on with its half-done runs, because runs resume.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import panoply
+from panoply import registry
+from panoply.errors import PanoplyError
+from panoply.planning import Plan
+from panoply.run import Run, versions
+
+PACKAGE = Path(panoply.__file__).parent
+SILENT = ("cli.py", "commands", "evidence", "progress.py", "report", "sinks.py", "ui")
+"""What only shows or asks, and does not compute."""
+APART = ("methods", "worlds")
+"""Of these only what a plan uses counts: another method does not make this one's runs stale."""
+
+
+def identity(plan: Plan) -> str:
+    """A hash of everything that determines the numbers of a run."""
+    data = plan.to_json()
+    for irrelevant in ("chosen", "plugins"):
+        del data[irrelevant]
+    for name in ("sinks", "keep", "checkpoint_every", "episodes_every"):
+        del data["run"][name]
+    facts = {
+        "plan": data,
+        "code": [_core(), *(_file(path) for path in _own(plan))],
+        "files": [_file(path) for path in _named(plan)],
+        **{name: versions()[name] for name in ("torch", "numpy")},
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _core() -> str:
+    """A hash of the code that all runs share."""
+    found = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        inside = path.relative_to(PACKAGE)
+        if inside.parts[0] in SILENT or (inside.parts[0] in APART and len(inside.parts) > 2):
+            continue
+        found.update(f"{inside} {_file(path)}\n".encode())
+    return found.hexdigest()
+
+
+def _file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _own(plan: Plan) -> list[Path]:
+    """The files of the plan's parts and world that lie outside of what all runs share, plug-ins included."""
+    modules = {held.info.function.__module__ for held in _parts(plan)}
+    modules.add(registry.find("world", plan.world_id).build.__module__)
+    files = {Path(str(sys.modules[name].__file__)) for name in modules if name in sys.modules}
+    core = [PACKAGE / part for part in ("slots", "loops")]
+    return sorted(f for f in files if not any(f.is_relative_to(folder) for folder in core))
+
+
+def _named(plan: Plan) -> list[Path]:
+    """The files a plan names: data, models, and the world's warm start."""
+    options = plan.options
+    words = [*plan.world_options.values(), options.model, options.reference]
+    flat = [w for word in words for w in (word if isinstance(word, tuple) else (word,))]
+    named = [
+        Path(str(w).split(".py:")[0] + ".py" if ".py:" in str(w) else w) for w in flat if isinstance(w, str)
+    ]
+    if "start" in (options.model, options.reference):
+        named.append(PACKAGE / "assets" / plan.world().start)
+    inside = [f for path in named for f in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    return [f for f in inside if f.is_file()]
+
+
+def _parts(plan: Plan) -> Iterator[Any]:
+    """Every part of the plan's method, those inside others included."""
+    from panoply.parts import Part
+
+    waiting: list[Any] = [held for _, held in plan.method.parts()]
+    while waiting:
+        held = waiting.pop()
+        yield held
+        waiting += [value for value in held.settings().values() if isinstance(value, Part)]
+
+
+def place(plan: Plan, root: Path) -> Path:
+    """Where the run of a plan lies, or will."""
+    words = (plan.method_id, plan.world_id, f"s{plan.options.seed}")
+    return root / ("-".join(w.split("@")[0] for w in words) + f"-{identity(plan)}")
+
+
+def finished(folder: Path) -> Run | None:
+    """The run of a folder if it has ended, soundly or by diverging."""
+    if not (folder / "run.json").is_file():
+        return None
+    run = Run.open(folder)
+    return run if run.status() in ("finished", "diverged") and _whole(run) else None
+
+
+def _whole(run: Run) -> bool:
+    result = run.result() or {}
+    if not isinstance(result.get("before"), dict) or not isinstance(result.get("after"), dict):
+        raise PanoplyError(f"'{run.folder}' cannot be read: its result lacks what was measured.")
+    if len(run.metrics()) < int(result.get("steps", 0)):
+        raise PanoplyError(f"'{run.folder}' cannot be read: lines of its metrics are missing.")
+    return True
+
+
+def tidy(folder: Path) -> str | None:
+    """Make sure that a folder can be used: remove what is neither a run nor the start of one, and say why."""
+    if not folder.exists():
+        return None
+    try:
+        if finished(folder) is None and (folder / "run.json").is_file():
+            run = Run.open(folder)
+            run.plan()
+            if not any(run.checkpoints.glob("step-*")):
+                shutil.rmtree(folder)
+            elif run.latest() is None:
+                raise PanoplyError(f"no checkpoint of '{folder}' is usable.")
+    except PanoplyError as error:
+        shutil.rmtree(folder)
+        return f"The cached run {folder.name} is broken and is made again: {error}"
+    return None

@@ -1,0 +1,158 @@
+"""One number of a finished run, and the curve that leads to it.
+
+| metric | number | curve |
+|---|---|---|
+| `success` | the last held-out rate: success of sampled answers | held-out rates |
+| `area` | the mean height of that curve over the whole budget | the same |
+| `pass@K`, `distinct@K` | of K sampled answers to each held-out problem of the last policy | held-out rates |
+| `NAME` | what a step logs under that name, mean over the last fifth of the steps | what was logged |
+| `NAME/OTHER` | the ratio of two such means | the ratio of what was logged |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from panoply.checkpoint import write_atomically
+from panoply.errors import PanoplyError, unknown
+from panoply.evidence import statistics
+from panoply.run import Run
+
+MEASURES = "measures.json"
+TAIL = 0.2
+"""The share of a run's steps whose logged numbers are averaged."""
+PROBLEMS = 64
+Curve = list[tuple[float, float]]
+UNITS = ("episodes", "decisions", "steps", "seconds")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a run came to."""
+
+    value: float
+    curve: Curve
+    """(spent budget, score), from the start on."""
+    seconds: float
+    diverged: bool
+
+
+def read(folder: Path, metric: str, unit: str, budget: float) -> Scored:
+    """The score of a finished run, with its curve over the budget's unit."""
+    run = Run.open(folder)
+    result, records = run.result() or {}, run.metrics()
+    held_out = metric in ("success", "area") or asks(metric)
+    curve = _held_out(result, records, unit) if held_out else _logged(records, metric, unit)
+    if not curve:
+        names = {n for r in records for n, v in r.items() if isinstance(v, float | int)}
+        raise unknown(f"metric of {folder.name}", metric.split("/")[0], {*names, "success", "area"})
+    if asks(metric):
+        value = _measured(run.folder)[metric]
+    elif metric == "area":
+        value = statistics.area(curve, budget)
+    else:
+        value = curve[-1][1] if metric == "success" else _tail(records, metric)
+    seconds = float(result.get("seconds", records[-1]["seconds"] if records else 0.0))
+    return Scored(float(value), curve, seconds, "diverged" in result)
+
+
+def rate(measured: Mapping[str, Any]) -> float | None:
+    """The held-out rate a run is judged by: the last one that has an interval."""
+    found = [measured[n] for n in measured if f"{n}_interval" in measured]
+    return float(found[-1]) if found else None
+
+
+def spent(record: Mapping[str, Any], unit: str) -> float:
+    name = {"episodes": "total_episodes", "decisions": "total_decisions", "steps": "step"}.get(unit, unit)
+    return float(record[name])
+
+
+def _held_out(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], unit: str) -> Curve:
+    """The start, every evaluation that was logged, and the end."""
+    curve: Curve = []
+    start, end = rate(result["before"]), rate(result["after"])
+    if start is not None:
+        curve.append((0.0, start))
+    for record in records:
+        rates = [v for n, v in record.items() if n.startswith("held_out_")]
+        if rates:
+            curve.append((spent(record, unit), float(rates[-1])))
+    if records and end is not None and curve[-1][0] < spent(records[-1], unit) and "diverged" not in result:
+        curve.append((spent(records[-1], unit), end))
+    return curve
+
+
+def _logged(records: Sequence[Mapping[str, Any]], metric: str, unit: str) -> Curve:
+    found = ((spent(r, unit), _ratio([r], metric)) for r in records)
+    return [(x, y) for x, y in found if y is not None]
+
+
+def _tail(records: Sequence[Mapping[str, Any]], metric: str) -> float:
+    last = records[-max(1, math.ceil(TAIL * len(records))) :]
+    found = _ratio(last, metric)
+    return math.nan if found is None else found
+
+
+def _ratio(records: Iterable[Mapping[str, Any]], metric: str) -> float | None:
+    """The mean of a logged metric over some steps, or the ratio of two means; None where it was not logged."""
+    means = []
+    for name in metric.split("/"):
+        values = [float(r[name]) for r in records if isinstance(r.get(name), float | int)]
+        if not values:
+            return None
+        means.append(sum(values) / len(values))
+    return means[0] if len(means) == 1 else means[0] / means[1] if means[1] else None
+
+
+# ------------------------------------------------------------------ measured on the last policy
+
+
+def asks(metric: str) -> bool:
+    """Whether a metric must be measured on the policy after its run."""
+    name, _, k = metric.partition("@")
+    return name in _ASKED and k.isdigit() and int(k) > 0
+
+
+def measure(folder: Path, metrics: Sequence[str]) -> None:
+    """Measure on a finished run's last policy what is not there yet, and keep it in the run's folder."""
+    from panoply import api
+
+    known = _measured(folder)
+    wanted = [metric for metric in metrics if metric not in known]
+    if wanted:
+        policy, world = api.load_policy(api.last_model(folder)), Run.open(folder).plan().world()
+        for metric in wanted:
+            name, _, k = metric.partition("@")
+            known[metric] = _ASKED[name](world, policy, int(k))
+        write_atomically(folder / MEASURES, json.dumps(known, indent=1))
+
+
+def _measured(folder: Path) -> dict[str, float]:
+    if not (folder / MEASURES).is_file():
+        return {}
+    try:
+        found: dict[str, float] = json.loads((folder / MEASURES).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise PanoplyError(f"{folder / MEASURES} is not JSON.") from error
+    return found
+
+
+def _coverage(field: str) -> Callable[[Any, Any, int], float]:
+    def measured(world: Any, policy: Any, k: int) -> float:
+        from panoply.evaluation.coverage import coverage
+
+        found = coverage(world, policy, PROBLEMS, attempts=k, ks=(k,))
+        return found.pass_at[k] if field == "pass" else found.distinct
+
+    return measured
+
+
+_ASKED: dict[str, Callable[[Any, Any, int], float]] = {
+    "pass": _coverage("pass"),
+    "distinct": _coverage("distinct"),
+}
