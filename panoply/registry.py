@@ -16,13 +16,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin
 
 from panoply import parts as part_module
 from panoply.errors import PanoplyError, unknown
 from panoply.parts import SLOTS, Part, _fits, options
 from panoply.recipes import Recipe
 from panoply.regimes import Method
+
+if TYPE_CHECKING:
+    from panoply.evidence.claims import Claim
 
 Kind = Literal["method", "world", "recipe", "protocol", "system", "survey"]
 R = TypeVar("R")
@@ -43,6 +46,8 @@ class Entry:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     world: str | None = None
     """Where a method is at home, if that is not just anywhere."""
+    claim: Claim | None = None
+    """What its paper found, in a form that can be measured here."""
 
     @property
     def name(self) -> str:
@@ -95,50 +100,60 @@ def method(
     family: str | None = None,
     presets: Mapping[str, Mapping[str, Any]] | None = None,
     world: str | None = None,
+    claim: Claim | None = None,
 ) -> Callable[[Callable[..., M]], Callable[..., M]]:
     """Register a function that returns a method. A changed default is a new version of the id.
 
     `presets` are named sets of settings for kinds of world, such as `{"tiny": {"update.lr": 3e-4}}`; `world` is where
-    the method is at home.
+    the method is at home; `claim` is what its paper found, for `panoply claim` to measure.
     """
 
     def register(build: Callable[..., M]) -> Callable[..., M]:
         of = family or _family(build.__module__)
-        _register(Entry(id, "method", build, paper, of, base, presets or {}, world))
+        _register(Entry(id, "method", build, paper, of, base, presets or {}, world, claim))
         return build
 
     return register
 
 
 def recipe(
-    id: str, *, paper: int | None = None, family: str | None = None, world: str | None = None
+    id: str,
+    *,
+    paper: int | None = None,
+    family: str | None = None,
+    world: str | None = None,
+    claim: Claim | None = None,
 ) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
     """Register a function that returns a recipe: a work that is a pipeline of runs."""
 
     def register(build: Callable[..., Recipe]) -> Callable[..., Recipe]:
-        _register(Entry(id, "recipe", build, paper, family or _family(build.__module__), world=world))
+        of = family or _family(build.__module__)
+        _register(Entry(id, "recipe", build, paper, of, world=world, claim=claim))
         return build
 
     return register
 
 
 def system(
-    id: str, *, paper: int | None = None, family: str | None = None
+    id: str, *, paper: int | None = None, family: str | None = None, claim: Claim | None = None
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Register a work about how things run; the function measures what it promises."""
 
     def register(measure: Callable[..., R]) -> Callable[..., R]:
-        _register(Entry(id, "system", measure, paper, family or _family(measure.__module__)))
+        of = family or _family(measure.__module__)
+        _register(Entry(id, "system", measure, paper, of, claim=claim))
         return measure
 
     return register
 
 
-def world(id: str, *, paper: int | None = None, family: str | None = None) -> Callable[[T], T]:
+def world(
+    id: str, *, paper: int | None = None, family: str | None = None, claim: Claim | None = None
+) -> Callable[[T], T]:
     """Register a frozen dataclass as a world; its fields are its options."""
 
     def register(cls: T) -> T:
-        _register(Entry(id, "world", cls, paper, family))
+        _register(Entry(id, "world", cls, paper, family, claim=claim))
         return cls
 
     return register

@@ -94,3 +94,17 @@ def area(curve: Sequence[tuple[float, float]], budget: float) -> float:
     inside = [x for x, _ in curve if 0 < x < budget]
     grid = np.asarray([0.0, *inside, budget])
     return float(np.trapezoid(on_grid(curve, list(grid)), grid) / budget)
+
+
+def band(
+    curves: ArrayLike, *, level: float = 0.95, draws: int = 2000, seed: int = 0
+) -> tuple[Floats, Floats, Floats]:
+    """Of curves `[runs, points]`: the interquartile mean at each point, and the ends of its interval.
+
+    Whole runs are drawn, so the band of a point is what `interval` gives for it.
+    """
+    found = np.asarray(curves, dtype=np.float64)
+    chosen = np.random.default_rng(seed).integers(len(found), size=(draws, len(found)))
+    drawn = interquartile_mean(found[chosen], 1)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return interquartile_mean(found, 0), low, high

@@ -1,0 +1,131 @@
+"""`panoply claim`: put what papers found to the test."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from panoply.commands.parser import Commands, add_json, add_plugins, command, load_plugins
+from panoply.errors import PanoplyError
+
+if TYPE_CHECKING:
+    from panoply.evidence.claims import Claim
+    from panoply.evidence.trials import Desk
+    from panoply.registry import Entry
+
+EXAMPLES = """\
+  panoply claim                        every claim, and the verdicts stored so far
+  panoply claim gigpo                  measure one: tune both sides, pair by seed, decide
+  panoply claim --family agents        all of a family
+  panoply claim --check gigpo          run it again; does the stored verdict still stand?
+
+Verdicts with their numbers go to results/claims/NAME.json. Runs are kept in runs/.cache and found again."""
+
+
+def add(commands: Commands) -> None:
+    parser = command(commands, "claim", "put what papers found to the test", _claim, EXAMPLES)
+    option = parser.add_argument
+    option("methods", nargs="*", metavar="METHOD")
+    option("--all", action="store_true", help="every method that carries a claim")
+    option("--family", metavar="NAME", help="those of one family, such as agents")
+    option(
+        "--check", action="store_true", help="run again without cached runs, and compare with what is stored"
+    )
+    option(
+        "--most",
+        type=int,
+        default=20,
+        metavar="N",
+        help="the most seeds to go to while undecided (default 20)",
+    )
+    option("--workers", type=int, metavar="N", help="processes at a time (default: the cores there are)")
+    option("--store", metavar="DIR", default="results/claims", help="where verdicts are kept")
+    add_plugins(parser)
+    option("--quiet", action="store_true", help="no progress")
+    add_json(parser)
+
+
+def _claim(chosen: argparse.Namespace) -> int:
+    from panoply.evidence import pool
+    from panoply.evidence.trials import Desk, claimed
+
+    load_plugins(chosen)
+    if (bool(chosen.methods) + chosen.all + bool(chosen.family)) > 1:
+        raise PanoplyError("Name methods, or --family, or --all: one of the three.")
+    if chosen.most < 2:
+        raise PanoplyError(f"--most must be at least 2, not {chosen.most}.")
+    nothing_named = not (chosen.methods or chosen.all or chosen.family)
+    found = claimed(chosen.methods, chosen.family, chosen.all or nothing_named)
+    if nothing_named:
+        return _list(found, chosen)
+    watch = pool.Watch() if chosen.quiet or chosen.json else None
+    desk = Desk(workers=chosen.workers, watch=watch, most=chosen.most)
+    return _check(found, desk, chosen) if chosen.check else _measure(found, desk, chosen)
+
+
+def _measure(found: Sequence[tuple[Entry, Claim]], desk: Desk, chosen: argparse.Namespace) -> int:
+    from panoply.evidence.trials import put_to_test, store_result
+
+    lost, done = [], []
+    for entry, claim in found:
+        try:
+            facts = put_to_test(entry, claim, desk)
+        except PanoplyError as error:
+            if len(found) == 1:
+                raise
+            lost.append(f"{entry.name}: {error}")
+            continue
+        path = store_result(facts, Path(chosen.store))
+        done.append(facts)
+        if not chosen.json:
+            print(f"{_sentence(facts)}\n  {path}")
+    if chosen.json:
+        print(json.dumps(done, indent=1))
+    if lost:
+        raise PanoplyError("Not measured: " + " ".join(lost))
+    return 0
+
+
+def _check(found: Sequence[tuple[Entry, Claim]], desk: Desk, chosen: argparse.Namespace) -> int:
+    from panoply.evidence.trials import check
+
+    all_stand, told = True, []
+    for entry, claim in found:
+        stands, before, now = check(entry, claim, desk, Path(chosen.store))
+        all_stand &= stands
+        told.append({"id": entry.id, "stands": stands, "before": before["verdict"], "now": now["verdict"]})
+        if not chosen.json:
+            print(f"{entry.name}: the stored verdict {'still stands' if stands else 'no longer stands'}.")
+            print(f"  before  {_sentence(before)}\n  now     {_sentence(now)}")
+    if chosen.json:
+        print(json.dumps(told, indent=1))
+    return 0 if all_stand else 1
+
+
+def _list(found: Sequence[tuple[Entry, Claim]], chosen: argparse.Namespace) -> int:
+    from panoply.evidence.trials import stored
+    from panoply.report.text import table
+
+    facts = [(entry, claim, stored(entry.name, Path(chosen.store))) for entry, claim in found]
+    if chosen.json:
+        known = [
+            {"id": e.id, "kind": c.kind, "says": c.says, "verdict": (f or {}).get("verdict")}
+            for e, c, f in facts
+        ]
+        print(json.dumps(known, indent=1))
+        return 0
+    rows = [("method", "kind", "verdict", "what is claimed")]
+    rows += [(e.name, c.kind, f["verdict"] if f else "not measured", c.says) for e, c, f in facts]
+    print(table(rows, margin=0))
+    return 0
+
+
+def _sentence(facts: Mapping[str, Any]) -> str:
+    low, high = facts["interval"]
+    return (
+        f"{facts['id'].split('@')[0]} {facts['verdict']}: {facts['metric']} {facts['difference']:+.4g} "
+        f"(95 % interval {low:+.4g} to {high:+.4g}) over {facts['seeds']} seeds"
+    )
