@@ -12,6 +12,7 @@ from panoply.commands.parser import Commands, add_json, add_plugins, command, se
 EXAMPLES = """\
   panoply compare grpo rloo dapo --world chain --seeds 5        a table with intervals
   panoply compare grpo grpo:update.lr=1e-4 grpo+credit=gigpo --world keydoor
+  panoply compare grpo fast=grpo:update.lr=1e-3                 under a name of your own
   panoply compare grpo rloo --world chain --world add           over several worlds
   panoply compare grpo spo-segment --budget decisions=300k      equal sampling
   panoply compare grpo ead --world manyanswers --metric distinct@16

@@ -4,9 +4,9 @@ A claim restates a paper's central result for a setting that two cores run in mi
 
     @method("gigpo@1", base="grpo", claim=Learns("…", over="grpo", world="keydoor", budget="episodes=2560"))
 
-Differences are paired by seed. Their interquartile mean with a 95 % bootstrap interval decides: the claim holds or fails
-when the interval lies wholly on that side of zero; otherwise more seeds are run, 5, then 10, then 20, and what is
-undecided then stays so. At five seeds such an interval covers about 89 %.
+Differences are paired by seed. Their interquartile mean with a 95 % bootstrap interval decides: the claim holds or
+fails when the interval lies wholly on that side of zero; otherwise more seeds are run, 5, then 10, then 20, and what
+is undecided then stays so. At five seeds such an interval covers about 89 %.
 """
 
 from __future__ import annotations

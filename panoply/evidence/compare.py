@@ -77,8 +77,11 @@ class Arm:
 
     @classmethod
     def parse(cls, word: str) -> Arm:
-        """`grpo`, `grpo:update.lr=1e-3`, `grpo+credit=gigpo`, `grpo:sample.group=16,update.lr=1e-3`."""
-        method, *changes = re.split(r"[:+,](?=[a-z_]+(?:\.\w+)*=)", word)
+        """`grpo`, `grpo:update.lr=1e-3`, `grpo+credit=gigpo`, `fast=grpo:sample.group=16,update.lr=1e-3`."""
+        label, named, spelled = word.partition("=")
+        if not named or re.search(r"[:+,]", label):
+            label, spelled = word, word
+        method, *changes = re.split(r"[:+,](?=[a-z_]+(?:\.\w+)*=)", spelled)
         slots: dict[str, str] = {}
         settings: dict[str, str] = {}
         for change in changes:
@@ -88,7 +91,7 @@ class Arm:
             (slots if path in api.SLOT_NAMES else settings)[path] = value
         if not method or re.search(r"[:,=]", method):
             raise PanoplyError(f"'{word}' is not a method with changes: write METHOD:PATH=VALUE,PATH=VALUE.")
-        return cls(word, method, slots, settings)
+        return cls(label, method, slots, settings)
 
     def but(self, settings: Mapping[str, Any]) -> Arm:
         return Arm(self.label, self.method, self.slots, {**self.settings, **settings})
@@ -103,9 +106,13 @@ class Arm:
         made = api.plan(self.method, world, seed=seed, threads=1, settings=settings, **given)
         spending = budget.options(made) if budget else {}
         steps = int(spending.get("steps", made.options.steps))
-        paced = {"run.evaluate_every": max(1, steps // POINTS), "run.keep": 1, "run.checkpoint_every": 50}
         if budget and budget.unit == "seconds":
-            paced["run.evaluate_every"] = 20
+            steps = 20 * POINTS
+        elif (
+            budget and budget.unit == "decisions"
+        ):  # an episode has about as many as an answer may have tokens
+            steps //= made.world().max_tokens
+        paced = {"run.evaluate_every": max(1, steps // POINTS), "run.keep": 1, "run.checkpoint_every": 50}
         settings = {**paced, **settings}
         return api.plan(self.method, world, seed=seed, threads=1, settings=settings, **{**given, **spending})
 

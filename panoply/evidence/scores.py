@@ -7,13 +7,14 @@
 | `pass@K`, `distinct@K` | of K sampled answers to each held-out problem of the last policy | held-out rates |
 | `NAME` | what a step logs under that name, mean over the last fifth of the steps | what was logged |
 | `NAME/OTHER` | the ratio of two such means | the ratio of what was logged |
+| `mean:NAME` | the mean over all steps | what was logged |
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,15 +94,15 @@ def _logged(records: Sequence[Mapping[str, Any]], metric: str, unit: str) -> Cur
 
 
 def _tail(records: Sequence[Mapping[str, Any]], metric: str) -> float:
-    last = records[-max(1, math.ceil(TAIL * len(records))) :]
+    last = records if metric.startswith("mean:") else records[-max(1, math.ceil(TAIL * len(records))) :]
     found = _ratio(last, metric)
     return math.nan if found is None else found
 
 
-def _ratio(records: Iterable[Mapping[str, Any]], metric: str) -> float | None:
+def _ratio(records: Sequence[Mapping[str, Any]], metric: str) -> float | None:
     """The mean of a logged metric over some steps, or the ratio of two means; None where it was not logged."""
     means = []
-    for name in metric.split("/"):
+    for name in metric.removeprefix("mean:").split("/"):
         values = [float(r[name]) for r in records if isinstance(r.get(name), float | int)]
         if not values:
             return None

@@ -187,14 +187,13 @@ class _Race:
     def _orders(self, arms: Sequence[Arm], seeds: Sequence[int]) -> dict[tuple[str, int], pool.Order]:
         asked = tuple(m for m in (self.claim.metric, *self.claim.keeps, *self.claim.also) if scores.asks(m))
         choices = {"settings": dict(self.claim.settings)}
-        made = {
+        return {
             (arm.label, seed): pool.Order(
                 f"{arm.label} s{seed}", arm.plan(self.claim.world, seed, self.budget, **choices), asked
             )
             for seed in seeds
             for arm in arms
         }
-        return made
 
     def _run(self, orders: Sequence[pool.Order]) -> None:
         pool.run_all(orders, self.desk.cache, self.desk.workers, self.desk.watch)
@@ -342,7 +341,7 @@ def _measured(claim: Measured, desk: Desk, known: Mapping[str, Any] | None) -> d
         verdict, gap = _ruled(claim, differences)
         if verdict != "undecided":
             break
-    metric = [name for name in runs[0] if name != "seed"][0]
+    metric = next(name for name in runs[0] if name != "seed")
     return {
         "metric": metric,
         "verdict": verdict,

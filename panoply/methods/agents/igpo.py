@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from panoply.evidence.claims import Learns
 from panoply.experience import Experience, Segments
 from panoply.methods.base.grpo import TINY, grpo
 from panoply.parts import Part, part
@@ -97,7 +98,25 @@ def _place(experience: Experience) -> Tensor:
     return place
 
 
-@method("igpo@1", paper=103, base="grpo", world="tools", presets={"tiny": {**TINY, "sample.prompts": 16}})
+CLAIM = Learns(
+    "Where questions need chained look-ups, paying turns for what they add to the belief in the right answer learns "
+    "more from as many episodes than paying for the outcome alone.",
+    over="grpo",
+    world="tools",
+    budget="episodes=7680",
+    settings={"run.evaluate_every": 10},
+    also=("success", "degenerate_groups"),
+)
+
+
+@method(
+    "igpo@1",
+    paper=103,
+    base="grpo",
+    world="tools",
+    presets={"tiny": {**TINY, "sample.prompts": 16}},
+    claim=CLAIM,
+)
 def igpo() -> OnPolicy:
     """Information Gain-based Policy Optimization (arXiv 2510.14967).
 

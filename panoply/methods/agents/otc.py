@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from panoply.evidence.claims import Learns
 from panoply.experience import Experience, Segments
 from panoply.methods.base.grpo import TINY, grpo
 from panoply.parts import Finding, Part, part
@@ -73,7 +74,22 @@ def tool_efficiency(
     return state, alpha * episodes.rows(factor) * experience["signal:success"]
 
 
-@method("otc@1", paper=54, base="grpo", world="tools", presets={"tiny": {**TINY, "reward.c": 6.0}})
+CLAIM = Learns(
+    "A reward that multiplies correctness by thrift earns more right answers a tool call than correctness alone, and "
+    "loses at most two points of success.",
+    over="grpo",
+    world="tools",
+    budget="episodes=12800",
+    metric="success/calls",
+    settings={"run.evaluate_every": 25},
+    keeps={"success": 0.02},
+    also=("calls",),
+)
+
+
+@method(
+    "otc@1", paper=54, base="grpo", world="tools", presets={"tiny": {**TINY, "reward.c": 6.0}}, claim=CLAIM
+)
 def otc() -> OnPolicy:
     """OTC-PO: optimal tool calls (arXiv 2504.14870).
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from panoply.batch import Batch, Values
+from panoply.evidence.claims import Learns
 from panoply.experience import Experience, Segments, Table
 from panoply.methods.base.grpo import grpo
 from panoply.parts import Part, part
@@ -175,7 +176,22 @@ TINY = {
 }
 
 
-@method("cgpo@1", paper=83, base="grpo", world="strings", presets={"tiny": TINY})
+def _claim(optimiser: str) -> Learns:
+    return Learns(
+        f"Where a reward model can be hacked, {optimiser} keeps to what a judge accepts: more answers are truly good "
+        "than under the reward model alone.",
+        over="reward model alone=reinforce:reward.name=proxy",
+        world="strings",
+        budget="episodes=25600",
+        metric="success",
+        settings={"run.evaluate_every": 25},
+        also=("true", "proxy", "format"),
+    )
+
+
+@method(
+    "cgpo@1", paper=83, base="grpo", world="strings", presets={"tiny": TINY}, claim=_claim("a gated reward")
+)
 def cgpo() -> OnPolicy:
     """CGPO with CRPG (arXiv 2409.20370). R̃ = V·σ(r − r̄)·clip(1 − κ/K, 0, 1); L = −(R̃ − mean R̃)·log π.
 
@@ -193,7 +209,12 @@ def cgpo() -> OnPolicy:
 
 
 @method(
-    "cgpo-codpo@1", paper=83, base="cgpo", world="strings", presets={"tiny": {**TINY, "surrogate.nll": 0.2}}
+    "cgpo-codpo@1",
+    paper=83,
+    base="cgpo",
+    world="strings",
+    presets={"tiny": {**TINY, "surrogate.nll": 0.2}},
+    claim=_claim("preferring the best accepted answer to the worst refused one"),
 )
 def cgpo_codpo() -> OnPolicy:
     """CGPO with CODPO: −log σ(β·(l⁺ − l⁻)) − (λ/|y⁺|)·log π(y⁺), the best feasible over the worst infeasible answer."""
@@ -205,7 +226,14 @@ def cgpo_codpo() -> OnPolicy:
     )
 
 
-@method("cgpo-crraft@1", paper=83, base="cgpo", world="strings", presets={"tiny": TINY})
+@method(
+    "cgpo-crraft@1",
+    paper=83,
+    base="cgpo",
+    world="strings",
+    presets={"tiny": TINY},
+    claim=_claim("imitating the best accepted answer"),
+)
 def cgpo_crraft() -> OnPolicy:
     """CGPO with CRRAFT: −R_cal(y⁺)·log π(y⁺) for the best feasible answer of each prompt.
 

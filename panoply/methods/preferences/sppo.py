@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from panoply.batch import Batch, Values
+from panoply.evidence.claims import Learns
 from panoply.experience import Experience
 from panoply.methods.base.grpo import grpo
 from panoply.parts import Part, part
@@ -62,7 +63,21 @@ TINY = {
 }
 
 
-@method("sppo@1", paper=120, base="grpo", world="strings", presets={"tiny": TINY})
+ITERATIVE_DPO = "iterative dpo=online-dpo:reward.name=true,surrogate.loss.to=old,sample.prompts=64,sample.group=5,update.minibatches=8"
+"""A round a step, like SPPO's: pairs of the policy's own answers, and the policy at the round's start as reference."""
+CLAIM = Learns(
+    "In a round against itself, what wins becomes likelier than it becomes under iterative DPO, which only moves "
+    "winners and losers apart.",
+    over=ITERATIVE_DPO,
+    world="strings",
+    budget="episodes=12800",
+    metric="mean:chosen_logratio",
+    settings={"run.evaluate_every": 10},
+    also=("mean:rejected_logratio", "success", "true"),
+)
+
+
+@method("sppo@1", paper=120, base="grpo", world="strings", presets={"tiny": TINY}, claim=CLAIM)
 def sppo() -> OnPolicy:
     """Self-Play Preference Optimization (arXiv 2405.00675). (log π/π_t − η·(P̂(y ≻ π_t) − ½))².
 

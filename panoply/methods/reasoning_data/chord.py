@@ -9,6 +9,7 @@ import torch
 
 from panoply.batch import Batch, Values
 from panoply.costs import Lengths, Tokens, own_episodes
+from panoply.evidence.claims import Learns
 from panoply.experience import Experience
 from panoply.methods.base.grpo import TINY, grpo
 from panoply.parts import Part, part
@@ -23,12 +24,19 @@ if TYPE_CHECKING:
 
 @part("schedule", equation="{valley} + up to {peak}: {warmup} steps up, {decay} down")
 def peak_and_valley(
-    step: int, total: int, *, peak: float = 0.9, valley: float = 0.05, warmup: int = 0, decay: int = 200
+    step: int,
+    total: int,
+    *,
+    peak: float = 0.9,
+    valley: float = 0.05,
+    warmup: int = 0,
+    hold: int = 0,
+    decay: int = 200,
 ) -> float:
-    """A line up to `peak`, half a cosine down to `valley`, then constant."""
+    """A line up to `peak`, `hold` steps there, half a cosine down to `valley`, then constant."""
     if step < warmup:
         return peak * step / warmup
-    fall = min(1.0, (step - warmup) / max(1, decay))
+    fall = min(1.0, max(0, step - warmup - hold) / max(1, decay))
     return valley + (peak - valley) * 0.5 * (1 + math.cos(math.pi * fall))
 
 
@@ -79,7 +87,26 @@ def focused_imitation(
 MU = peak_and_valley(peak=0.9, valley=0.05, decay=200)
 
 
-@method("chord@1", paper=157, base="grpo", presets={"tiny": {**TINY, "sample.prompts": 16,
+def _mix(**settings: float) -> str:
+    """CHORD with another schedule for μ, and every expert token weighing the same."""
+    paths = ("surrogate.weight.of", "regularise.focused_imitation.weight")
+    words = [f"{path}.{name}={value}" for path in paths for name, value in settings.items()]
+    return "imitation first=chord:" + ",".join([*words, "regularise.focused_imitation.focus=1"])
+
+
+CLAIM = Learns(
+    "With expert answers at hand, mixing imitation and trial by a falling weight gets further in as many steps than "
+    "imitating first and trying afterwards.",
+    over=_mix(peak=1, valley=0, hold=20, decay=1),
+    world="chain",
+    budget="steps=60",
+    metric="success",
+    settings={"run.evaluate_every": 6},
+    also=("area", "entropy"),
+)
+
+
+@method("chord@1", paper=157, base="grpo", claim=CLAIM, presets={"tiny": {**TINY, "sample.prompts": 16,
             "sample.experts": 32, "sample.pool": 256,
         "surrogate.weight.of.decay": 60, "regularise.focused_imitation.weight.decay": 60}})  # fmt: skip
 def chord() -> OnPolicy:

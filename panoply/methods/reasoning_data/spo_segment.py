@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from panoply.costs import Lengths, Tokens, own_episodes
+from panoply.evidence.claims import Learns
 from panoply.experience import Experience, Segments
 from panoply.methods.base.grpo import TINY, grpo
 from panoply.parts import part
@@ -102,7 +103,17 @@ def segment_gain(experience: Experience, *, threshold: float = 0.9) -> dict[str,
     return {"advantage": segments.rows(gain), "train": experience["logp"].exp() < threshold}
 
 
-@method("spo-segment@1", paper=44, base="grpo",
+CLAIM = Learns(
+    "Where one early mistake ruins an answer, credit for segments by fresh continuations learns more than credit for "
+    "whole answers from as many sampled tokens, those of the continuations included.",
+    method="spo-segment:run.evaluate_every=3",
+    over="grpo:run.evaluate_every=8",
+    world="chain",
+    budget="decisions=200k",
+)
+
+
+@method("spo-segment@1", paper=44, base="grpo", claim=CLAIM,
         presets={"tiny": {**TINY, "sample.group": 4, "sample.every": 2, "sample.samples": 4}})  # fmt: skip
 def spo_segment() -> OnPolicy:
     """Segment Policy Optimization, SPO-chain (arXiv 2505.23564). A_k = V̂(c_{k+1}) − V̂(c_k).
