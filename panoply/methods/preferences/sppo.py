@@ -63,7 +63,10 @@ TINY = {
 }
 
 
-ITERATIVE_DPO = "iterative dpo=online-dpo:reward.name=true,surrogate.loss.to=old,sample.prompts=64,sample.group=5,update.minibatches=8"
+ITERATIVE_DPO = (
+    "iterative dpo=online-dpo:reward.name=true,surrogate.loss.to=old,"
+    "sample.prompts=64,sample.group=5,update.minibatches=8"
+)
 """A round a step, like SPPO's: pairs of the policy's own answers, and the policy at the round's start as reference."""
 CLAIM = Learns(
     "In a round against itself, what wins becomes likelier than it becomes under iterative DPO, which only moves "
