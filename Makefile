@@ -49,8 +49,9 @@ format: $(VENV)/dev ## apply the formatter
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/core ## write docs/api.md anew from docstrings and signatures
+docs: $(VENV)/dev ## write docs/api.md and docs/methods anew from the code and from results/claims
 	$(BIN)/python -m panoply.report.reference > docs/api.md
+	$(BIN)/python -m panoply.evidence.catalogue
 
 wheel: $(VENV)/dev ## build the wheel, install it into an empty environment, try it
 	rm -rf build dist

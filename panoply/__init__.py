@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from panoply.api import Trained, evaluate, export, load_policy, plan, sample, train
     from panoply.errors import PanoplyError
+    from panoply.evidence.compare import compare
     from panoply.experience import Experience, Ragged, Segments, Table
     from panoply.parts import Part, part
     from panoply.regimes import Dataset, OnPolicy
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _HOME = {
     "api": ("Trained", "evaluate", "export", "load_policy", "plan", "sample", "train"),
     "errors": ("PanoplyError",),
+    "evidence.compare": ("compare",),
     "experience": ("Experience", "Ragged", "Segments", "Table"),
     "regimes": ("Dataset", "OnPolicy"),
     "parts": ("Part", "part"),

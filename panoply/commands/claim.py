@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from panoply.commands.parser import Commands, add_json, add_plugins, command, load_plugins
 from panoply.errors import PanoplyError
@@ -67,7 +67,7 @@ def _claim(chosen: argparse.Namespace) -> int:
 
 
 def _measure(found: Sequence[tuple[Entry, Claim]], desk: Desk, chosen: argparse.Namespace) -> int:
-    from panoply.evidence.trials import put_to_test, store_result
+    from panoply.evidence.trials import put_to_test, sentence, store_result
 
     lost, done = [], []
     for entry, claim in found:
@@ -81,7 +81,7 @@ def _measure(found: Sequence[tuple[Entry, Claim]], desk: Desk, chosen: argparse.
         path = store_result(facts, Path(chosen.store))
         done.append(facts)
         if not chosen.json:
-            print(f"{_sentence(facts)}\n  {path}")
+            print(f"{sentence(facts)}\n  {path}")
     if chosen.json:
         print(json.dumps(done, indent=1))
     if lost:
@@ -90,7 +90,7 @@ def _measure(found: Sequence[tuple[Entry, Claim]], desk: Desk, chosen: argparse.
 
 
 def _check(found: Sequence[tuple[Entry, Claim]], desk: Desk, chosen: argparse.Namespace) -> int:
-    from panoply.evidence.trials import check
+    from panoply.evidence.trials import check, sentence
 
     all_stand, told = True, []
     for entry, claim in found:
@@ -99,7 +99,7 @@ def _check(found: Sequence[tuple[Entry, Claim]], desk: Desk, chosen: argparse.Na
         told.append({"id": entry.id, "stands": stands, "before": before["verdict"], "now": now["verdict"]})
         if not chosen.json:
             print(f"{entry.name}: the stored verdict {'still stands' if stands else 'no longer stands'}.")
-            print(f"  before  {_sentence(before)}\n  now     {_sentence(now)}")
+            print(f"  before  {sentence(before)}\n  now     {sentence(now)}")
     if chosen.json:
         print(json.dumps(told, indent=1))
     return 0 if all_stand else 1
@@ -121,11 +121,3 @@ def _list(found: Sequence[tuple[Entry, Claim]], chosen: argparse.Namespace) -> i
     rows += [(e.name, c.kind, f["verdict"] if f else "not measured", c.says) for e, c, f in facts]
     print(table(rows, margin=0))
     return 0
-
-
-def _sentence(facts: Mapping[str, Any]) -> str:
-    low, high = facts["interval"]
-    return (
-        f"{facts['id'].split('@')[0]} {facts['verdict']}: {facts['metric']} {facts['difference']:+.4g} "
-        f"(95 % interval {low:+.4g} to {high:+.4g}) over {facts['seeds']} seeds"
-    )

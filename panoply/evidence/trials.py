@@ -97,6 +97,15 @@ def store_result(facts: Mapping[str, Any], store: Path = STORE) -> Path:
     return path
 
 
+def sentence(facts: Mapping[str, Any]) -> str:
+    """A result in one line."""
+    low, high = facts["interval"]
+    return (
+        f"{facts['id'].split('@')[0]} {facts['verdict']}: {facts['metric']} {facts['difference']:+.4g} "
+        f"(95 % interval {low:+.4g} to {high:+.4g}) over {facts['seeds']} seeds"
+    )
+
+
 def put_to_test(
     entry: Entry, claim: Claim, desk: Desk, known: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -353,8 +362,11 @@ def _measured(claim: Measured, desk: Desk, known: Mapping[str, Any] | None) -> d
 
 
 def _ruled(claim: Measured, differences: Sequence[float]) -> tuple[Verdict, Found]:
-    """An identity must be one on every seed; everything else goes by the interval."""
-    gap = Found.of(differences)
+    """An identity must be one on every seed, and its difference is the largest; the rest goes by the interval."""
     if isinstance(claim, Identity):
-        return ("holds" if min(differences) >= 0 else "fails"), gap
+        found = [claim.within - d for d in differences]
+        return ("holds" if max(found) <= claim.within else "fails"), Found(
+            max(found), (min(found), max(found))
+        )
+    gap = Found.of(differences)
     return gap.verdict(), gap

@@ -99,7 +99,15 @@ def shown(name: str, preset: str | None = None) -> str:
 
 def _system_page(entry: Entry) -> str:
     where = f"{entry.build.__module__}.{entry.build.__name__}"
-    return "\n".join([f"{entry.id}  (system)", indent(prose(entry.doc)), "", f"measure it with {where}()"])
+    return "\n".join(
+        [
+            f"{entry.id}  (system)",
+            indent(prose(entry.doc)),
+            *_measured(entry),
+            "",
+            f"measure it with {where}()",
+        ]
+    )
 
 
 def _recipe_page(entry: Entry) -> str:
@@ -140,8 +148,20 @@ def _method_page(entry: Entry, preset: str | None) -> str:
     descended = _descended(resolved)
     if descended:
         pieces += ["", "divergence really descended", indent(descended)]
+    pieces += _measured(entry)
     pieces += ["", f"more: panoply show {next(iter(resolved.parts()))[1].info.id} explains one part"]
     return "\n".join(pieces)
+
+
+def _measured(entry: Entry) -> list[str]:
+    """A work's claim, and its verdict where one is stored below the current folder."""
+    if entry.claim is None:
+        return []
+    from panoply.evidence.trials import sentence, stored
+
+    found = stored(entry.name)
+    verdict = sentence(found) if found else f"not measured here: panoply claim {entry.name}"
+    return ["", "claim", indent(prose(entry.claim.says)), indent(prose(verdict))]
 
 
 def _parts(method: Method) -> str:

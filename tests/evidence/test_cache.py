@@ -61,7 +61,10 @@ def test_the_code_that_computes_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_plugin_counts_by_what_is_in_it(tmp_path: Path, registries: None) -> None:
-    source = "import panoply as pp\n\n@pp.part('credit', equation='A = R')\ndef plain(experience):\n    return experience['reward']\n"
+    source = (
+        "import panoply as pp\n\n"
+        "@pp.part('credit', equation='A = R')\ndef plain(experience):\n    return experience['reward']\n"
+    )
     (tmp_path / "own.py").write_text(source)
     made = pp.plan("grpo", "chain", credit="plain", plugins=[str(tmp_path / "own.py")])
     before = cache.identity(made)

@@ -1,0 +1,281 @@
+"""The catalogue: every method with its equation, its parts as a diff, and what was measured of its claim.
+
+`python -m panoply.evidence.catalogue` writes docs/methods.md, a page for each work, and its picture, from the registry
+and from results/claims.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from panoply import compose, registry
+from panoply.checkpoint import write_atomically
+from panoply.evidence import pictures
+from panoply.evidence.claims import SEEDS, Claim
+from panoply.evidence.trials import stored
+from panoply.parts import show_value
+from panoply.recipes import Recipe
+from panoply.regimes import Method
+from panoply.registry import Entry
+
+FAMILIES = {
+    "base": "What others build on",
+    "agents": "Agents of several turns",
+    "preferences": "Preferences",
+    "reasoning-data": "Reasoning and data",
+}
+HEAD = """# Methods
+
+Made from the code and from `results/claims` by `make docs`. A method's page has its equation, its parts as a diff
+from the method it builds on, its settings, and its claim: what its paper found, put to the test in a small world
+([how](evidence.md)). Works without a verdict are the common ground on which the others are compared.
+"""
+
+
+def works() -> list[Entry]:
+    """Everything that has a page: methods, recipes, systems and whatever else is a published work, worlds apart."""
+    return [
+        e
+        for e in registry.entries()
+        if e.kind != "world" and e.build.__module__.startswith("panoply.methods.")
+    ]
+
+
+def pages(claims: Path) -> dict[str, str]:
+    """Every page by its path below docs/."""
+    found = {entry.name: stored(entry.name, claims) for entry in works()}
+    made = {"methods.md": _index(found)}
+    for entry in works():
+        made[f"methods/{entry.name}.md"] = "\n".join(_page(entry, found[entry.name])).rstrip() + "\n"
+    return made
+
+
+# ------------------------------------------------------------------ the list
+
+
+def _index(found: Mapping[str, Mapping[str, Any] | None]) -> str:
+    pieces = [HEAD, _tally([f for f in found.values() if f])]
+    families = dict.fromkeys([*FAMILIES, *(e.family or "others" for e in works())])
+    for family in families:
+        mine = [e for e in works() if (e.family or "others") == family]
+        if mine:
+            rows = [_row(e, found[e.name]) for e in mine]
+            pieces += [
+                f"## {FAMILIES.get(family, family)}\n",
+                table(("work", "", "verdict", "measured"), *rows),
+            ]
+    return "\n".join(pieces).rstrip() + "\n"
+
+
+def _tally(results: Sequence[Mapping[str, Any]]) -> str:
+    """How many claims were tested, so that a reader can expect the false ones."""
+    if not results:
+        return "No claim has been tested yet.\n"
+    counts = {v: sum(f["verdict"] == v for f in results) for v in ("holds", "fails", "undecided")}
+    tested = [f for f in results if f["kind"] != "identity"]
+    false = sum(0.11 if f["seeds"] <= SEEDS[0] else 0.05 for f in tested) / 2
+    share = "fewer than one" if false < 1 else f"about {false:.0f}"
+    return (
+        f"{len(results)} claims were tested: {counts['holds']} hold, {counts['fails']} fail, {counts['undecided']} "
+        "are undecided. Intervals miss the truth now and then (in about 11 % of cases with five seeds, 5 % with\n"
+        "more), half of the time on the favourable side: if no method made any difference, "
+        f"{share} would still be said to hold.\n"
+    )
+
+
+def _row(entry: Entry, found: Mapping[str, Any] | None) -> tuple[str, ...]:
+    about = " ".join(entry.doc.split("\n\n")[0].split())
+    verdict = f"**{found['verdict']}**" if found else "not measured" if entry.claim else "–"
+    return (f"[{entry.name}](methods/{entry.name}.md)", about, verdict, _numbers(found) if found else "")
+
+
+def _numbers(found: Mapping[str, Any]) -> str:
+    low, high = found["interval"]
+    if found["kind"] == "identity":
+        return f"{found['metric']} at most {found['difference']:.1e}, {found['seeds']} seeds"
+    against = f" against {', '.join(found['order'][1:])}" if found.get("order") else ""
+    return f"{found['metric']} {found['difference']:+.3g} ({low:+.3g} to {high:+.3g}), {found['seeds']} seeds{against}"
+
+
+# ------------------------------------------------------------------ one work
+
+
+def _page(entry: Entry, found: Mapping[str, Any] | None) -> Iterator[str]:
+    yield f"# {entry.name}\n\n{entry.doc}\n"
+    yield table(("", ""), *_facts(entry))
+    if entry.kind == "method":
+        yield from _method(entry)
+    elif entry.kind == "recipe":
+        yield from _recipe(entry.build())
+    if entry.claim is not None:
+        yield from _claim(entry, entry.claim, found)
+    where = f"{entry.build.__module__.replace('.', '/')}.py"
+    yield f"Source: [`{where}`](../../{where}). All methods: [methods.md](../methods.md)."
+
+
+def _facts(entry: Entry) -> Iterator[tuple[str, str]]:
+    paper = re.search(r"arXiv (\d{4}\.\d{4,5})", entry.doc)
+    yield "id", f"`{entry.id}`"
+    if paper:
+        yield "paper", f"[arXiv {paper[1]}](https://arxiv.org/abs/{paper[1]})"
+    yield "family", entry.family or "–"
+    yield "kind", entry.kind
+    if entry.base:
+        yield "builds on", f"[{entry.base}]({entry.base}.md)"
+    if entry.world:
+        yield "at home in", f"[{entry.world}](../worlds.md#{entry.world})"
+    if entry.kind in ("method", "recipe"):
+        yield "run it", f"`panoply train {entry.name}{f' --world {entry.world}' if entry.world else ''}`"
+
+
+def _method(entry: Entry) -> Iterator[str]:
+    made: Method = compose.resolve(entry.id).method
+    yield "## Equation\n\n```text\n" + "\n".join(made.equation()) + "\n```\n"
+    if entry.base:
+        changes = made.diff(compose.resolve(entry.base).method)
+        rows = [(f"`{path}`", _code(theirs), _code(mine)) for path, mine, theirs in changes]
+        yield f"## Changes from {entry.base}\n"
+        yield table(("setting", entry.base, entry.name), *rows) if rows else "None.\n"
+    rows = []
+    for slot, value in made.slots().items():
+        for held in value if isinstance(value, tuple) else (value,):
+            settings = ", ".join(f"`{k}={show_value(v)}`" for k, v in held.settings().items())
+            rows.append((slot, f"`{held.info.name}`", settings))
+    yield f"## Parts, as published\n\n{table(('slot', 'part', 'settings'), *rows)}"
+    for name, preset in entry.presets.items():
+        words = ", ".join(f"`{path}={show_value(value)}`" for path, value in preset.items())
+        models = ", for models of about a million parameters," if name == "tiny" else ""
+        yield f"The preset `{name}`{models} sets {words}.\n"
+
+
+def _recipe(recipe: Recipe) -> Iterator[str]:
+    rows = [
+        (
+            s.name,
+            f"`{s.method}`",
+            ", ".join(f"`{k}={show_value(v)}`" for k, v in {**s.options, **s.settings}.items()),
+        )
+        for s in recipe.stages
+    ]
+    yield f"## Stages\n\n{table(('stage', 'method', 'settings'), *rows)}"
+
+
+def _claim(entry: Entry, claim: Claim, found: Mapping[str, Any] | None) -> Iterator[str]:
+    yield f"## Claim\n\n> {claim.says}\n"
+    if found is None:
+        yield f"Not measured yet: `panoply claim {entry.name}`.\n"
+        return
+    yield f"**{found['verdict'].capitalize()}**: {_numbers(found)}.\n"
+    if found.get("curves"):
+        yield f"![learning curves]({entry.name}.svg)\n"
+    yield table(("", ""), *_measured(found))
+    runs = found["runs"]
+    names = list(runs[0])
+    yield table(names, *([f"{r[n]:.4g}" if n != "seed" else str(r[n]) for n in names] for r in runs))
+
+
+def _measured(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if "world" in found:
+        options = "".join(f", `{k}={v}`" for k, v in found["settings"].items() if k.startswith("world."))
+        yield "world", f"[{found['world']}](../worlds.md#{found['world']}){options}"
+        ((unit, amount),) = found["budget"].items()
+        yield "every run", f"{amount:,.0f} {unit}"
+        yield "metric", f"`{found['metric']}`, {found['better']} is better"
+        yield from _tuning(found["tuning"])
+    for metric, gap in found.get("keeps", {}).items():
+        yield f"must keep `{metric}`", f"{_gap(gap)}; may lose {gap['margin']:g}"
+    for metric, gap in found.get("also", {}).items():
+        yield f"also `{metric}`", _gap(gap)
+    if found.get("seconds_a_run"):
+        yield "seconds a run", ", ".join(f"{k} {v:.1f}" for k, v in found["seconds_a_run"].items())
+    for words, count in (("diverged", found.get("diverged") or {}), ("failed", found.get("failed") or {})):
+        if any(count.values()):
+            yield words, ", ".join(f"{k}: {v}" for k, v in count.items() if v)
+    if found.get("note"):
+        yield "note", found["note"]
+    yield (
+        "measured",
+        f"{found['date']} with Panoply {found['versions']['panoply']}, torch {found['versions']['torch']}",
+    )
+    yield "again", f"`{found['command']}`, or `panoply claim --check {found['id'].split('@')[0]}`"
+
+
+def _gap(gap: Mapping[str, Any]) -> str:
+    low, high = gap["interval"]
+    sides = ", ".join(f"{k} {v:.4g}" for k, v in gap.items() if k not in ("margin", "difference", "interval"))
+    return f"{gap['difference']:+.3g} ({low:+.3g} to {high:+.3g}); {sides}"
+
+
+def _tuning(tuning: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if not tuning["runs"]:
+        yield "tuning", "none"
+        return
+    grid = "; ".join(
+        f"`{path}` of {', '.join(map(show_value, values))}" for path, values in tuning["grid"].items()
+    )
+    chosen = "; ".join(
+        f"{arm}: {', '.join(f'`{p}={show_value(v)}`' for p, v in point.items())}"
+        for arm, point in tuning["chosen"].items()
+    )
+    yield (
+        "tuning",
+        f"{grid}, alike for all on seeds {', '.join(map(str, tuning['seeds']))} ({tuning['runs']} runs)",
+    )
+    yield "chosen", chosen
+
+
+def _code(text: str | None) -> str:
+    return f"`{text}`" if text else "–"
+
+
+def table(head: Sequence[str], *rows: Iterable[str]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(str(c).replace("|", "\\|") for c in row) + " |" for row in (head, *rows)]
+    return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]]) + "\n"
+
+
+# ------------------------------------------------------------------ pictures
+
+
+def drawn_from(found: Mapping[str, Any]) -> str:
+    """The mark a picture carries, by which it is known to be of these curves."""
+    text = json.dumps([found["curves"], found["budget"]], sort_keys=True)
+    return f"<!-- {hashlib.sha256(text.encode()).hexdigest()[:16]} -->"
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    """Interquartile means of the stored curves, with 95 % bands."""
+    ((unit, amount),) = found["budget"].items()
+    lines = [pictures.learning_line(label, curves, amount) for label, curves in found["curves"].items()]
+    held_out = found["metric"] in ("success", "area") or "@" in found["metric"]
+    shown = "held-out success" if held_out else found["metric"].removeprefix("mean:")
+    pictures.draw(path, lines, unit, f"{shown} on {found['world']}")
+    write_atomically(path, path.read_text(encoding="utf-8").rstrip() + f"\n{drawn_from(found)}\n")
+
+
+def write(docs: Path, claims: Path) -> None:
+    """Write every page and picture, and remove pages of works that are gone."""
+    made = pages(claims)
+    (docs / "methods").mkdir(parents=True, exist_ok=True)
+    for name, text in made.items():
+        write_atomically(docs / name, text)
+    results = {e.name: stored(e.name, claims) for e in works()}
+    drawn = {name for name, found in results.items() if found and found.get("curves")}
+    for name in drawn:
+        target, found = docs / "methods" / f"{name}.svg", results[name]
+        assert found is not None
+        if not target.is_file() or drawn_from(found) not in target.read_text(encoding="utf-8"):
+            draw(found, target)
+    for old in (docs / "methods").iterdir():
+        known = f"methods/{old.name}" in made or (old.suffix == ".svg" and old.stem in drawn)
+        if not known and old.suffix in (".md", ".svg"):
+            old.unlink()
+
+
+if __name__ == "__main__":
+    write(Path("docs"), Path("results") / "claims")

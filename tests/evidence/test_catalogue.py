@@ -1,0 +1,137 @@
+"""The catalogue is made of the registry and of what was measured, and is current."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from panoply import registry
+from panoply.evidence import catalogue, pictures, trials
+
+DOCS, CLAIMS = tiny.ROOT / "docs", tiny.ROOT / "results" / "claims"
+
+
+def test_the_pages_are_current() -> None:
+    """If this fails: make docs."""
+    made = catalogue.pages(CLAIMS)
+    for name, text in made.items():
+        assert (DOCS / name).read_text() == text, name
+    there = {f"methods/{p.name}" for p in (DOCS / "methods").glob("*.md")}
+    assert there == set(made) - {"methods.md"}
+
+
+def test_the_pictures_are_current() -> None:
+    results = {p.stem: json.loads(p.read_text()) for p in CLAIMS.glob("*.json")}
+    drawn = {name for name, found in results.items() if found.get("curves")}
+    assert {p.stem for p in (DOCS / "methods").glob("*.svg")} == drawn
+    for name in drawn:
+        assert catalogue.drawn_from(results[name]) in (DOCS / "methods" / f"{name}.svg").read_text()
+
+
+def test_every_result_belongs_to_a_claim_and_follows_from_its_numbers() -> None:
+    known = {e.name: (e, c) for e, c in trials.claimed(everything=True)}
+    for path in CLAIMS.glob("*.json"):
+        found = json.loads(path.read_text())
+        entry, claim = known[path.stem]
+        assert (found["id"], found["paper"], found["kind"]) == (entry.id, entry.paper, claim.kind)
+        assert found["says"] == claim.says
+        assert len(found["runs"]) == found["seeds"]
+        if found["kind"] == "learns":
+            from panoply.evidence.claims import Found, together
+
+            sign = -1 if claim.lower else 1  # type: ignore[attr-defined]
+            first, second = [w.split("=")[0] if "=" in w.split(":")[0] else w for w in found["order"]]
+            gap = Found.of([sign * (run[first] - run[second]) for run in found["runs"]])
+            assert found["difference"] == pytest.approx(gap.difference, abs=1e-5)
+            assert found["interval"] == pytest.approx(gap.interval, abs=1e-5)
+            kept = [
+                Found(k["difference"], tuple(k["interval"])).verdict(k["margin"])
+                for k in found["keeps"].values()
+            ]
+            assert found["verdict"] == together([gap.verdict(), *kept])
+
+
+def test_a_page(tmp_path: Path) -> None:
+    page = catalogue.pages(tmp_path)["methods/gigpo.md"]
+    for words in (
+        "[arXiv 2505.10978](https://arxiv.org/abs/2505.10978)",
+        "| `credit` | `group` | `episode_and_anchor` |",
+        "R_t = Σ_k≥t 0.95^(k−t)·r_k",
+        "`panoply train gigpo --world keydoor`",
+        "Not measured yet: `panoply claim gigpo`.",
+    ):
+        assert words in page
+
+
+FOUND: dict[str, Any] = {
+    "id": "gigpo@1", "paper": 81, "kind": "learns", "says": "…", "world": "keydoor", "settings": {"world.size": "6"},
+    "order": ["gigpo", "grpo"], "metric": "area", "better": "higher", "budget": {"episodes": 2560.0},
+    "verdict": "undecided", "difference": 0.0123, "interval": [-0.01, 0.03], "seeds": 2,
+    "runs": [{"seed": 0, "gigpo": 0.8, "grpo": 0.7}, {"seed": 1, "gigpo": 0.81234, "grpo": 0.8}],
+    "keeps": {"success": {"margin": 0.02, "difference": 0.0, "interval": [0, 0], "gigpo": 1.0, "grpo": 1.0}},
+    "also": {},
+    "seconds_a_run": {"gigpo": 7.0, "grpo": 6.0}, "diverged": {"gigpo": 1, "grpo": 0}, "failed": {},
+    "curves": {"gigpo": [[[0, 0.1], [2560, 0.9]], [[0, 0.1], [2560, 0.8]]], "grpo": [[[0, 0.1], [2560, 0.5]]] * 2},
+    "tuning": {"grid": {"update.lr": [1e-4, 1e-3]}, "seeds": [1001, 1002], "runs": 8, "seconds": 1.0,
+               "chosen": {"gigpo": {"update.lr": 1e-3}, "grpo": {"update.lr": 1e-4}}},
+    "command": "panoply claim gigpo", "date": "2026-01-31", "versions": {"panoply": "0.1.0", "torch": "2.13.0"},
+}  # fmt: skip
+
+
+def test_a_page_with_a_verdict_and_its_picture(tmp_path: Path) -> None:
+    trials.store_result(FOUND, tmp_path / "claims")
+    catalogue.write(tmp_path / "docs", tmp_path / "claims")
+    page = (tmp_path / "docs" / "methods" / "gigpo.md").read_text()
+    for words in (
+        "**Undecided**: area +0.0123 (-0.01 to +0.03), 2 seeds against grpo.",
+        "| every run | 2,560 episodes |",
+        "`world.size=6`",
+        "| 1 | 0.8123 | 0.8 |",
+        "gigpo: `update.lr=0.001`; grpo: `update.lr=0.0001`",
+        "may lose 0.02",
+        "| diverged | gigpo: 1 |",
+        "![learning curves](gigpo.svg)",
+    ):
+        assert words in page
+    assert (
+        "1 claims were tested: 0 hold, 0 fail, 1 are undecided."
+        in (tmp_path / "docs" / "methods.md").read_text()
+    )
+    picture = tmp_path / "docs" / "methods" / "gigpo.svg"
+    assert catalogue.drawn_from(FOUND) in picture.read_text()
+    (tmp_path / "claims" / "gigpo.json").unlink()
+    (tmp_path / "docs" / "methods" / "gone.md").write_text("# gone")
+    catalogue.write(tmp_path / "docs", tmp_path / "claims")
+    assert not picture.exists()
+    assert not (tmp_path / "docs" / "methods" / "gone.md").exists()
+
+
+@pytest.mark.parametrize("by", ["matplotlib", "plainly"])
+def test_pictures_with_and_without_a_library(
+    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by == "matplotlib":
+        pytest.importorskip("matplotlib")
+    else:
+        monkeypatch.setattr(pictures, "_drawn_by_matplotlib", lambda *_: None)
+    catalogue.draw(FOUND, tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    assert all(
+        words in text for words in ("gigpo", "grpo", "episodes", "held-out success on keydoor", "</svg>")
+    )
+    assert ("polyline" in text) == (by == "plainly")
+    catalogue.draw(FOUND, tmp_path / "b.svg")
+    assert (tmp_path / "b.svg").read_text() == text, "the same numbers give the same picture"
+
+
+def test_every_work_has_a_page() -> None:
+    made = catalogue.pages(CLAIMS)
+    for kind in ("method", "recipe", "system"):
+        for entry in registry.entries(kind):
+            if entry.build.__module__.startswith("panoply.methods."):
+                assert f"methods/{entry.name}.md" in made
+                assert f"(methods/{entry.name}.md)" in made["methods.md"]

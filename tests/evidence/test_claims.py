@@ -1,0 +1,302 @@
+"""Claims: the rule of the verdict, pairing, escalation, symmetric tuning, and what is stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import panoply as pp
+from panoply import cli, registry
+from panoply.evidence import pool, scores, trials
+from panoply.evidence.claims import (
+    Diagnoses,
+    Found,
+    Identity,
+    Learns,
+    Measured,
+    Ranks,
+    Speed,
+    together,
+)
+from panoply.registry import Entry
+
+ENTRY = Entry("gigpo@1", "method", lambda: None, paper=81)
+DESK = trials.Desk(watch=pool.Watch())
+
+
+# ------------------------------------------------------------------ the rule
+
+
+@pytest.mark.parametrize(
+    ("interval", "margin", "verdict"),
+    [
+        ((0.01, 0.2), 0.0, "holds"),
+        ((-0.2, -0.01), 0.0, "fails"),
+        ((-0.01, 0.2), 0.0, "undecided"),
+        ((0.0, 0.2), 0.0, "undecided"),
+        ((-0.01, 0.2), 0.02, "holds"),
+        ((-0.2, -0.03), 0.02, "fails"),
+        ((-0.2, -0.01), 0.02, "undecided"),
+    ],
+)
+def test_the_interval_decides(interval: tuple[float, float], margin: float, verdict: str) -> None:
+    assert Found(sum(interval) / 2, interval).verdict(margin) == verdict
+
+
+def test_several_conditions() -> None:
+    assert together(["holds", "holds"]) == "holds"
+    assert together(["holds", "undecided"]) == "undecided"
+    assert together(["undecided", "fails", "holds"]) == "fails"
+
+
+def test_an_interquartile_mean_of_differences() -> None:
+    found = Found.of([1.0, 1.0, 2.0, 3.0, 100.0])
+    assert found.difference == pytest.approx(2.0)
+    assert found.interval[0] == pytest.approx(1.0)
+
+
+# ------------------------------------------------------------------ runs that are only pretended
+
+
+class Pretended:
+    """Stands in for the pool: every run has the score its plan says, and is counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, score: Callable[[str, Any, int], float]):
+        self.ran: list[tuple[str, float, int]] = []
+        self.scores: dict[Path, float] = {}
+
+        def run_all(orders: Any, *_: Any) -> None:
+            for order in orders:
+                seed, rate = order.plan.options.seed, order.plan.method.settings()["update.lr"]
+                order.folder = Path(f"{order.name}-{rate}")
+                self.ran.append((order.name.rsplit(" ", 1)[0], rate, seed))
+                self.scores[order.folder] = score(self.ran[-1][0], rate, seed)
+
+        def read(folder: Path, metric: str, unit: str, budget: float) -> scores.Scored:
+            value = self.scores[folder] if metric != "kept" else 0.0
+            return scores.Scored(value, [(0.0, 0.0), (budget, value)], 1.0, False)
+
+        monkeypatch.setattr(pool, "run_all", run_all)
+        monkeypatch.setattr(scores, "read", read)
+
+
+CLAIM = Learns("It is better.", over="grpo", world="keydoor", budget="episodes=256", metric="success")
+
+
+def test_it_holds_at_five_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretended = Pretended(monkeypatch, lambda name, rate, seed: (name == "gigpo") * 0.1 + seed % 7)
+    facts = trials.put_to_test(ENTRY, CLAIM, DESK)
+    assert (facts["verdict"], facts["seeds"]) == ("holds", 5)
+    assert facts["difference"] == pytest.approx(0.1), "seeds differ by far more than methods: they are paired"
+    assert facts["interval"] == pytest.approx([0.1, 0.1])
+    assert facts["runs"][3] == {"seed": 3, "gigpo": pytest.approx(3.1), "grpo": 3}
+    assert facts["tuning"]["runs"] == 12
+    assert len(pretended.ran) == 12 + 10
+    assert facts["curves"]["gigpo"][0] == [[0.0, 0.0], [256.0, 0.1]]
+
+
+def test_both_sides_are_tuned_alike_on_seeds_that_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    best = {"gigpo": 1e-4, "grpo": 1e-3}
+    pretended = Pretended(
+        monkeypatch, lambda name, rate, seed: 1.0 - (rate != best[name]) * 0.5 + 0.01 * (name == "grpo")
+    )
+    facts = trials.put_to_test(ENTRY, CLAIM, DESK)
+    assert facts["tuning"]["chosen"] == {"gigpo": {"update.lr": 1e-4}, "grpo": {"update.lr": 1e-3}}
+    tuned = [(rate, seed) for name, rate, seed in pretended.ran if name == "gigpo" and seed > 1000]
+    assert tuned == [(rate, seed) for name, rate, seed in pretended.ran if name == "grpo" and seed > 1000]
+    assert {rate for name, rate, seed in pretended.ran if name == "grpo" and seed < 1000} == {1e-3}
+    assert facts["verdict"] == "fails"
+
+
+def test_less_can_be_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    Pretended(monkeypatch, lambda name, rate, seed: (name == "gigpo") * -0.1 + rate)
+    facts = trials.put_to_test(ENTRY, dataclasses.replace(_ranks(CLAIM), lower=True), DESK)
+    assert (facts["verdict"], facts["difference"]) == ("holds", pytest.approx(0.1))
+    assert facts["tuning"]["chosen"]["grpo"] == {"update.lr": 1e-4}
+
+
+def _ranks(claim: Ranks) -> Ranks:
+    return Ranks(claim.says, claim.order, claim.world, claim.budget, claim.metric)
+
+
+def test_undecided_goes_to_ten_and_twenty_seeds_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = [1, -1, 1, -1, 0.5] * 4
+    pretended = Pretended(monkeypatch, lambda name, rate, seed: noise[seed % 20] * (name == "gigpo"))
+    facts = trials.put_to_test(ENTRY, CLAIM, DESK)
+    assert (facts["verdict"], facts["seeds"]) == ("undecided", 20)
+    assert max(seed for _, _, seed in pretended.ran if seed < 1000) == 19
+    capped = trials.put_to_test(ENTRY, CLAIM, trials.Desk(watch=pool.Watch(), most=10))
+    assert (capped["verdict"], capped["seeds"]) == ("undecided", 10)
+
+
+def test_more_seeds_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    Pretended(monkeypatch, lambda name, rate, seed: (-1.0 if seed == 0 else 1.0) * (name == "gigpo"))
+    facts = trials.put_to_test(ENTRY, CLAIM, DESK)
+    assert (facts["verdict"], facts["seeds"]) == ("holds", 10)
+
+
+def test_what_must_be_kept_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    Pretended(monkeypatch, lambda name, rate, seed: float(name == "gigpo"))
+    keeping = dataclasses.replace(_ranks(CLAIM), keeps={"kept": 0.02}, also=("kept",))
+    facts = trials.put_to_test(ENTRY, keeping, DESK)
+    assert (facts["verdict"], facts["keeps"]["kept"]["margin"]) == ("holds", 0.02)
+    read = scores.read
+    monkeypatch.setattr(
+        scores, "read",
+        lambda folder, metric, *rest: dataclasses.replace(
+            found := read(folder, metric, *rest),
+            value=found.value - 0.5 * (metric == "kept" and folder.name.startswith("gigpo")),
+        ),
+    )  # fmt: skip
+    facts = trials.put_to_test(ENTRY, keeping, DESK)
+    assert facts["verdict"] == "fails", "it is better, and loses too much of what it must keep"
+
+
+def test_a_ranking_is_as_strong_as_its_weakest_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    worth = {"gigpo": 3.0, "grpo": 1.0, "rloo": 0.9}
+    Pretended(monkeypatch, lambda name, rate, seed: worth[name])
+    three = Ranks("In this order.", ("", "grpo", "rloo"), "keydoor", "episodes=256", "success")
+    facts = trials.put_to_test(ENTRY, three, DESK)
+    assert (facts["verdict"], facts["difference"]) == ("holds", pytest.approx(0.1))
+    worth["rloo"] = 1.1
+    assert trials.put_to_test(ENTRY, three, DESK)["verdict"] == "fails"
+
+
+def test_a_check_takes_the_stored_tuning_and_seeds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Pretended(monkeypatch, lambda name, rate, seed: float(name == "gigpo"))
+    facts = trials.put_to_test(ENTRY, CLAIM, DESK)
+    trials.store_result(facts, tmp_path)
+    pretended = Pretended(monkeypatch, lambda name, rate, seed: float(name == "gigpo"))
+    desk = trials.Desk(tmp_path / "runs" / ".cache", watch=pool.Watch())
+    stands, before, now = trials.check(ENTRY, CLAIM, desk, tmp_path)
+    assert (stands, before, now["verdict"]) == (True, facts, "holds")
+    assert len(pretended.ran) == 10, "nothing is tuned again"
+    Pretended(monkeypatch, lambda name, rate, seed: -float(name == "gigpo"))
+    stands, _, now = trials.check(ENTRY, CLAIM, desk, tmp_path)
+    assert (stands, now["verdict"]) == (False, "fails")
+
+
+def test_nothing_stored_to_check(tmp_path: Path) -> None:
+    with pytest.raises(pp.PanoplyError, match="Nothing is stored for gigpo yet"):
+        trials.check(ENTRY, CLAIM, DESK, tmp_path)
+
+
+# ------------------------------------------------------------------ what a function measures
+
+
+def measured(claim: Measured) -> dict[str, Any]:
+    return trials.put_to_test(ENTRY, claim, DESK)
+
+
+def test_an_identity_must_be_one_on_every_seed() -> None:
+    facts = measured(Identity("They are equal.", lambda seed: {"gap": 1e-6 * seed, "speed": 2.0}))
+    assert (facts["verdict"], facts["difference"], facts["seeds"]) == ("holds", pytest.approx(4e-6), 5)
+    assert facts["runs"][2] == {"seed": 2, "gap": 2e-6, "speed": 2.0}
+    assert (
+        measured(Identity("They are equal.", lambda seed: {"gap": 1e-4 * (seed == 4)}))["verdict"] == "fails"
+    )
+
+
+def test_a_speed_is_a_ratio() -> None:
+    assert measured(Speed("It is faster.", lambda seed: {"ratio": 1.5}))["difference"] == pytest.approx(0.5)
+    assert measured(Speed("It is faster.", lambda seed: {"ratio": 1.5}, least=2.0))["verdict"] == "fails"
+    unsteady = measured(Speed("It is faster.", lambda seed: {"ratio": 0.5 + (seed % 2)}))
+    assert (unsteady["verdict"], unsteady["seeds"]) == ("undecided", 20)
+
+
+def test_a_diagnosis_flags_the_fault_and_not_the_sound_case() -> None:
+    assert measured(Diagnoses("It is flagged.", lambda seed: {"flagged": 1.0}))["verdict"] == "holds"
+    assert measured(Diagnoses("It is flagged.", lambda seed: {"flagged": 0.0}))["verdict"] == "undecided"
+
+
+# ------------------------------------------------------------------ claims that are there
+
+
+def claims() -> Mapping[str, Any]:
+    return {e.name: (e, c) for e, c in trials.claimed(everything=True)}
+
+
+def test_every_cited_work_carries_a_claim() -> None:
+    cited = {e.name for e in registry.entries() if e.paper is not None}
+    assert cited == set(claims())
+
+
+@pytest.mark.parametrize("name", sorted(claims()))
+def test_a_claim_can_be_run(name: str) -> None:
+    """Both sides plan, at the same budget in the same world, and their grid has settings that both have."""
+    _, claim = claims()[name]
+    assert re.fullmatch(r"[A-Z].{30,}\.", claim.says)
+    if not isinstance(claim, Ranks):
+        return
+    race = trials._Race(claim, tuple(word or name for word in claim.order), DESK)
+    for point in trials._grid(claim.tune):
+        plans = [o.plan for o in race._orders([arm.but(point) for arm in race.arms], [0]).values()]
+        assert len({(p.world_id, str(p.world_options), p.options.held_out) for p in plans}) == 1
+        assert len({(p.options.episodes, p.options.decisions) for p in plans}) == 1
+        assert all(p.method.settings()["update.lr"] == point["update.lr"] for p in plans)
+    assert len({arm.label for arm in race.arms}) == len(race.arms) >= 2
+
+
+# ------------------------------------------------------------------ the command
+
+
+def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["claim", *words])
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gigp"], "Did you mean 'gigpo'"),
+        (["grpo"], "'grpo' carries no claim"),
+        (["--family", "agent"], "Did you mean 'agents'"),
+        (["gigpo", "--all"], "one of the three"),
+        (["gigpo", "--most", "1"], "--most must be at least 2"),
+        (["gigpo", "--check"], "Nothing is stored for gigpo yet"),
+    ],
+)
+def test_bad_input(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(words, capsys)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Pretended(monkeypatch, lambda name, rate, seed: float(name == "gigpo"))
+    code, out, err = run(["gigpo", "--quiet"], capsys)
+    assert (code, err) == (0, "")
+    assert out.startswith("gigpo holds: area +1 (95 % interval +1 to +1) over 5 seeds")
+    facts = json.loads((tmp_path / "results" / "claims" / "gigpo.json").read_text())
+    assert {"id", "paper", "verdict", "difference", "interval", "seeds", "runs", "curves", "command", "versions",
+            "date", "tuning"} <= facts.keys()  # fmt: skip
+    assert (facts["id"], facts["paper"], facts["command"]) == ("gigpo@1", 81, "panoply claim gigpo")
+    code, out, _ = run([], capsys)
+    assert re.search(r"gigpo\s+learns\s+holds", out)
+    assert re.search(r"igpo\s+learns\s+not measured", out)
+    code, out, _ = run(["gigpo", "--check", "--quiet"], capsys)
+    assert (code, out.split("\n")[0]) == (0, "gigpo: the stored verdict still stands.")
+
+
+def test_a_stored_result_that_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "gigpo.json").write_text("{")
+    with pytest.raises(pp.PanoplyError, match="is not JSON: measure the claim again"):
+        trials.stored("gigpo", tmp_path)
