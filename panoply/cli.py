@@ -17,7 +17,20 @@ from panoply.errors import PanoplyError, unknown
 if TYPE_CHECKING:
     import argparse
 
-ORDER = ("train", "plan", "list", "show", "eval", "sample", "runs", "compare", "claim", "report", "ui", "export")
+ORDER = (
+    "train",
+    "plan",
+    "list",
+    "show",
+    "eval",
+    "sample",
+    "runs",
+    "compare",
+    "claim",
+    "report",
+    "ui",
+    "export",
+)
 """The commands as `panoply --help` lists them; each is a file of its name in commands/."""
 
 

@@ -111,7 +111,7 @@ class Arm:
         elif (
             budget and budget.unit == "decisions"
         ):  # an episode has about as many as an answer may have tokens
-            steps //= made.world().max_tokens
+            steps //= getattr(made.world(), "max_tokens", 1)
         paced = {"run.evaluate_every": max(1, steps // POINTS), "run.keep": 1, "run.checkpoint_every": 50}
         settings = {**paced, **settings}
         return api.plan(self.method, world, seed=seed, threads=1, settings=settings, **{**given, **spending})
