@@ -302,6 +302,15 @@ class TestCourse:
         assert tiny.checkpoints(done.run)[-1] == steps
         assert done.seconds < 10
 
+    @pytest.mark.parametrize(("unit", "amount", "steps"), [("episodes", 20, 3), ("decisions", 1, 1)])
+    def test_a_budget_of_what_is_collected(self, unit: str, amount: int, steps: int, tmp_path: Path) -> None:
+        done = tiny.train(tmp_path / "run", steps=10**6, **{unit: amount})  # 8 episodes a step
+        rows = tiny.metrics(done.run)
+        assert [row["total_episodes"] for row in rows] == [8 * (i + 1) for i in range(steps)]
+        assert rows[-1]["total_decisions"] == sum(row["decisions"] for row in rows)
+        assert tiny.result(done.run)[unit] == rows[-1][f"total_{unit}"] >= amount
+        assert done.after["step"] == steps
+
     def test_a_finished_run_is_not_resumed(self, done: pp.Trained) -> None:
         with pytest.raises(pp.PanoplyError, match="is finished: there is nothing to resume"):
             tiny.resume(done.run)

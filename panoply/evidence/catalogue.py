@@ -98,7 +98,7 @@ def _numbers(found: Mapping[str, Any]) -> str:
     low, high = found["interval"]
     if found["kind"] == "identity":
         return f"{found['metric']} at most {found['difference']:.1e}, {found['seeds']} seeds"
-    against = f" against {', '.join(found['order'][1:])}" if found.get("order") else ""
+    against = f" against {', '.join(list(found['order'])[1:])}" if found.get("order") else ""
     return f"{found['metric']} {found['difference']:+.3g} ({low:+.3g} to {high:+.3g}), {found['seeds']} seeds{against}"
 
 
@@ -186,6 +186,7 @@ def _measured(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ((unit, amount),) = found["budget"].items()
         yield "every run", f"{amount:,.0f} {unit}"
         yield "metric", f"`{found['metric']}`, {found['better']} is better"
+        yield from ((label, f"`{spelled}`") for label, spelled in found["order"].items() if spelled != label)
         yield from _tuning(found["tuning"])
     for metric, gap in found.get("keeps", {}).items():
         yield f"must keep `{metric}`", f"{_gap(gap)}; may lose {gap['margin']:g}"

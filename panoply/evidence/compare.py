@@ -16,6 +16,7 @@ from panoply.checkpoint import write_atomically
 from panoply.errors import PanoplyError, unknown
 from panoply.evidence import pictures, pool, scores, statistics
 from panoply.evidence.scores import UNITS, Curve
+from panoply.parts import show_value
 from panoply.planning import Plan
 from panoply.report.text import table
 from panoply.run import fresh_folder, versions
@@ -92,6 +93,11 @@ class Arm:
         if not method or re.search(r"[:,=]", method):
             raise PanoplyError(f"'{word}' is not a method with changes: write METHOD:PATH=VALUE,PATH=VALUE.")
         return cls(label, method, slots, settings)
+
+    def spelled(self) -> str:
+        """What `parse` reads, without a name of its own."""
+        changes = [f"{path}={show_value(v)}" for path, v in {**self.slots, **self.settings}.items()]
+        return ":".join([self.method, *([",".join(changes)] if changes else [])])
 
     def but(self, settings: Mapping[str, Any]) -> Arm:
         return Arm(self.label, self.method, self.slots, {**self.settings, **settings})

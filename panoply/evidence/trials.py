@@ -183,7 +183,7 @@ class _Race:
         return {
             "world": claim.world,
             "settings": {k: show_value(v) for k, v in claim.settings.items()},
-            "order": list(self.order),
+            "order": {arm.label: arm.spelled() for arm in self.arms},
             "metric": claim.metric,
             "better": "lower" if claim.lower else "higher",
             "budget": {self.budget.unit: self.budget.amount},

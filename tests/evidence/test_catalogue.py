@@ -44,7 +44,7 @@ def test_every_result_belongs_to_a_claim_and_follows_from_its_numbers() -> None:
             from panoply.evidence.claims import Found, together
 
             sign = -1 if claim.lower else 1  # type: ignore[attr-defined]
-            first, second = [w.split("=")[0] if "=" in w.split(":")[0] else w for w in found["order"]]
+            first, second = found["order"]
             gap = Found.of([sign * (run[first] - run[second]) for run in found["runs"]])
             assert found["difference"] == pytest.approx(gap.difference, abs=1e-5)
             assert found["interval"] == pytest.approx(gap.interval, abs=1e-5)
@@ -69,7 +69,7 @@ def test_a_page(tmp_path: Path) -> None:
 
 FOUND: dict[str, Any] = {
     "id": "gigpo@1", "paper": 81, "kind": "learns", "says": "…", "world": "keydoor", "settings": {"world.size": "6"},
-    "order": ["gigpo", "grpo"], "metric": "area", "better": "higher", "budget": {"episodes": 2560.0},
+    "order": {"gigpo": "gigpo", "grpo": "grpo"}, "metric": "area", "better": "higher", "budget": {"episodes": 2560.0},
     "verdict": "undecided", "difference": 0.0123, "interval": [-0.01, 0.03], "seeds": 2,
     "runs": [{"seed": 0, "gigpo": 0.8, "grpo": 0.7}, {"seed": 1, "gigpo": 0.81234, "grpo": 0.8}],
     "keeps": {"success": {"margin": 0.02, "difference": 0.0, "interval": [0, 0], "gigpo": 1.0, "grpo": 1.0}},
