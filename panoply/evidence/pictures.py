@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from panoply.checkpoint import write_atomically
 from panoply.evidence import statistics
+from panoply.report.pictures import COLOURS, STYLE
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666", "#000000")
-"""Told apart by people who are colour-blind (Okabe and Ito)."""
 WIDTH, HEIGHT = 640, 360
 
 
@@ -50,7 +50,8 @@ def _drawn_by_matplotlib(lines: Sequence[Line], x: str, y: str) -> str | None:
         return None
     import io
 
-    with mpl.rc_context({"svg.hashsalt": "panoply", "svg.fonttype": "none", "font.family": "sans-serif"}):
+    style: dict[Any, Any] = {**STYLE, "svg.fonttype": "none", "font.family": "sans-serif"}
+    with mpl.rc_context(style):
         figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
@@ -60,10 +61,7 @@ def _drawn_by_matplotlib(lines: Sequence[Line], x: str, y: str) -> str | None:
                 axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
         axes.set_xlabel(x)
         axes.set_ylabel(y)
-        axes.grid(alpha=0.25)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        axes.legend(frameon=False)
+        axes.legend()
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     return "\n".join(text.rstrip() for text in out.getvalue().splitlines()) + "\n"

@@ -220,6 +220,8 @@ def run_all(
             if waiting:
                 worker.take(waiting.pop(0))
         watch.show(orders, [])
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; the same command goes on from here") from None
     finally:
         watch.close()
         for worker in staff:

@@ -178,13 +178,13 @@ TINY = {
 
 def _claim(optimiser: str) -> Learns:
     return Learns(
-        f"Where a reward model can be hacked, {optimiser} keeps to what a judge accepts: more answers are truly good "
-        "than under the reward model alone.",
+        f"Where a reward model is easily hacked, {optimiser} keeps to what a judge accepts: more answers are truly "
+        "good than under the reward model alone.",
         over="reward model alone=reinforce:reward.name=proxy",
         world="strings",
-        budget="episodes=25600",
+        budget="episodes=10240",
         metric="success",
-        settings={"run.evaluate_every": 25},
+        settings={"world.bonus": 1.0, "run.evaluate_every": 10},
         also=("true", "proxy", "format"),
     )
 
