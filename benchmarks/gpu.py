@@ -189,6 +189,18 @@ def trl(shape: Shape, best: bool = False, continuous: bool = False) -> dict[str,
     return measure_trl(shape, best=best, continuous=continuous)
 
 
+def learn() -> dict[str, Any]:
+    from benchmarks.gpu_learn import learn as run_here
+
+    return run_here()
+
+
+def learn_in_trl() -> dict[str, Any]:
+    from benchmarks.gpu_learn import learn_in_trl as run_there
+
+    return run_there()
+
+
 ANCHOR = Shape()
 LONG = Shape(32, 16, 1024, 128)
 CELLS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -207,6 +219,8 @@ CELLS: dict[str, Callable[[], dict[str, Any]]] = {
     "1.5B": lambda: measure(Shape(model="1.5B")),
     "prompt-1024-trl": lambda: trl(LONG, best=True),
     "1.5B-trl": lambda: trl(Shape(model="1.5B"), best=True),
+    "learn": learn,
+    "learn-trl": learn_in_trl,
 }
 
 
@@ -219,7 +233,9 @@ def run(name: str) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({**about, **result}, indent=1) + "\n")
     brief = ("sample", "learn", "step", "peak_gb", "gap", "off", "ms_per_token", "setup_s", "first_step_s")
-    shown = {k: round(v, 5) for k in brief if isinstance(v := result.get(k), float)} or result
+    shown = {k: round(v, 5) for k in brief if isinstance(v := result.get(k), float)} or {
+        k: v for k, v in result.items() if k != "curve"
+    }
     print(name, json.dumps(shown), flush=True)
 
 

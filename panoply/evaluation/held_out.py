@@ -27,6 +27,8 @@ class Evaluation:
     rates: dict[str, float]
     attempts: int = 1
     pass_at: dict[int, float] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
+    """Sampled success on each kind of problem, where a world has several."""
     samples: list[str] = field(default_factory=list)
     """A few greedy answers as text."""
 
@@ -46,6 +48,7 @@ class Evaluation:
         found: dict[str, Any] = {"problems": self.problems, "attempts": self.attempts}
         for name, rate in self.rates.items():
             found |= {name: rate, f"{name}_interval": list(wilson(rate, self.problems))}
+        found |= {"parts": self.parts} if self.parts else {}
         return {**found, **{f"pass@{k}": v for k, v in self.pass_at.items()}}
 
 
@@ -78,7 +81,15 @@ def evaluate(
     greedy, texts = _successes(world, policy, tasks, 1, 0.0, seed, shown, tick)
     sampled, _ = _successes(world, policy, tasks, attempts, temperature, seed, 0, tick)
     rates = {"greedy": sum(greedy) / problems, "sampled": sum(sampled) / (problems * attempts)}
-    return Evaluation(problems, rates, attempts, {k: mean_pass_at_k(sampled, attempts, k) for k in ks}, texts)
+    passed = {k: mean_pass_at_k(sampled, attempts, k) for k in ks}
+    return Evaluation(problems, rates, attempts, passed, _by_part(world, tasks, sampled, attempts), texts)
+
+
+def _by_part(world: TextWorld, tasks: list[Task], successes: list[int], attempts: int) -> dict[str, float]:
+    found: dict[str, list[int]] = {}
+    for task, count in zip(tasks, successes, strict=True):
+        found.setdefault(world.part_of(task), []).append(count)
+    return {part: sum(counts) / (len(counts) * attempts) for part, counts in sorted(found.items()) if part}
 
 
 def _successes(

@@ -8,20 +8,49 @@ so that one captured graph serves every length.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+GATE_TILE = (32, 64, 4, 4)
+"""Columns, depth, warps and stages of `gate_product`."""
+PART_TILE = (64, 64, 8, 4, 4)
+"""Columns, depth, parts, warps and stages of `part_product`."""
+
+
+@functools.cache
+def chained() -> bool:
+    """Whether the GPU can start a kernel while the one before it ends (from Hopper on)."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 
 
 @triton.jit
-def _add_norm(x, delta, total, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def begin(CHAIN: tl.constexpr):
+    """In a chain of kernels each starts while the one before it ends: it waits here for what that one wrote."""
+    if CHAIN:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def _add_norm(
+    x, delta, total, weight, out, rows, width, eps,
+    ADD: tl.constexpr, PARTS: tl.constexpr, CHAIN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    begin(CHAIN)
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
     inside = column < width
     at = row.to(tl.int64) * width + column
     value = tl.load(x + at, mask=inside, other=0.0)
     if ADD:
-        added = value.to(tl.float32) + tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
+        change = tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
+        for part in range(1, PARTS):
+            change += tl.load(delta + part * rows * width + at, mask=inside, other=0.0)
+        added = value.to(tl.float32) + change.to(value.dtype).to(tl.float32)
         value = added.to(value.dtype)
         tl.store(total + at, value, mask=inside)
     wide = value.to(tl.float32)
@@ -31,18 +60,26 @@ def _add_norm(x, delta, total, weight, out, width, eps, ADD: tl.constexpr, BLOCK
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """Add `delta` to [rows, width] `x` in place, and give the sum's RMSNorm."""
+    """Add `delta` to [rows, width] `x` in place, and give the sum's RMSNorm.
+
+    A `delta` of [parts, rows, width] is the sum of its parts.
+    """
     rows, width = x.shape
     out = torch.empty_like(x)
     block = triton.next_power_of_2(width)
     warps = 4 if block <= 2048 else 8
     added = x if delta is None else delta
-    _add_norm[(rows,)](x, added, x, weight, out, width, eps, delta is not None, block, num_warps=warps)
+    parts = 1 if delta is None or delta.ndim == 2 else len(delta)
+    _add_norm[(rows,)](
+        x, added, x, weight, out, rows, width, eps, delta is not None, parts, chained(), block,
+        num_warps=warps, launch_pdl=chained(),
+    )  # fmt: skip
     return out
 
 
 @triton.jit
-def _gated(both, out, inner, BLOCK: tl.constexpr):
+def _gated(both, out, inner, CHAIN: tl.constexpr, BLOCK: tl.constexpr):
+    begin(CHAIN)
     row, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < inner
     at = row.to(tl.int64) * 2 * inner + column
@@ -52,12 +89,92 @@ def _gated(both, out, inner, BLOCK: tl.constexpr):
     tl.store(out + row.to(tl.int64) * inner + column, value.to(out.dtype.element_ty), mask=inside)
 
 
-def gated(both: Tensor) -> Tensor:
+def gated(both: Tensor, chain: bool = False) -> Tensor:
     """silu(gate) · up, of [rows, 2 · inner] in which the gates come first."""
     rows, inner = both.shape[0], both.shape[1] // 2
     out = both.new_empty(rows, inner)
-    _gated[(rows, triton.cdiv(inner, 1024))](both, out, inner, 1024, num_warps=4)
+    _gated[(rows, triton.cdiv(inner, 1024))](both, out, inner, chain, 1024, num_warps=4, launch_pdl=chain)
     return out
+
+
+@triton.jit
+def _gate_product(
+    x, weight, out, rows, inner, WIDTH: tl.constexpr, CHAIN: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    begin(CHAIN)
+    column, row, depth = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, M), tl.arange(0, K)
+    mine, here = row < rows, column < inner
+    left = x + row[:, None] * WIDTH + depth[None, :]
+    right = weight + column[None, :] * WIDTH + depth[:, None]
+    gate, up = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+    for low in range(0, WIDTH, K):
+        a = tl.load(left + low, mask=mine[:, None], other=0.0)
+        gate = tl.dot(a, tl.load(right + low, mask=here[None, :], other=0.0), gate)
+        up = tl.dot(a, tl.load(right + inner * WIDTH + low, mask=here[None, :], other=0.0), up)
+    dtype = out.dtype.element_ty
+    gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
+    value = gate / (1.0 + tl.exp(-gate)) * up
+    target = out + row[:, None] * inner + column[None, :]
+    tl.store(target, value.to(dtype), mask=mine[:, None] & here[None, :])
+
+
+def gate_product(x: Tensor, weight: Tensor) -> Tensor:
+    """`gated` of x · weightᵀ, [rows, inner] from [rows, width], for `few` rows."""
+    (rows, width), inner = x.shape, len(weight) // 2
+    out = x.new_empty(rows, inner)
+    n, k, warps, stages = GATE_TILE
+    _gate_product[(triton.cdiv(inner, n),)](
+        x, weight, out, rows, inner, width, chained(), max(16, triton.next_power_of_2(rows)), n, k,
+        num_warps=warps, num_stages=stages, launch_pdl=chained(),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _part_product(
+    x, weight, out, rows, columns, WIDTH: tl.constexpr, SPAN: tl.constexpr, CHAIN: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    begin(CHAIN)
+    part = tl.program_id(1)
+    column, row = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, M)
+    mine, here = row < rows, column < columns
+    total = tl.zeros([M, N], tl.float32)
+    for low in range(0, SPAN, K):
+        depth = part * SPAN + low + tl.arange(0, K)
+        inside = depth < WIDTH
+        a = tl.load(
+            x + row[:, None] * WIDTH + depth[None, :], mask=mine[:, None] & inside[None, :], other=0.0
+        )
+        b = tl.load(
+            weight + column[None, :] * WIDTH + depth[:, None], mask=here[None, :] & inside[:, None], other=0.0
+        )
+        total = tl.dot(a, b, total)
+    target = out + (part * rows + row)[:, None] * columns + column[None, :]
+    tl.store(target, total, mask=mine[:, None] & here[None, :])
+
+
+def part_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x · weightᵀ in [parts, rows, columns] float32 parts that `add_norm` sums, for `few` rows.
+
+    The depth is cut because [rows, columns] alone has too few tiles for all multiprocessors.
+    """
+    (rows, width), columns = x.shape, len(weight)
+    n, k, parts, warps, stages = PART_TILE
+    span = triton.cdiv(triton.cdiv(width, k), parts) * k
+    parts = triton.cdiv(width, span)
+    out = torch.empty(parts, rows, columns, device=x.device)
+    _part_product[(triton.cdiv(columns, n), parts)](
+        x, weight, out, rows, columns, width, span, chained(), max(16, triton.next_power_of_2(rows)), n, k,
+        num_warps=warps, num_stages=stages, launch_pdl=chained(),
+    )  # fmt: skip
+    return out
+
+
+def few(x: Tensor) -> bool:
+    """Whether the products above are the quicker ones: they read weights once for all rows."""
+    return len(x) <= 128 and x.element_size() == 2 and x.shape[1] % GATE_TILE[1] == 0
 
 
 @triton.jit
@@ -95,8 +212,10 @@ def _attention(
     PAD: tl.constexpr,
     NORM: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHAIN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    begin(CHAIN)
     row, kv = tl.program_id(0), tl.program_id(1)
     share: tl.constexpr = HEADS // KV_HEADS
     dtype = keys.dtype.element_ty
@@ -163,7 +282,7 @@ def decode_attention(
     block = 64 if qkv.element_size() == 2 else 32
     _attention[(rows, kv_heads)](
         qkv, angles, keys, values, positions, out, q_norm, k_norm, eps, size**-0.5, capacity,
-        HEADS=heads, KV_HEADS=kv_heads, D=size, PAD=pad, NORM=norms is not None, WINDOW=window, BLOCK=block,
-        num_warps=4, num_stages=3,
+        HEADS=heads, KV_HEADS=kv_heads, D=size, PAD=pad, NORM=norms is not None, WINDOW=window, CHAIN=chained(),
+        BLOCK=block, num_warps=4, num_stages=3, launch_pdl=chained(),
     )  # fmt: skip
     return out

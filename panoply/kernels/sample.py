@@ -15,14 +15,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from panoply.kernels.decode import begin, chained
+
 PIECE = 4096
 """Vocabulary entries one program reads."""
 
 
 @triton.jit
 def _pieces(
-    logits, heat, start, position, highest, first, mass, weighted, vocab, pieces, PIECE: tl.constexpr
-):
+    logits, heat, start, position, highest, first, mass, weighted, vocab, pieces,
+    CHAIN: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    begin(CHAIN)
     row, piece = tl.program_id(0), tl.program_id(1)
     within = tl.load(position + row) + 1 - tl.load(start + row)
     temperature = tl.load(heat + within)
@@ -52,8 +56,9 @@ def _draw(
     stream, token, position, start, limit, status, tick, history, history_stride,
     out_live, out_position, out_action, out_logp, out_heat, out_entropy,
     rows, vocab, pieces,
-    STOP: tl.constexpr, LENGTH: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr,
+    CHAIN: tl.constexpr, STOP: tl.constexpr, LENGTH: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
+    begin(CHAIN)
     row = tl.program_id(0)
     piece = tl.arange(0, PIECES)
     here = piece < pieces
@@ -166,7 +171,8 @@ def draw_and_move(
     highest, mass, weighted = (logits.new_empty(rows, pieces) for _ in range(3))
     first = torch.empty(rows, pieces, dtype=torch.int32, device=logits.device)
     _pieces[(rows, pieces)](
-        logits, heat, state.start, state.position, highest, first, mass, weighted, vocab, pieces, PIECE, num_warps=8
+        logits, heat, state.start, state.position, highest, first, mass, weighted, vocab, pieces,
+        chained(), PIECE, num_warps=8, launch_pdl=chained(),
     )  # fmt: skip
     _draw[(rows,)](
         logits, heat, highest, first, mass, weighted, stops,
@@ -174,5 +180,6 @@ def draw_and_move(
         state.history, state.history.stride(0),
         record.live, record.position, record.action, record.logp, record.temperature, record.entropy,
         rows, vocab, pieces,
-        STOP=stop, LENGTH=length, PIECES=triton.next_power_of_2(pieces), PIECE=PIECE, num_warps=8,
+        CHAIN=chained(), STOP=stop, LENGTH=length, PIECES=triton.next_power_of_2(pieces), PIECE=PIECE,
+        num_warps=8, launch_pdl=chained(),
     )  # fmt: skip

@@ -51,8 +51,9 @@ class _AddNorm(torch.autograd.Function):
         block = triton.next_power_of_2(width)
         warps = 4 if block <= 2048 else 8
         _add_norm[(rows,)](
-            x, added, total, weight, normed, width, eps, change is not None, block, num_warps=warps
-        )
+            x, added, total, weight, normed, rows, width, eps, change is not None, 1, False, block,
+            num_warps=warps,
+        )  # fmt: skip
         ctx.save_for_backward(total, weight)
         ctx.eps, ctx.added = eps, change is not None
         ctx.set_materialize_grads(False)

@@ -245,7 +245,8 @@ class Job:
             self.best = {"step": self.step, "success": found.score}
         self.after = {"step": self.step, **found.to_json()}
         self.progress.evaluated(self, found)
-        return {f"held_out_{name}": rate for name, rate in found.rates.items()}
+        parts = {f"sampled_{part}": rate for part, rate in found.parts.items()}
+        return {f"held_out_{name}": rate for name, rate in {**found.rates, **parts}.items()}
 
     def _measure(self) -> Evaluation:
         options = self.plan.options

@@ -351,6 +351,7 @@ def evaluated(found: Evaluation) -> str:
     for name in found.rates:
         low, high = facts[f"{name}_interval"]
         rows.append((name, f"{facts[name]:.3f}  (95 % interval {low:.3f}–{high:.3f})"))
+    rows += [(f"  {part}", f"{rate:.3f}") for part, rate in found.parts.items()]
     rows += [(f"pass@{k}", f"{v:.3f}") for k, v in found.pass_at.items()]
     answers = (" ".join(text.split()) for text in found.samples)
     shown = (text if len(text) < page_width() - 2 else text[: page_width() - 3] + "…" for text in answers)

@@ -260,7 +260,7 @@ class GraphDecoder:
 
     def _step(self, size: int, record: Record | None) -> Tensor:
         """One token more for the first `size` slots; with a record it is drawn and noted as well."""
-        from panoply.kernels.decode import add_norm, decode_attention, gated
+        from panoply.kernels.decode import add_norm, decode_attention
         from panoply.kernels.sample import draw_and_move
 
         position = self.state.position[:size]
@@ -279,12 +279,26 @@ class GraphDecoder:
                 self.eps,
                 layer.window,
             )
-            y = add_norm(x, F.linear(mixed, *layer.out), layer.second_norm, self.eps)
-            change = F.linear(gated(F.linear(y, *layer.both)), *layer.down)
+            y = add_norm(x, _onto(mixed, layer.out), layer.second_norm, self.eps)
+            change = _onto(_gated(y, layer.both), layer.down)
         logits = wide_product(add_norm(x, change, self.last_norm, self.eps), self.head.t())
         if record is not None:
             draw_and_move(logits, self.heat, self.stops, self.state, record, STOP, LENGTH)
         return logits
+
+
+def _gated(x: Tensor, weight: tuple[Tensor, Tensor | None]) -> Tensor:
+    from panoply.kernels.decode import chained, few, gate_product, gated
+
+    plain = weight[1] is None and few(x)
+    return gate_product(x, weight[0]) if plain else gated(F.linear(x, *weight), chain=chained())
+
+
+def _onto(x: Tensor, weight: tuple[Tensor, Tensor | None]) -> Tensor:
+    """A product that is to be added to the stream, where that helps in parts."""
+    from panoply.kernels.decode import few, part_product
+
+    return part_product(x, weight[0]) if weight[1] is None and few(x) else F.linear(x, *weight)
 
 
 def bucket(rows: int) -> int:

@@ -145,6 +145,10 @@ class TextWorld(ABC):
             return None
         return frozenset(self.grade(self.task("train", 0), []))
 
+    def part_of(self, task: Task) -> str:
+        """The kind of problem, where there are several, whose success is reported apart."""
+        return ""
+
     def failures(self) -> dict[str, int]:
         """Why grading failed, and how often."""
         return {}
