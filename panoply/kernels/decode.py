@@ -16,10 +16,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-GATE_TILE = (32, 64, 4, 4)
-"""Columns, depth, warps and stages of `gate_product`."""
-PART_TILE = (64, 64, 8, 4, 4)
-"""Columns, depth, parts, warps and stages of `part_product`."""
+TILE = (32, 128)
+PARTS = 4
+"""Columns and depth of a tile of `part_product`, and how many parts it has: the best of 24 tried on an H200."""
 
 
 @functools.cache
@@ -98,40 +97,6 @@ def gated(both: Tensor, chain: bool = False) -> Tensor:
 
 
 @triton.jit
-def _gate_product(
-    x, weight, out, rows, inner, WIDTH: tl.constexpr, CHAIN: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-):  # fmt: skip
-    begin(CHAIN)
-    column, row, depth = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, M), tl.arange(0, K)
-    mine, here = row < rows, column < inner
-    left = x + row[:, None] * WIDTH + depth[None, :]
-    right = weight + column[None, :] * WIDTH + depth[:, None]
-    gate, up = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
-    for low in range(0, WIDTH, K):
-        a = tl.load(left + low, mask=mine[:, None], other=0.0)
-        gate = tl.dot(a, tl.load(right + low, mask=here[None, :], other=0.0), gate)
-        up = tl.dot(a, tl.load(right + inner * WIDTH + low, mask=here[None, :], other=0.0), up)
-    dtype = out.dtype.element_ty
-    gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
-    value = gate / (1.0 + tl.exp(-gate)) * up
-    target = out + row[:, None] * inner + column[None, :]
-    tl.store(target, value.to(dtype), mask=mine[:, None] & here[None, :])
-
-
-def gate_product(x: Tensor, weight: Tensor) -> Tensor:
-    """`gated` of x · weightᵀ, [rows, inner] from [rows, width], for `few` rows."""
-    (rows, width), inner = x.shape, len(weight) // 2
-    out = x.new_empty(rows, inner)
-    n, k, warps, stages = GATE_TILE
-    _gate_product[(triton.cdiv(inner, n),)](
-        x, weight, out, rows, inner, width, chained(), max(16, triton.next_power_of_2(rows)), n, k,
-        num_warps=warps, num_stages=stages, launch_pdl=chained(),
-    )  # fmt: skip
-    return out
-
-
-@triton.jit
 def _part_product(
     x, weight, out, rows, columns, WIDTH: tl.constexpr, SPAN: tl.constexpr, CHAIN: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
@@ -156,25 +121,24 @@ def _part_product(
 
 
 def part_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x · weightᵀ in [parts, rows, columns] float32 parts that `add_norm` sums, for `few` rows.
+    """x · weightᵀ in [parts, rows, columns] float32 parts that `add_norm` sums, where `few` rows make that quicker.
 
     The depth is cut because [rows, columns] alone has too few tiles for all multiprocessors.
     """
     (rows, width), columns = x.shape, len(weight)
-    n, k, parts, warps, stages = PART_TILE
-    span = triton.cdiv(triton.cdiv(width, k), parts) * k
+    n, k = TILE
+    span = triton.cdiv(triton.cdiv(width, k), PARTS) * k
     parts = triton.cdiv(width, span)
     out = torch.empty(parts, rows, columns, device=x.device)
     _part_product[(triton.cdiv(columns, n), parts)](
         x, weight, out, rows, columns, width, span, chained(), max(16, triton.next_power_of_2(rows)), n, k,
-        num_warps=warps, num_stages=stages, launch_pdl=chained(),
+        num_warps=4, num_stages=4, launch_pdl=chained(),
     )  # fmt: skip
     return out
 
 
 def few(x: Tensor) -> bool:
-    """Whether the products above are the quicker ones: they read weights once for all rows."""
-    return len(x) <= 128 and x.element_size() == 2 and x.shape[1] % GATE_TILE[1] == 0
+    return len(x) <= 128 and x.element_size() == 2
 
 
 @triton.jit

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -89,15 +88,13 @@ def slope(
     entropies: Tensor | None,
     g_logp: Tensor | None,
     g_entropy: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The gradient on the logits, in `dtype`."""
+    out: Tensor,
+) -> None:
+    """The gradient on the logits, into `out`, which may have fewer bits."""
     rows, vocab = z.shape
-    out = torch.empty(rows, vocab, dtype=dtype, device=z.device)
     block = min(4096, triton.next_power_of_2(vocab))
     _slope[(rows, triton.cdiv(vocab, block))](
         z, z if heat is None else heat, actions, lse, z if entropies is None else entropies,
         z if g_logp is None else g_logp, z if g_entropy is None else g_entropy, out, vocab,
         HEAT=heat is not None, LOGP=g_logp is not None, ENTROPY=g_entropy is not None, BLOCK=block, num_warps=8,
     )  # fmt: skip
-    return out

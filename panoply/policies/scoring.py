@@ -16,6 +16,8 @@ from panoply.experience import Ragged
 
 CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 28}
 """Logits held at a time when no chunk is given: what a core's cache likes, or a small share of GPU memory."""
+KEPT_SHARE = 0.05
+"""Of a GPU's memory, what softmaxes kept for the backward pass may take."""
 NEVER = -1e4
 """Stands in for log 0, whose product with probability 0 would be NaN."""
 
@@ -46,6 +48,13 @@ class Head:
         """Whether kernels do it that read the logits once: on a GPU, if nothing but a temperature acts."""
         plain = self.allowed is None and not self.softcap and hidden.dtype != torch.float64
         return hidden.is_cuda and plain and has_triton()
+
+    def keeps(self, hidden: Tensor, vocab: int, entropy: bool) -> bool:
+        """Whether softmaxes are kept for the backward pass, in half the logits' bytes, and not computed again."""
+        if not (torch.is_grad_enabled() and hidden.requires_grad and self.fused(hidden)) or entropy:
+            return False
+        needed = len(hidden) * vocab * hidden.element_size()
+        return hidden.element_size() == 2 and needed < KEPT_SHARE * torch.cuda.mem_get_info(hidden.device)[1]
 
     def heat(self, rows: slice) -> Tensor | None:
         return None if self.temperature is None else self.temperature[rows]
@@ -138,6 +147,40 @@ class _Score(torch.autograd.Function):
         return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None
 
 
+class _Kept(torch.autograd.Function):
+    """Log-probabilities alone, half precision, on a GPU: with s = (1[a] − p) / T kept, the gradient is two products.
+
+    ∂/∂hidden = g · (s W) and ∂/∂W = sᵀ (g · hidden). float16 holds a multiple of s, or small p would vanish.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, actions: Tensor, head: Head, chunk: int) -> Tensor:
+        from panoply.kernels.scoring import normalise, slope
+
+        ctx.unit = 4096.0 if hidden.dtype == torch.float16 else 1.0
+        kept = hidden.new_empty(len(hidden), len(weight))
+        logp = hidden.new_empty(len(hidden), dtype=torch.float32)
+        unit = torch.full_like(logp, ctx.unit)
+        for rows in _chunks(len(hidden), chunk):
+            z = wide_product(hidden[rows], weight.t())
+            lse, logp[rows], _ = normalise(z, actions[rows], head.heat(rows), False)
+            slope(z, actions[rows], head.heat(rows), lse, None, unit[rows], None, kept[rows])
+        ctx.save_for_backward(hidden, weight, kept)
+        return logp
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        hidden, weight, kept = ctx.saved_tensors
+        on_hidden, on_weight, g = None, None, g[:, None]
+        if ctx.needs_input_grad[0]:
+            on_hidden = wide_product(kept, weight).mul_(g / ctx.unit).to(hidden.dtype)
+        if ctx.needs_input_grad[1]:
+            scaled = (hidden * g).to(hidden.dtype)
+            on_weight = wide_product(kept.t(), scaled).div_(ctx.unit).to(weight.dtype)
+        return on_hidden, on_weight, None, None, None
+
+
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a · b, the sum in `total`'s dtype."""
     if a.is_cuda and a.dtype != total.dtype:
@@ -160,7 +203,9 @@ def _fused_slope(
     actions, g_logp, g_entropy = parts
     spread = entropies[rows] if len(entropies) else None
     z = wide_product(hidden[rows], weight.t())
-    return slope(z, actions, head.heat(rows), lse[rows], spread, g_logp, g_entropy, weight.dtype)
+    out = torch.empty_like(z, dtype=weight.dtype)
+    slope(z, actions, head.heat(rows), lse[rows], spread, g_logp, g_entropy, out)
+    return out
 
 
 def _through_softmax(
@@ -210,6 +255,8 @@ def score_actions(
     if hidden.is_cuda and chunk > 128:
         chunk -= chunk % 128  # whole tiles
     head = Head(temperature, allowed, softcap)
+    if head.keeps(hidden, len(head_weight), entropy):
+        return {"logp": _Kept.apply(hidden, head_weight, actions, head, chunk)}  # type: ignore[no-untyped-call]
     logp, entropies, _ = _Score.apply(hidden, head_weight, actions, head, entropy, chunk)  # type: ignore[no-untyped-call]
     return {"logp": logp, "entropy": entropies} if entropy else {"logp": logp}
 

@@ -260,7 +260,7 @@ class GraphDecoder:
 
     def _step(self, size: int, record: Record | None) -> Tensor:
         """One token more for the first `size` slots; with a record it is drawn and noted as well."""
-        from panoply.kernels.decode import add_norm, decode_attention
+        from panoply.kernels.decode import add_norm, chained, decode_attention, gated
         from panoply.kernels.sample import draw_and_move
 
         position = self.state.position[:size]
@@ -280,22 +280,15 @@ class GraphDecoder:
                 layer.window,
             )
             y = add_norm(x, _onto(mixed, layer.out), layer.second_norm, self.eps)
-            change = _onto(_gated(y, layer.both), layer.down)
+            change = _onto(gated(F.linear(y, *layer.both), chained()), layer.down)
         logits = wide_product(add_norm(x, change, self.last_norm, self.eps), self.head.t())
         if record is not None:
             draw_and_move(logits, self.heat, self.stops, self.state, record, STOP, LENGTH)
         return logits
 
 
-def _gated(x: Tensor, weight: tuple[Tensor, Tensor | None]) -> Tensor:
-    from panoply.kernels.decode import chained, few, gate_product, gated
-
-    plain = weight[1] is None and few(x)
-    return gate_product(x, weight[0]) if plain else gated(F.linear(x, *weight), chain=chained())
-
-
 def _onto(x: Tensor, weight: tuple[Tensor, Tensor | None]) -> Tensor:
-    """A product that is to be added to the stream, where that helps in parts."""
+    """A product that `add_norm` adds to the stream: whole, or in parts."""
     from panoply.kernels.decode import few, part_product
 
     return part_product(x, weight[0]) if weight[1] is None and few(x) else F.linear(x, *weight)

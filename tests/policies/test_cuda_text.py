@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from panoply.experience import Experience
+from panoply.policies import scoring
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.scoring import naive_scores, score_actions
 from panoply.policies.text import TextPolicy
@@ -42,6 +43,34 @@ def test_kernels_score_as_a_plain_softmax(chunk: int, heated: bool, vocabulary: 
         theirs = torch.autograd.grad((expected[name] * mix).sum(), [hidden, head], retain_graph=True)
         ours = torch.autograd.grad((found[name] * mix).sum(), [hidden, head], retain_graph=True)
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heated", [False, True])
+def test_kept_softmaxes_give_as_good_a_gradient_as_recomputed_ones(
+    dtype: torch.dtype, heated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(300, 64, device="cuda").to(dtype).requires_grad_()
+    head = (torch.randn(9001, 64, device="cuda") / 4).to(dtype).requires_grad_()
+    actions = torch.randint(0, 9001, (300,), device="cuda")
+    heat = torch.rand(300, device="cuda") + 0.5 if heated else None
+    mix = torch.linspace(-1, 2, 300, device="cuda")
+
+    def slopes(logp: Tensor) -> list[Tensor]:
+        return [g.double() for g in torch.autograd.grad((logp * mix).sum(), [hidden, head])]
+
+    logits = hidden.double() @ head.double().t()
+    exact = naive_scores(logits if heat is None else logits / heat[:, None], actions)["logp"]
+    kept = score_actions(hidden, head, actions, heat, chunk=128)["logp"]
+    monkeypatch.setattr(scoring, "KEPT_SHARE", 0.0)
+    again = score_actions(hidden, head, actions, heat, chunk=128)["logp"]
+    assert "Kept" in str(kept.grad_fn)
+    assert "Kept" not in str(again.grad_fn)
+    assert torch.equal(kept, again)
+    for right, ours, theirs in zip(slopes(exact), slopes(kept), slopes(again), strict=True):
+        assert (ours - right).norm() <= 1.2 * (theirs - right).norm()
+        assert (ours - right).norm() < 1e-2 * right.norm()
 
 
 def test_float32_scores_as_the_cpu_does() -> None:

@@ -10,6 +10,7 @@ from panoply.worlds.text.add import Add
 from panoply.worlds.text.chain import Chain
 from panoply.worlds.text.keydoor import Keydoor
 from panoply.worlds.text.manyanswers import ManyAnswers
+from panoply.worlds.text.mixed import Mixed
 from panoply.worlds.text.strings import Strings
 from panoply.worlds.text.tools import Tools
 from panoply.worlds.world import TextWorld
@@ -20,6 +21,7 @@ WORLDS: list[TextWorld] = [
     ManyAnswers(),
     ManyAnswers(kind="countdown"),
     Strings(),
+    Mixed(),
     Keydoor(),
     Tools(),
     Tools(kind="calculator"),

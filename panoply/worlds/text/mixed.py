@@ -38,7 +38,9 @@ class Mixed(TextWorld):
             tokens = [part.tokenizer.token(i) for i in range(part.tokenizer.vocab_size)]
             turns = type(part).play is not TextWorld.play or type(part).complete is not TextWorld.complete
             if turns or any(len(token) > 1 for token in tokens) or END not in tokens:
-                raise PanoplyError(f"mixed cannot hold {part.name}: its answers are not one text that ends with {END}.")
+                raise PanoplyError(
+                    f"mixed cannot hold {part.name}: its answers are not one text that ends with {END}."
+                )
 
     @cached_property
     def worlds(self) -> list[TextWorld]:
@@ -74,7 +76,7 @@ class Mixed(TextWorld):
 
     def part_of(self, task: Task) -> str:
         """The part a problem is of, under its name in `parts`."""
-        return self.parts[task.data["part"]]
+        return self.parts[int(task.data["part"])]
 
     def grade(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
         """The signals that all parts give, `success` among them."""
