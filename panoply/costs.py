@@ -55,8 +55,20 @@ def part_tokens(held: Part, of: Lengths) -> Tokens:
 
 
 @dataclass(frozen=True)
+class Activations:
+    """What a pass keeps for its backward pass, about: of so many tokens at a time, and of the longest sequence."""
+
+    tokens: int
+    bytes: int
+    longest: int
+    """Bytes of the longest sequence alone, the least a pass can have."""
+    recomputed: bool
+    """Whether only the stream between blocks is kept, and their inside is computed again."""
+
+
+@dataclass(frozen=True)
 class Cost:
-    """What one step and the whole run need. Tokens and operations are at most so many; activations are not counted."""
+    """What one step and the whole run need. Tokens and operations are at most so many."""
 
     parameters: int
     trainable: int
@@ -66,6 +78,7 @@ class Cost:
     memory_bytes: dict[str, int]
     operations: int
     """Floating-point operations of a step, 2 a weight and token forward and 4 backward."""
+    activations: Activations
 
 
 def cost(plan: Plan) -> Cost:
@@ -104,7 +117,36 @@ def cost(plan: Plan) -> Cost:
         if part.info.prepare is not None:
             extra.append(f"one forward pass a mini-batch for {path}'s prepare step")
             work += 2 * parameters * trained * update
-    return Cost(parameters, trainable, sampled, trained, extra, memory, work)
+    kept = activations(plan, shapes, trained, sum(memory.values()))
+    return Cost(parameters, trainable, sampled, trained, extra, memory, work, kept)
+
+
+def activations(
+    plan: Plan, shapes: dict[str, tuple[int, ...]], trained: int, held: int, total: int | None = None
+) -> Activations:
+    """A block keeps what its matrices and norms put out. `total` is the memory of the GPU, if there is one.
+
+    Where that has no room for the longest sequence beside the `held` bytes, blocks are computed again.
+    """
+    options, of = plan.options, Lengths.of(plan.world())
+    total = _device_memory(options.device) if total is None else total
+    blocks = [(name, shape) for name, shape in shapes.items() if ".layers." in name and "bias" not in name]
+    inside = sum(shape[0] for _, shape in blocks)
+    between = sum(shape[0] for name, shape in blocks if name.endswith("input_layernorm.weight"))
+    width = 4 if options.dtype == "float32" else 2
+    longest, most = of.prompt + of.context, min(options.micro_tokens, max(trained, 1))
+    cramped = total is not None and held + longest * inside * width > total
+    recomputed = options.recompute == "always" or (options.recompute == "auto" and cramped)
+    each = width * (between if recomputed else inside)
+    return Activations(most, most * each, longest * each, recomputed)
+
+
+def _device_memory(name: str) -> int | None:
+    import torch
+
+    if not torch.cuda.is_available() or name.startswith("cpu"):
+        return None
+    return int(torch.cuda.get_device_properties(0 if name == "auto" else name).total_memory)
 
 
 def _learning(weights: int, update: Part, width: int) -> dict[str, int]:

@@ -43,7 +43,10 @@ class Options:
     threads: int = 0
     """0 measures what is faster; the number used is stored, since results differ between thread counts."""
     micro_tokens: int = 16384
-    """Context tokens of one forward and backward pass; more accumulate their gradients."""
+    """Context tokens of one forward and backward pass, fewer where a GPU has no room; more accumulate gradients."""
+    recompute: Literal["auto", "always", "never"] = "auto"
+    """Whether the inside of blocks is computed again in the backward pass and not kept: a third slower, in a fraction
+    of the memory. `auto` does so where a sequence would not fit otherwise."""
     evaluate_every: int = 20
     held_out: int = 256
     checkpoint_every: int = 20

@@ -11,10 +11,11 @@ from kit import world_for
 from test_compose import METHODS, sentence
 
 import panoply as pp
-from panoply.costs import Cost, cost
+from panoply.costs import Activations, Cost, activations, cost
 from panoply.errors import PanoplyError
 from panoply.parts import part
 from panoply.planning import Options, Plan, inert, make_plan
+from panoply.policies.build import model_shapes
 from panoply.registry import find, method
 from panoply.worlds.text.chain import Chain
 
@@ -197,6 +198,25 @@ SMALL = {"sample.prompts": 4, "sample.group": 3, "world.operations": 2}
 
 def costs(name: str, *, settings: dict[str, Any] | None = None, **choices: Any) -> Cost:
     return cost(make_plan(name, settings=SMALL | (settings or {}), model="fresh", **choices))
+
+
+def test_activations() -> None:
+    """A block of the tiny model puts out 4 · 64 (attention), 2 · 192 + 64 (MLP) and 2 · 64 (norms); there are two."""
+    kept = costs("grpo").activations
+    assert kept == Activations(
+        tokens=108, bytes=108 * 2 * 832 * 4, longest=13 * 2 * 832 * 4, recomputed=False
+    )
+    assert costs("grpo", settings={"run.micro_tokens": 50}).activations.tokens == 50
+    assert costs("grpo", dtype="bfloat16").activations.bytes == kept.bytes // 2
+    always = costs("grpo", settings={"run.recompute": "always"}).activations
+    assert always == Activations(108, 108 * 2 * 64 * 4, 13 * 2 * 64 * 4, True)
+
+    plan = make_plan("grpo", settings=SMALL, model="fresh")
+    shapes = model_shapes("fresh", plan.world())
+    assert not activations(plan, shapes, 108, held=1000, total=1000 + kept.longest).recomputed
+    assert activations(plan, shapes, 108, held=1000, total=999 + kept.longest).recomputed
+    never = make_plan("grpo", settings={**SMALL, "run.recompute": "never"}, model="fresh")
+    assert not activations(never, shapes, 108, held=1000, total=1).recomputed
 
 
 def test_cost() -> None:

@@ -57,7 +57,11 @@ class Job:
         if "judged" in self.method.needs():
             self.learned = ValueModel.of(self._open_policy())
         self.learner = Learner(
-            self.learned, self.method, total_steps=options.steps, micro_tokens=options.micro_tokens
+            self.learned,
+            self.method,
+            total_steps=options.steps,
+            micro_tokens=options.micro_tokens,
+            recompute=options.recompute,
         )
         self.snapshots = Snapshots(self)
         self.companions = Companions(self)

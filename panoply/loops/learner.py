@@ -10,24 +10,30 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from panoply.batch import LOG_RATIO_LIMIT, Batch
 from panoply.errors import DeviceError, PanoplyError, device_errors
-from panoply.experience import Experience, Segments, Table, Unit
+from panoply.experience import Experience, Segments, Unit
 from panoply.loops.masters import Masters
+from panoply.loops.room import TRIAL, CudaMeter, Meter, fitting
 from panoply.loops.samples import Watch
 from panoply.loops.totals import Totals
 from panoply.loops.totals import mean_metrics as mean_metrics
+from panoply.loops.units import fill, tokens, unit_labels, unit_tokens
 from panoply.parts import Part
 from panoply.regimes import Method
 from panoply.slots.schedule.schedules import at
 
 DESCENT = {"surrogate": -1.0, "regularise": 1.0, "loss": 1.0}
 """Surrogates are ascended, everything else descended."""
+
+
+Recompute = Literal["auto", "always", "never"]
 
 
 class Diverged(PanoplyError):
@@ -50,7 +56,15 @@ class _Active(NamedTuple):
 
 
 class Learner:
-    def __init__(self, policy: Scorer, method: Method, *, total_steps: int, micro_tokens: int):
+    def __init__(
+        self,
+        policy: Scorer,
+        method: Method,
+        *,
+        total_steps: int,
+        micro_tokens: int,
+        recompute: Recompute = "auto",
+    ):
         self.policy = policy
         self.terms = method.terms()
         self.reduce: Part = method.slots()["reduce"]  # type: ignore[assignment]
@@ -65,6 +79,12 @@ class Learner:
         self.parameters = self.masters.moving
         self.optimiser: torch.optim.Optimizer = self.update(self.parameters.values())
         self.watch: Watch | None = None
+        device = next((p.device for p in self.parameters.values()), torch.device("cpu"))
+        self.meter: Meter | None = CudaMeter(device) if device.type == "cuda" else None
+        """Measures the first passes; from then on micro-batches have their size, and it is gone."""
+        self._may_recompute = recompute == "auto"
+        if recompute == "always":
+            self._recompute(asked=True)
 
     def step(self, experience: Experience, step: int) -> dict[str, float]:
         """Move the weights once by the gradient on this mini-batch; returns metrics."""
@@ -89,6 +109,7 @@ class Learner:
         rows = self._with_weights(experience, active)
         prepared = self._prepare(rows, active)
         awake = self._awake(rows, active)
+        self._size(awake, active, prepared)
         while True:
             try:
                 means = self._backward(awake, active, prepared)
@@ -107,19 +128,57 @@ class Learner:
         totals = Totals()
         self.masters.clear()
         for micro in self.micro_batches(rows):
-            whole = frozenset(n for n in {t.info.stream for t, _, _ in active} if bool(micro.stream(n).all()))
-            batch = Batch(self._beside(micro), self.policy.score(micro, self.needs), prepared, whole)
-            loss = self._loss(batch, active, totals)
-            if loss.requires_grad:
-                (loss * self.masters.scale).backward()  # type: ignore[no-untyped-call]
-                self.masters.collect()
+            self._pass(micro, active, prepared, totals)
         return totals.means()
+
+    def _pass(
+        self, micro: Experience, active: Sequence[_Active], prepared: Mapping[str, Any], totals: Totals
+    ) -> None:
+        """Forward and backward over one micro-batch."""
+        whole = frozenset(n for n in {t.info.stream for t, _, _ in active} if bool(micro.stream(n).all()))
+        batch = Batch(self._beside(micro), self.policy.score(micro, self.needs), prepared, whole)
+        loss = self._loss(batch, active, totals)
+        if loss.requires_grad:
+            (loss * self.masters.scale).backward()  # type: ignore[no-untyped-call]
+            self.masters.collect()
+
+    def _size(self, rows: Experience, active: Sequence[_Active], prepared: Mapping[str, Any]) -> None:
+        """Before the first pass on a GPU: smaller micro-batches where it has no room for those asked for."""
+        if self.meter is None or not len(rows) or "tokens" not in rows.context:
+            return
+        longest = int(unit_tokens(rows, unit_labels(rows, self.terms)).max())
+        small = next(self.micro_batches(rows, TRIAL))
+        trials = [small, next(self.micro_batches(rows, 2 * tokens(small) + longest))]
+        if tokens(trials[0]) == tokens(trials[1]):
+            return
+        meter, self.meter, watch, self.watch = self.meter, None, self.watch, None
+
+        def measure() -> int:
+            used = []
+            for trial in trials:
+                self.masters.clear()
+                used.append(meter.used(partial(self._pass, trial, active, prepared, Totals())))
+            self.masters.clear()
+            coming = 0 if self.optimiser.state else 2 * sum(p.nbytes for p in self.parameters.values())
+            return max(1, fitting([tokens(trial) for trial in trials], used, meter.left() - coming))
+
+        try:
+            fits = measure()
+            if fits < longest and self._recompute():
+                fits = measure()
+            if fits < min(self.micro_tokens, tokens(rows)):
+                self.micro_tokens = fits
+                warnings.warn(f"Memory has room for micro-batches of {fits} tokens.", stacklevel=2)
+        except torch.OutOfMemoryError:
+            pass  # the first real pass will say so, and deal with it
+        finally:
+            self.watch = watch
 
     def _halve(self, rows: Experience) -> None:
         """After running out of memory: smaller micro-batches from now on, which give the same gradient."""
         self.masters.clear()
         torch.cuda.empty_cache()
-        parts = [int(m.context.ragged("tokens").lengths.sum()) for m in self.micro_batches(rows)]
+        parts = [tokens(m) for m in self.micro_batches(rows)]
         self.micro_tokens = max(1, min(self.micro_tokens, max(parts)) // 2)
         if len(list(self.micro_batches(rows))) > len(parts):
             said = f"going on with micro-batches of {self.micro_tokens} tokens"
@@ -132,10 +191,10 @@ class Learner:
             )
         warnings.warn(f"Out of memory: {said}.", stacklevel=2)
 
-    def _recompute(self) -> bool:
-        """Turn activation checkpointing on, where it can be and is not yet."""
+    def _recompute(self, asked: bool = False) -> bool:
+        """Turn activation checkpointing on, where it can and may be and is not yet."""
         model = getattr(self.policy, "model", None)
-        if getattr(model, "checkpointing", True):
+        if getattr(model, "checkpointing", True) or not (asked or self._may_recompute):
             return False
         model.checkpointing = True  # type: ignore[union-attr]
         return True
@@ -227,22 +286,19 @@ class Learner:
         keep = units.rows(units.sum(awake) > 0)
         return rows if bool(keep.all()) else rows.take(keep)
 
-    def micro_batches(self, rows: Experience) -> Iterator[Experience]:
-        """Whole units, in order, up to `micro_tokens` context tokens at a time (one unit may exceed it)."""
+    def micro_batches(self, rows: Experience, limit: int | None = None) -> Iterator[Experience]:
+        """Whole units, in order, up to `limit` context tokens at a time, or `micro_tokens` (one unit may exceed it)."""
+        limit = limit or self.micro_tokens
         if len(rows) == 0:
             return
         if "tokens" not in rows.context:
             yield rows
             return
-        tokens = fresh_tokens(rows.context)
-        if int(tokens.sum()) <= self.micro_tokens:
+        if tokens(rows) <= limit:
             yield rows
             return
         label = unit_labels(rows, self.terms)
-        sequences = rows.by("context")
-        cost = torch.zeros(int(label.max()) + 1, dtype=torch.long, device=label.device)
-        cost = cost.index_add(0, sequences.first(label), tokens[sequences.keys])
-        bins = torch.tensor(_fill(cost.tolist(), self.micro_tokens), device=label.device)[label]
+        bins = torch.tensor(fill(unit_tokens(rows, label).tolist(), limit), device=label.device)[label]
         for b in range(int(bins.max()) + 1):
             yield rows.take(bins == b)
 
@@ -309,62 +365,6 @@ def _units(experience: Experience, unit: Unit) -> int:
     if unit == "pair":
         return experience.pairs.rows if experience.pairs is not None else 0
     return len(experience.by(unit))
-
-
-def unit_labels(rows: Experience, terms: Sequence[Part]) -> Tensor:
-    """A label per decision, 0…n−1, of what must stay together: the largest unit of the terms.
-
-    At least a context row, since cutting one only repeats work; episodes joined by a pair stay together too.
-    """
-    units = {t.info.unit for t in terms}
-    keys = ["context"]
-    if units & {"episode", "turn", "pair", "group"}:
-        keys.append("group" if "group" in units else "episode")
-    pairs = rows.pairs if "pair" in units else None
-    label = rows.by(keys[-1]).index
-    while True:
-        joined = label
-        for key in keys:
-            joined = rows.by(key).rows(rows.by(key).min(joined))
-        joined = joined if pairs is None else _join_pairs(rows, pairs, joined)
-        if torch.equal(joined, label):
-            return Segments(label).index
-        label = joined
-
-
-def _join_pairs(rows: Experience, pairs: Table, label: Tensor) -> Tensor:
-    """Give the two episodes of every pair the smaller of their labels."""
-    episodes = rows.by("episode")
-    per_episode = episodes.min(label)
-    chosen = torch.searchsorted(episodes.keys, pairs.tensor("chosen"))
-    rejected = torch.searchsorted(episodes.keys, pairs.tensor("rejected"))
-    low = torch.minimum(per_episode[chosen], per_episode[rejected])
-    joined = per_episode.scatter_reduce(0, chosen, low, "amin").scatter_reduce(0, rejected, low, "amin")
-    return episodes.rows(joined)
-
-
-def fresh_tokens(context: Table) -> Tensor:
-    """What each context adds to a forward pass: a prefix that others share counts once, with the first of them."""
-    tokens = context.ragged("tokens").lengths
-    if "prompt" not in context or "shared" not in context:
-        return tokens
-    first = Segments(context.tensor("prompt")).first(torch.arange(len(tokens), device=tokens.device))
-    fresh = (tokens - context.tensor("shared")).clamp(min=0)
-    return fresh.index_copy(0, first, tokens[first])
-
-
-def _fill(costs: Sequence[int], limit: int) -> list[int]:
-    """First-come bins of like size: the bin of each item, a new one whenever the limit would be passed."""
-    total = sum(costs)
-    even = -(-total // -(-total // limit))
-    limit = min(limit, even + max(costs) - 1)
-    bins, current, used = [], 0, 0
-    for cost in costs:
-        if used and used + cost > limit:
-            current, used = current + 1, 0
-        bins.append(current)
-        used += cost
-    return bins
 
 
 def _guard(metrics: Mapping[str, float]) -> None:

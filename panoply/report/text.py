@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from panoply import checkpoint, compose, planning, registry
-from panoply.costs import cost
+from panoply.costs import Activations, cost
 from panoply.errors import PanoplyError, unknown
 from panoply.parts import SLOTS, Part, describe, show_value
 from panoply.planning import Plan
@@ -232,6 +232,16 @@ def _world_facts(built: Any) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------ plan
 
 
+def _activations(kept: Activations) -> str:
+    how = (
+        "only the stream between blocks is kept, their inside is computed again"
+        if kept.recomputed
+        else "kept"
+    )
+    least = f"the longest sequence alone {_si(kept.longest)}B"
+    return f"about {_si(kept.bytes)}B for {kept.tokens:,} tokens at a time, {least}; {how}"
+
+
 def planned(made: Plan) -> str:
     """The resolved method, its equation, what it needs, and settings without effect."""
     needed = cost(made)
@@ -245,6 +255,7 @@ def planned(made: Plan) -> str:
         ("tokens a step", f"at most {needed.sampled_tokens:,} sampled, {needed.trained_tokens:,} trained on"),
         ("steps", f"{options.steps}" + (f", or {options.minutes:g} minutes" if options.minutes else "")),
         ("memory", f"{', '.join(memory)}: {_si(sum(needed.memory_bytes.values()))}B, and activations"),
+        ("activations", _activations(needed.activations)),
         (
             "arithmetic",
             f"at most {_si(needed.operations)}FLOP a step, {_si(needed.operations * options.steps)}FLOP in all",

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from panoply.errors import DeviceError, PanoplyError, device_errors
 from panoply.experience import Experience, Ragged, Table
-from panoply.loops.learner import fresh_tokens
+from panoply.loops.learner import Learner
 from panoply.loops.masters import Masters
+from panoply.loops.room import fitting
+from panoply.loops.units import fresh_tokens, tokens
 
 
 class Cramped(Tabular):
@@ -110,3 +112,82 @@ def test_an_overflow_of_float16_halves_the_scale() -> None:
     assert masters.overflowed(1.0)
     assert masters.scale == before / 2
     assert not masters.overflowed(float("nan")), "a loss that is not finite is no matter of scale"
+
+
+class Fake:
+    """A GPU on which a pass takes 100 bytes, and 10 more a token."""
+
+    def __init__(self, policy: Any, left: int):
+        self.policy, self.free, self.passes = policy, left, 0
+
+    def used(self, run: Any) -> int:
+        self.policy.seen.clear()
+        run()
+        self.passes += 1
+        (rows,) = self.policy.seen
+        return 100 + (2 if self.policy.model.checkpointing else 10) * rows
+
+    def left(self) -> int:
+        return self.free
+
+
+class Counted(Tabular):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+        self.model = SimpleNamespace(checkpointing=False)
+
+    def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+        self.seen.append(tokens(experience))
+        return super().score(experience, needs)
+
+
+@pytest.fixture
+def small_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("panoply.loops.learner.TRIAL", 4)
+
+
+def sized(left: int, **options: Any) -> tuple[Counted, Learner, dict[str, Tensor]]:
+    """A learner after its first gradient, whose optimiser will take two more numbers a parameter."""
+    policy = Counted()
+    held = Learner(policy, on_policy(), total_steps=10, micro_tokens=10**9, **options)
+    coming = 2 * sum(p.nbytes for p in held.parameters.values())
+    held.meter = Fake(policy, left + coming)
+    return policy, held, held.gradient(ragged())
+
+
+def test_two_sizes_tell_what_fits() -> None:
+    # 100 bytes and 10 a token: of 1,000 bytes 900 may be used, 800 of them by tokens.
+    assert fitting((4, 8), (140, 180), 1000) == 80
+    assert fitting((4, 8), (140, 140), 1000) == 760 + 4 * 1  # no growth is taken for a byte a token
+
+
+@pytest.mark.usefixtures("small_trials")
+def test_micro_batches_are_sized_before_the_first_pass_and_give_the_same_gradient() -> None:
+    expected = learner(Tabular(), on_policy()).gradient(ragged())
+    with pytest.warns(UserWarning, match="room for micro-batches of 8 tokens"):
+        policy, held, found = sized(200)  # 0.9 · 200 − 100 is 8 times 10
+    assert held.micro_tokens == 8
+    assert max(policy.seen[1:]) <= 8  # the first is the second trial
+    assert not policy.model.checkpointing
+    for name, slope in expected.items():
+        torch.testing.assert_close(found[name], slope, rtol=1e-12, atol=0)
+    assert held.meter is None
+
+
+@pytest.mark.usefixtures("small_trials")
+def test_where_all_fits_nothing_changes() -> None:
+    _, held, _ = sized(10**6)
+    assert held.micro_tokens == 10**9
+
+
+@pytest.mark.usefixtures("small_trials")
+def test_blocks_are_recomputed_where_a_sequence_would_not_fit() -> None:
+    with pytest.warns(UserWarning, match="room for micro-batches"):
+        policy, _, _ = sized(130)
+    assert policy.model.checkpointing
+    with pytest.warns(UserWarning, match="room for micro-batches"):
+        policy, _, _ = sized(130, recompute="never")
+    assert not policy.model.checkpointing
+    policy, _, _ = sized(10**6, recompute="always")
+    assert policy.model.checkpointing
