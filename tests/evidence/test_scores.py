@@ -50,6 +50,12 @@ def test_success_is_the_last_held_out_rate_and_its_curve(folder: Path) -> None:
     assert scores.read(folder, "success", "seconds", 5).curve[1] == (2.5, 0.5)
 
 
+def test_a_last_step_that_was_evaluated_is_one_point(folder: Path) -> None:
+    rows = [*RECORDS[:-1], {**RECORDS[-1], "held_out_sampled": 0.7}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert scores.read(folder, "success", "steps", 10).curve == [(0.0, 0.1), (5.0, 0.5), (10.0, 0.7)]
+
+
 def test_the_area(folder: Path) -> None:
     assert scores.read(folder, "area", "steps", 10).value == pytest.approx((0.3 + 0.6) / 2)
 
