@@ -78,8 +78,8 @@ def _named(plan: Plan) -> list[Path]:
     named = [
         Path(str(w).split(".py:")[0] + ".py" if ".py:" in str(w) else w) for w in flat if isinstance(w, str)
     ]
-    if "start" in (options.model, options.reference):
-        named.append(PACKAGE / "assets" / plan.world().start)
+    if "start" in (options.model, options.reference) and hasattr(world := plan.world(), "start"):
+        named.append(PACKAGE / "assets" / world.start)
     inside = [f for path in named for f in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     return [f for f in inside if f.is_file()]
 

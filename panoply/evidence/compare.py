@@ -16,7 +16,7 @@ from panoply.checkpoint import write_atomically
 from panoply.errors import PanoplyError, unknown
 from panoply.evidence import pictures, pool, scores, statistics
 from panoply.evidence.scores import UNITS, Curve
-from panoply.parts import show_value
+from panoply.parts import Part, show_value
 from panoply.planning import Plan
 from panoply.report.text import table
 from panoply.run import fresh_folder, versions
@@ -62,8 +62,8 @@ class Budget:
 def episodes_a_step(made: Plan) -> int:
     """How many episodes a step of a method collects at least."""
     slots = made.method.slots()
-    source = slots["sample"] if "sample" in slots else slots["data"]
-    settings = source.settings()  # type: ignore[union-attr]
+    source = slots.get("sample", slots.get("data"))
+    settings = source.settings() if isinstance(source, Part) else {}
     return int(settings.get("prompts", settings.get("batch", 1)) * settings.get("group", 1))
 
 

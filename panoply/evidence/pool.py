@@ -54,11 +54,27 @@ class Watch:
     def close(self) -> None: ...
 
 
+class _Clock:
+    """How long the rest will take, by how long what was done has taken."""
+
+    def __init__(self) -> None:
+        self._start: tuple[float, float] | None = None
+
+    def left(self, orders: Sequence[Order]) -> str:
+        now, done = time.monotonic(), sum(o.done for o in orders)
+        self._start = self._start or (now, done)
+        begun, before = self._start
+        if done - before < 0.05:
+            return ""
+        seconds = (now - begun) * (len(orders) - done) / (done - before)
+        return f"{seconds:.0f} s left" if seconds < 100 else f"{seconds / 60:.0f} min left"
+
+
 class Lines(Watch):
     """A line about all runs every few seconds, for logs and pipes."""
 
     def __init__(self, every: float = 10.0):
-        self.every, self._next = every, 0.0
+        self.every, self._next, self._clock = every, 0.0, _Clock()
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -67,7 +83,8 @@ class Lines(Watch):
         if running and time.monotonic() >= self._next:
             self._next = time.monotonic() + self.every
             now = ", ".join(f"{o.name} {o.done:.0%}" for o in running)
-            self.say(f"{ended(orders, running)}/{len(orders)} runs done; running {now}")
+            left = self._clock.left(orders)
+            self.say(f"{ended(orders, running)}/{len(orders)} runs done{left and f', {left}'}; running {now}")
 
 
 class Bars(Watch):
@@ -75,7 +92,7 @@ class Bars(Watch):
 
     def __init__(self) -> None:
         self._live: Live | None = None
-        self._next = 0.0
+        self._next, self._clock = 0.0, _Clock()
 
     def say(self, text: str) -> None:
         if self._live is None:
@@ -99,10 +116,8 @@ class Bars(Watch):
         from rich.table import Table
 
         grid = Table.grid(padding=(0, 2))
-        whole = sum(o.done for o in orders)
-        grid.add_row(
-            "all runs", ProgressBar(len(orders), whole, width=40), f"{ended(orders, running)}/{len(orders)}"
-        )
+        counted = f"{ended(orders, running)}/{len(orders)}  {self._clock.left(orders)}"
+        grid.add_row("all runs", ProgressBar(len(orders), sum(o.done for o in orders), width=40), counted)
         for order in running:
             score = "" if order.score is None else f"held out {order.score:.2f}"
             grid.add_row(order.name, ProgressBar(1.0, order.done, width=40), score)
