@@ -126,6 +126,8 @@ def tidy(folder: Path) -> str | None:
         if finished(folder) is None and (folder / "run.json").is_file():
             run = Run.open(folder)
             run.plan()
+            if run.status() == "running":  # another comparison makes it; a worker will wait for that
+                return None
             if not any(run.checkpoints.glob("step-*")):
                 shutil.rmtree(folder)
             elif run.latest() is None:

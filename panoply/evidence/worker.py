@@ -63,6 +63,7 @@ def carry_out(plan: Mapping[str, Any], folder: Path, measures: Sequence[str], ne
     from panoply.evidence import cache, scores
     from panoply.planning import Plan
 
+    _wait_for_others(folder)
     run = cache.finished(folder)
     if run is None:
         try:
@@ -75,6 +76,14 @@ def carry_out(plan: Mapping[str, Any], folder: Path, measures: Sequence[str], ne
             if run is None or run.status() != "diverged":
                 raise
     scores.measure(folder, measures)
+
+
+def _wait_for_others(folder: Path) -> None:
+    """Another comparison may be making the same run just now."""
+    from panoply.run import Run
+
+    while (folder / "run.json").is_file() and Run.open(folder).status() == "running":
+        time.sleep(0.5)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 import tiny
 
 import panoply as pp
-from panoply.evidence import cache
+from panoply.evidence import cache, worker
 from panoply.planning import Plan
+from panoply.run import Run
 
 GRPO = {"world.operations": 2, "run.held_out": 8}
 
@@ -99,3 +101,31 @@ def test_one_that_can_be_resumed_stays(finished: Path) -> None:
     assert cache.tidy(finished) is None
     assert cache.finished(finished) is None
     assert (finished / "run.json").is_file()
+
+
+def test_one_that_another_process_is_making_is_left_alone(tmp_path: Path) -> None:
+    run = Run.create(planned(), tmp_path / "run")
+    try:
+        assert cache.tidy(run.folder) is None
+        assert (run.folder / "run.json").is_file()
+    finally:
+        run.release()
+    assert cache.tidy(run.folder) is None, "nothing was lost"
+    assert not run.folder.exists(), "it had not come to a checkpoint"
+
+
+def test_a_worker_waits_for_it(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = (finished / "result.json").read_text()
+    (finished / "result.json").unlink()
+    other = Run.open(finished)
+    other.acquire()
+    waited = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        (finished / "result.json").write_text(result)
+        other.release()
+
+    monkeypatch.setattr("time.sleep", sleep)
+    worker.carry_out({}, finished, (), worker.News(io.StringIO()))
+    assert len(waited) == 1
