@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,13 @@ def test_every_work_has_a_page() -> None:
             if entry.build.__module__.startswith("panoply.methods."):
                 assert f"methods/{entry.name}.md" in made
                 assert f"(methods/{entry.name}.md)" in made["methods.md"]
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "methods").glob("*.md")), ids=lambda p: p.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [t for t in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in t]
+    assert targets
+    for target in targets:
+        file, _, anchor = target.partition("#")
+        text = (page.parent / file).resolve().read_text()
+        assert not anchor or f"\n## {anchor}\n" in text, target
