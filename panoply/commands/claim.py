@@ -13,7 +13,7 @@ from panoply.errors import PanoplyError
 
 if TYPE_CHECKING:
     from panoply.evidence.claims import Claim
-    from panoply.evidence.trials import Desk
+    from panoply.evidence.race import Desk
     from panoply.registry import Entry
 
 EXAMPLES = """\
@@ -50,7 +50,8 @@ def add(commands: Commands) -> None:
 
 def _claim(chosen: argparse.Namespace) -> int:
     from panoply.evidence import pool
-    from panoply.evidence.trials import Desk, claimed
+    from panoply.evidence.race import Desk
+    from panoply.evidence.trials import claimed
 
     load_plugins(chosen)
     if (bool(chosen.methods) + chosen.all + bool(chosen.family)) > 1:

@@ -24,10 +24,11 @@ from panoply.evidence.claims import (
     Speed,
     together,
 )
+from panoply.evidence.race import Desk, Race, grid
 from panoply.registry import Entry
 
 ENTRY = Entry("gigpo@1", "method", lambda: None, paper=81)
-DESK = trials.Desk(watch=pool.Watch())
+DESK = Desk(watch=pool.Watch())
 
 
 # ------------------------------------------------------------------ the rule
@@ -131,7 +132,7 @@ def test_undecided_goes_to_ten_and_twenty_seeds_and_stays(monkeypatch: pytest.Mo
     facts = trials.put_to_test(ENTRY, CLAIM, DESK)
     assert (facts["verdict"], facts["seeds"]) == ("undecided", 20)
     assert max(seed for _, _, seed in pretended.ran if seed < 1000) == 19
-    capped = trials.put_to_test(ENTRY, CLAIM, trials.Desk(watch=pool.Watch(), most=10))
+    capped = trials.put_to_test(ENTRY, CLAIM, Desk(watch=pool.Watch(), most=10))
     assert (capped["verdict"], capped["seeds"]) == ("undecided", 10)
 
 
@@ -173,7 +174,7 @@ def test_a_check_takes_the_stored_tuning_and_seeds(monkeypatch: pytest.MonkeyPat
     facts = trials.put_to_test(ENTRY, CLAIM, DESK)
     trials.store_result(facts, tmp_path)
     pretended = Pretended(monkeypatch, lambda name, rate, seed: float(name == "gigpo"))
-    desk = trials.Desk(tmp_path / "runs" / ".cache", watch=pool.Watch())
+    desk = Desk(tmp_path / "runs" / ".cache", watch=pool.Watch())
     stands, before, now = trials.check(ENTRY, CLAIM, desk, tmp_path)
     assert (stands, before, now["verdict"]) == (True, facts, "holds")
     assert len(pretended.ran) == 10, "nothing is tuned again"
@@ -234,9 +235,10 @@ def test_a_claim_can_be_run(name: str) -> None:
     assert re.fullmatch(r"[A-Z].{30,}\.", claim.says)
     if not isinstance(claim, Ranks):
         return
-    race = trials._Race(claim, tuple(word or name for word in claim.order), DESK)
-    for point in trials._grid(claim.tune):
-        plans = [o.plan for o in race._orders([arm.but(point) for arm in race.arms], [0]).values()]
+    race = Race(claim, tuple(word or name for word in claim.order), DESK)
+    for point in grid(claim.tune):
+        ((_, sides),) = race.orders([arm.but(point) for arm in race.arms], [0])
+        plans = [order.plan for order in sides.values()]
         assert len({(p.world_id, str(p.world_options), p.options.held_out) for p in plans}) == 1
         assert len({(p.options.episodes, p.options.decisions) for p in plans}) == 1
         assert all(p.method.settings()["update.lr"] == point["update.lr"] for p in plans)
