@@ -13,7 +13,7 @@ from typing import Any
 from panoply import registry
 from panoply.checkpoint import write_atomically
 from panoply.errors import PanoplyError, unknown
-from panoply.evidence.claims import Claim, Found, Identity, Measured, Ranks, Verdict
+from panoply.evidence.claims import SEEDS, Claim, Found, Identity, Measured, Ranks, Verdict
 from panoply.evidence.race import Desk, Race
 from panoply.registry import Entry
 from panoply.run import versions
@@ -88,6 +88,8 @@ def put_to_test(
     else:
         assert isinstance(claim, Measured)
         facts |= _measured(claim, desk, known)
+    if facts["verdict"] == "undecided" and desk.most < SEEDS[-1]:
+        facts["note"] = f"Not taken beyond {facts['seeds']} seeds: --most {desk.most}."
     return {
         **facts,
         "command": f"panoply claim {entry.name}",

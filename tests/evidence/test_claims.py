@@ -134,6 +134,8 @@ def test_undecided_goes_to_ten_and_twenty_seeds_and_stays(monkeypatch: pytest.Mo
     assert max(seed for _, _, seed in pretended.ran if seed < 1000) == 19
     capped = trials.put_to_test(ENTRY, CLAIM, Desk(watch=pool.Watch(), most=10))
     assert (capped["verdict"], capped["seeds"]) == ("undecided", 10)
+    assert capped["note"] == "Not taken beyond 10 seeds: --most 10."
+    assert "note" not in facts
 
 
 def test_more_seeds_decide(monkeypatch: pytest.MonkeyPatch) -> None:
