@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 from panoply import registry
 from panoply.checkpoint import Checkpoint, DiskError, clear_errors
 from panoply.errors import DeviceError, PanoplyError, unknown
-from panoply.planning import Plan, make_plan, world_settings
+from panoply.kinds import kind_of
+from panoply.planning import Options, Plan, make_plan, world_settings
 from panoply.regimes import REGIMES
 from panoply.run import Run, fresh_folder, model_folder
 
 if TYPE_CHECKING:
     from panoply.evaluation.held_out import Evaluation
+    from panoply.policies.control import ControlPolicy
     from panoply.policies.text import TextPolicy
     from panoply.progress import Progress
+    from panoply.worlds.control.world import ControlWorld
     from panoply.worlds.world import TextWorld
 
 SLOT_NAMES = tuple(dict.fromkeys(slot for regime in REGIMES.values() for slot in regime.slot_of))
@@ -45,7 +48,7 @@ class Trained:
             raise PanoplyError(f"The run {run.folder} has not ended yet.")
         return cls(run.folder, result["before"], result["after"], result["seconds"], result["fingerprint"])
 
-    def policy(self) -> TextPolicy:
+    def policy(self) -> TextPolicy | ControlPolicy:
         return load_policy(self.run)
 
 
@@ -148,11 +151,11 @@ def train(
 
 def _new_run(made: Plan, folder: str | Path | None) -> Run:
     """A run folder, once what can be checked without one has been: the model's folder and the sinks."""
-    from panoply.policies.build import model_source
     from panoply.sinks import check_sinks
 
     check_sinks(made.options.sinks)
-    model_source(made.options.model, made.world())
+    world = made.world()
+    kind_of(world).check_source(made.options.model, world)
     return Run.create(_rooted(made), folder)
 
 
@@ -244,13 +247,15 @@ def last_model(run: str | Path) -> Path:
     return latest.model
 
 
-def load_policy(source: str | Path, device: str = "auto", dtype: str = "float32") -> TextPolicy:
+def load_policy(
+    source: str | Path, device: str = "auto", dtype: str = "float32"
+) -> TextPolicy | ControlPolicy:
     """The policy of a run (its best checkpoint), a checkpoint, or a model folder."""
     from panoply.policies.build import open_folder
-    from panoply.policies.text import TextPolicy
+    from panoply.policies.value import ValueModel
 
     found = open_folder(model_folder(source), dtype, device)
-    if not isinstance(found, TextPolicy):
+    if isinstance(found, ValueModel):
         raise PanoplyError(f"{source} holds a reward model: it judges answers and writes none.")
     return found
 
@@ -272,9 +277,6 @@ def evaluate(
     settings   of the world, such as `{"world.operations": 8}`, over those a run was trained with
     watch      is told how many of all answers have been written
     """
-    from panoply.evaluation import held_out
-    from panoply.policies.build import open_policy
-
     _at_least("problems", problems, 1)
     _at_least("attempts", attempts, 1)
     _at_least("temperature", temperature, 0)
@@ -283,8 +285,9 @@ def evaluate(
         if k > attempts:
             raise PanoplyError(f"pass@{k} needs at least {k} attempts a problem; there are {attempts}.")
     built = _world(source, world, settings or {})
-    policy = open_policy(str(source), built, seed)
-    return held_out.evaluate(
+    kind = kind_of(built)
+    policy = kind.open_policy(str(source), built, Options(seed=seed), {})
+    return kind.evaluate(
         built, policy, problems, attempts=attempts, ks=ks, temperature=temperature, seed=seed, watch=watch
     )
 
@@ -294,7 +297,7 @@ def _at_least(name: str, value: float, least: float) -> None:
         raise PanoplyError(f"{name} must be at least {least:g}, not {value:g}.")
 
 
-def _world(source: str | Path, name: str | None, settings: Mapping[str, Any]) -> TextWorld:
+def _world(source: str | Path, name: str | None, settings: Mapping[str, Any]) -> TextWorld | ControlWorld:
     """The world named, or the one a run was trained on, with settings over it."""
     for path in settings:
         if not path.startswith("world."):
@@ -314,7 +317,7 @@ def _world(source: str | Path, name: str | None, settings: Mapping[str, Any]) ->
         name, known = made.world_id, made.world_options
     given = {path.removeprefix("world."): value for path, value in settings.items()}
     entry = registry.find("world", name)
-    built: TextWorld = entry.build(**{**known, **world_settings(entry, given)})
+    built: TextWorld | ControlWorld = entry.build(**{**known, **world_settings(entry, given)})
     return built
 
 
@@ -328,6 +331,7 @@ def sample(
     seed: int = 0,
 ) -> list[str]:
     """Continuations of a prompt, as text."""
+    from panoply.policies.text import TextPolicy
     from panoply.rollout.engine import Request, TextEngine
     from panoply.rollout.sampling import Sampling
     from panoply.seeds import stable_hash
@@ -336,6 +340,8 @@ def sample(
     _at_least("temperature", temperature, 0)
     _at_least("max_tokens", max_tokens, 1)
     policy = load_policy(source)
+    if not isinstance(policy, TextPolicy):
+        raise PanoplyError(f"{source} acts and does not write: watch it with --video FILE.gif.")
     tokens = policy.tokenizer.encode(prompt)
     if not tokens:
         raise PanoplyError("The prompt is empty.")

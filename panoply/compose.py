@@ -11,6 +11,9 @@ from panoply.errors import PanoplyError, unknown
 from panoply.parts import Part, check
 from panoply.regimes import REGIMES, Method
 
+Presets = str | tuple[str, ...] | None
+"""A preset, or several of which the first that a method has is meant."""
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -24,16 +27,15 @@ class Resolved:
 def resolve(
     name: str,
     *,
-    preset: str | None = None,
+    preset: Presets = None,
     slots: Mapping[str, str] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Resolved:
     """Build `name`, then apply its preset (if it has one of that name), borrowed slots and settings, in that order."""
     entry = registry.find("method", name)
     method: Method = entry.build()
-    if preset is not None:
-        for path, value in entry.presets.get(preset, {}).items():
-            method = method if path.startswith("run.") else assign(method, path, value)
+    for path, value in preset_of(entry, preset).items():
+        method = method if path.startswith(("run.", "policy.")) else assign(method, path, value)
     for slot, source in (slots or {}).items():
         method = borrow(method, slot, source, preset)
     chosen = set()
@@ -43,7 +45,13 @@ def resolve(
     return Resolved(entry.id, method, frozenset(chosen))
 
 
-def borrow(method: Method, slot: str, source: str, preset: str | None = None) -> Method:
+def preset_of(entry: registry.Entry, names: Presets) -> Mapping[str, Any]:
+    """The settings of the first of these presets that a method has."""
+    wanted = (names,) if isinstance(names, str) else names or ()
+    return next((entry.presets[name] for name in wanted if name in entry.presets), {})
+
+
+def borrow(method: Method, slot: str, source: str, preset: Presets = None) -> Method:
     """Fill a slot with a part of that name, or with what another method has in that slot."""
     if slot not in method.slot_of:
         raise unknown(f"slot of the {method.regime} regime", slot, method.slot_of)

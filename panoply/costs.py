@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from panoply.kinds import kind_of
 from panoply.parts import Part
 
 if TYPE_CHECKING:
     from panoply.planning import Plan
-    from panoply.worlds.world import TextWorld
 
 Tokens = tuple[int, int]
 """Tokens sampled, and tokens trained on, in one step."""
@@ -23,12 +23,6 @@ class Lengths:
     prompt: int
     answer: int
     context: int
-
-    @classmethod
-    def of(cls, world: TextWorld, longest: int | None = None) -> Lengths:
-        prompt, turns = len(world.task("train", 0).prompt), world.turn_cap
-        answer = turns * min(longest or world.max_tokens, world.max_tokens)
-        return cls(prompt, answer, answer + (turns - 1) * prompt if world.markov else answer)
 
 
 def own_episodes(held: Any, of: Lengths) -> Tokens:
@@ -82,15 +76,14 @@ class Cost:
 
 
 def cost(plan: Plan) -> Cost:
-    from panoply.policies.build import model_shapes
-
     method, options, world = plan.method, plan.options, plan.world()
-    shapes = model_shapes(options.model, world)
+    kind = kind_of(world)
+    shapes = kind.shapes(options.model, world, plan.policy_options)
     parameters = sum(map(_numel, shapes.values()))
     trainable = _adapters(shapes, options.lora) if options.lora else parameters
     slots: dict[str, Any] = method.slots()
     source = slots.get("sample") or slots["data"]
-    sampled, trained = part_tokens(source, Lengths.of(world, source.settings().get("max_tokens")))
+    sampled, trained = part_tokens(source, kind.lengths(world, source.settings().get("max_tokens")))
 
     width = 4 if options.dtype == "float32" else 2
     memory = {"weights": parameters * width}
@@ -128,7 +121,8 @@ def activations(
 
     Where that has no room for the longest sequence beside the `held` bytes, blocks are computed again.
     """
-    options, of = plan.options, Lengths.of(plan.world())
+    options, world = plan.options, plan.world()
+    of = kind_of(world).lengths(world, None)
     total = _device_memory(options.device) if total is None else total
     blocks = [(name, shape) for name, shape in shapes.items() if ".layers." in name and "bias" not in name]
     inside = sum(shape[0] for _, shape in blocks)

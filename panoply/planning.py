@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from panoply import compose, registry
 from panoply.errors import PanoplyError, unknown
+from panoply.kinds import kind_of
 from panoply.parts import check
 from panoply.regimes import Method
 
 if TYPE_CHECKING:
+    from panoply.worlds.control.world import ControlWorld
     from panoply.worlds.world import TextWorld
 
 
@@ -77,15 +80,18 @@ class Plan:
     chosen: frozenset[str] = field(default_factory=frozenset)
     """Paths the user set, which must not be inert."""
     plugins: tuple[str, ...] = ()
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
+    """What the policy is made of, where a run makes a new one."""
 
-    def world(self) -> TextWorld:
-        built: TextWorld = registry.find("world", self.world_id).build(**self.world_options)
+    def world(self) -> TextWorld | ControlWorld:
+        built: TextWorld | ControlWorld = registry.find("world", self.world_id).build(**self.world_options)
         return built
 
     def to_json(self) -> dict[str, Any]:
         return {
             "method": {"id": self.method_id, **self.method.to_json()},
             "world": {"id": self.world_id, **self.world_options},
+            "policy": dict(self.policy_options),
             "run": dataclasses.asdict(self.options),
             "chosen": sorted(self.chosen),
             "plugins": list(self.plugins),
@@ -96,6 +102,7 @@ class Plan:
         for plugin in data.get("plugins", ()):
             registry.load_plugin(plugin)
         method, world = dict(data["method"]), dict(data["world"])
+        policy = {k: tuple(v) if isinstance(v, list) else v for k, v in data.get("policy", {}).items()}
         options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["run"].items()}
         return cls(
             method.pop("id"),
@@ -105,6 +112,7 @@ class Plan:
             Options(**options),
             frozenset(data.get("chosen", ())),
             tuple(data.get("plugins", ())),
+            policy,
         )
 
     def to_yaml(self) -> str:
@@ -131,23 +139,28 @@ def make_plan(
 ) -> Plan:
     """Resolve names, presets and settings into a plan, or say in one sentence why it cannot be.
 
-    `settings` are paths: `credit.scale`, `update.lr`, `world.operations`, `run.held_out`.
+    `settings` are paths: `credit.scale`, `update.lr`, `world.operations`, `policy.hidden`, `run.held_out`.
     """
     for plugin in plugins:
         registry.load_plugin(plugin)
     world_entry = registry.find("world", world)
     given = dict(settings or {})
     of_world = _split(given, "world.")
-    of_run = _split(given, "run.")
+    of_run, of_policy = _split(given, "run."), _split(given, "policy.")
     entry = registry.find("method", method)
     if preset not in (None, "published", *entry.presets):
         raise unknown(f"preset of {entry.name}", str(preset), [*entry.presets, "published"])
-    preset = preset or str(getattr(world_entry.build, "preset", "published"))
-    resolved = compose.resolve(method, preset=preset, slots=slots, settings=given)
-    for path, value in _asked(world_entry, resolved.method).items():
+    names = (preset,) if preset else _presets(world_entry)
+    resolved = compose.resolve(method, preset=names, slots=slots, settings=given)
+    asked = dict(getattr(world_entry.build, "settings", {}))
+    numbers = compose.preset_of(entry, names)
+    if preset is None and not numbers:
+        asked |= getattr(world_entry.build, "defaults", {})
+    for path, value in _asked(asked, resolved.method).items():
         if path not in resolved.chosen:
             resolved = dataclasses.replace(resolved, method=compose.assign(resolved.method, path, value))
-    run_defaults = _split(dict(entry.presets.get(preset, {})), "run.")
+    run_defaults = _split(dict(asked), "run.") | _split(dict(numbers), "run.")
+    policy_options = _split(dict(numbers), "policy.") | of_policy
     chosen_options = {k: v for k, v in options.items() if v is not None}
     plan = Plan(
         resolved.id,
@@ -157,6 +170,7 @@ def make_plan(
         _options({**run_defaults, **of_run, **chosen_options}),
         resolved.chosen | {f"run.{k}" for k in (*chosen_options, *of_run)},
         tuple(os.path.abspath(p) for p in plugins),
+        kind_of(world_entry.build).policy_settings(policy_options) if policy_options else {},
     )
     check_plan(plan)
     return plan
@@ -167,9 +181,15 @@ def _split(settings: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {k.removeprefix(prefix): settings.pop(k) for k in list(settings) if k.startswith(prefix)}
 
 
-def _asked(entry: registry.Entry, method: Method) -> dict[str, Any]:
+def _presets(world: registry.Entry) -> tuple[str, ...]:
+    """The presets that suit a world, best first: its own (`cartpole` for CartPole-v1), then that of its kind."""
+    own = re.sub(r"-v\d+$", "", world.name).lower()
+    return own, str(getattr(world.build, "preset", "published"))
+
+
+def _asked(settings: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """Settings a world asks for and the method has; the signal to reward also where a part wraps `signal`."""
-    known, found = method.settings(), dict(getattr(entry.build, "settings", {}))
+    known, found = method.settings(), dict(settings)
     if "reward.name" in found:
         inner = [path for path, held in known.items() if held == "signal" and path.startswith("reward.")]
         found |= {f"{path}.name": found["reward.name"] for path in inner}
@@ -221,7 +241,7 @@ def check_plan(plan: Plan) -> None:
             "--reference has no effect: no part of this method compares the policy with a reference."
         )
     world = plan.world()
-    access, signals = world.access, world.signals()
+    access, signals = world.access | {world.medium}, world.signals()
     judged = {f"signal:{c.settings().get('name')}" for c in getattr(method, "models", ())}
     for path, held in method.parts():
         spared = {"world:verify"} if held.needs() & judged else set()  # a reward model's word is enough

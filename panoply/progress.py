@@ -235,13 +235,13 @@ def summary(job: Job, record: Mapping[str, Any]) -> str:
 
 def answers(job: Job, experience: Experience, most: int = 5) -> list[tuple[bool, str]]:
     """The first answers of a batch, and whether they succeeded."""
-    if "signal:success" not in experience:
+    if "signal:success" not in experience or (decode := job.kind.decode(job.policy)) is None:
         return []
     episodes = experience.by("episode")
     good = episodes.sum(experience["signal:success"])[:most].tolist()
     rows = episodes.first(experience["context"])[:most].tolist()
     tokens = experience.context.ragged("tokens")
-    texts = [job.policy.tokenizer.decode(tokens[row].tolist()) for row in rows]
+    texts = [decode(tokens[row].tolist()) for row in rows]
     return [(g > 0, " ".join(t.split())[:200]) for g, t in zip(good, texts, strict=True)]
 
 

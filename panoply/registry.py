@@ -169,10 +169,26 @@ def find(kind: Kind, name: str) -> Entry:
     matching = [e for e in _ENTRIES.values() if e.kind == kind and name in (e.id, e.name)]
     if not matching:
         matching = [e for e in entries(kind) if name in (e.id, e.name)]
+    if not matching and kind == "world" and (found := _gymnasium(slug)) is not None:
+        return found
     if not matching:
         same = [e.id for e in entries(kind) if e.name == slug]
-        raise unknown(kind, name, same or [e.name for e in entries(kind)])
+        more = _gymnasium_ids() if kind == "world" else []
+        raise unknown(kind, name, same or [*(e.name for e in entries(kind)), *more])
     return max(matching, key=lambda e: e.version)
+
+
+def _gymnasium(id: str) -> Entry | None:
+    """The world that an id of Gymnasium's stands for, if it is one."""
+    from panoply.worlds.control.gymnasium import entry_for
+
+    return entry_for(id)
+
+
+def _gymnasium_ids() -> list[str]:
+    from panoply.worlds.control.gymnasium import known_ids
+
+    return known_ids()
 
 
 def is_recipe(name: str) -> bool:

@@ -208,9 +208,11 @@ class Slow:
 
 
 def world_for(method: str) -> str:
-    """The first world that serves a method: `chain`, or the first by name."""
+    """The first world that serves a method: `chain`, or the first by name, those of text before others."""
     refused = []
-    for world in ["chain", *(e.name for e in registry.entries("world") if e.name != "chain")]:
+    others = [e for e in registry.entries("world") if e.name != "chain"]
+    others.sort(key=lambda e: getattr(e.build, "medium", "text") != "text")
+    for world in ["chain", *(e.name for e in others)]:
         try:
             make_plan(method, world)
         except PanoplyError as error:

@@ -23,7 +23,7 @@ import torch
 import panoply as pp
 from panoply import checkpoint, progress, sinks
 from panoply.evaluation import held_out
-from panoply.loops import job as jobs
+from panoply.kinds import text as kinds
 from panoply.run import Run, list_runs
 
 
@@ -147,7 +147,7 @@ class TestBestCheckpoint:
         def evaluate(*args: Any, **options: Any) -> held_out.Evaluation:
             return held_out.Evaluation(8, {"greedy": 0.0, "sampled": next(script)})
 
-        monkeypatch.setattr(jobs, "evaluate", evaluate)
+        monkeypatch.setattr(kinds, "evaluate", evaluate)
 
     def test_it_is_saved_kept_and_meant_by_the_run(self, scripted: None, tmp_path: Path) -> None:
         settings = {"run.evaluate_every": 3, "run.checkpoint_every": 4, "run.keep": 1}

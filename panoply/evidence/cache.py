@@ -72,13 +72,16 @@ def _own(plan: Plan) -> list[Path]:
 
 def _named(plan: Plan) -> list[Path]:
     """The files a plan names: data, models, and the world's warm start."""
+    from panoply.worlds.world import TextWorld
+
     options = plan.options
     words = [*plan.world_options.values(), options.model, options.reference]
     flat = [w for word in words for w in (word if isinstance(word, tuple) else (word,))]
     named = [
         Path(str(w).split(".py:")[0] + ".py" if ".py:" in str(w) else w) for w in flat if isinstance(w, str)
     ]
-    if "start" in (options.model, options.reference) and hasattr(world := plan.world(), "start"):
+    world = plan.world()
+    if isinstance(world, TextWorld) and "start" in (options.model, options.reference):
         named.append(PACKAGE / "assets" / world.start)
     inside = [f for path in named for f in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     return [f for f in inside if f.is_file()]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from panoply.experience import Column, Experience
+from panoply.kinds import Policy
 from panoply.loops.learner import Learner, Scorer, mean_metrics
+from panoply.parts import Part
 from panoply.regimes import Fit
 from panoply.seeds import torch_rng
 
@@ -27,7 +29,7 @@ class Annotator(Scorer, Protocol):
 
 
 class Companion:
-    """A model, the columns it adds, and how it learns (`fit`), if it does.
+    """A model, the columns it adds, and how it learns: on its own (`fit`), or with the policy (`losses`), if at all.
 
     What a `model` part returns when it is called with a job. `warmup` is the number of steps in which only the model
     learns.
@@ -39,8 +41,28 @@ class Companion:
         columns: Callable[[Annotator, Experience], Mapping[str, Column]],
         fit: Fit | None = None,
         warmup: int = 0,
+        losses: tuple[Part, ...] = (),
     ):
-        self.model, self.columns, self.fit, self.warmup = model, columns, fit, warmup
+        self.model, self.columns, self.fit, self.warmup, self.losses = model, columns, fit, warmup, losses
+
+
+class Together:
+    """A policy and the models that learn with it: one forward pass, one backward pass, one optimiser."""
+
+    def __init__(self, policy: Policy, models: Mapping[str, Annotator]):
+        self.policy, self.models = policy, models
+        self.model = getattr(policy, "model", None)
+
+    def score(self, experience: Experience, needs: frozenset[str]) -> dict[str, Tensor]:
+        found = self.policy.score(experience, needs - {"value"})
+        for model in self.models.values():
+            found |= model.score(experience, needs)
+        return found
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self.policy.named_parameters()
+        for name, model in self.models.items():
+            yield from ((f"{name}.{key}", parameter) for key, parameter in model.named_parameters())
 
 
 class Companions:
@@ -58,6 +80,15 @@ class Companions:
             if c.fit is not None
         }
         self.warmup = max((c.warmup for c in self.held.values()), default=0)
+
+    def joined(self, policy: Policy) -> Scorer:
+        """The policy, with the models that learn together with it."""
+        models = {name: c.model for name, c in self.held.items() if c.losses}
+        return Together(policy, models) if models else policy
+
+    def joined_losses(self) -> list[Part]:
+        """What the policy's learner descends for them."""
+        return [loss for c in self.held.values() for loss in c.losses]
 
     def annotate(self, experience: Experience) -> Experience:
         """Add every model's columns."""
@@ -78,8 +109,8 @@ class Companions:
     # -------------------------------------------------------------- saving
 
     def save(self, folder: Path) -> None:
-        for name in self.learners:
-            self.held[name].model.save(folder / name)
+        for name, companion in self._learning():
+            companion.model.save(folder / name)
 
     def state(self) -> dict[str, Tensor]:
         return {
@@ -87,7 +118,11 @@ class Companions:
         }
 
     def load(self, folder: Path, named: Mapping[str, Any]) -> None:
+        for name, companion in self._learning():
+            companion.model.load_weights(folder / name)
         for name, learner in self.learners.items():
-            self.held[name].model.load_weights(folder / name)
             prefix = f"model:{name}:"
             learner.load_state({k.removeprefix(prefix): v for k, v in named.items() if k.startswith(prefix)})
+
+    def _learning(self) -> list[tuple[str, Companion]]:
+        return [(name, c) for name, c in self.held.items() if c.fit is not None or c.losses]

@@ -8,12 +8,9 @@ from collections.abc import Mapping
 import torch
 
 from panoply.errors import PanoplyError
+from panoply.kinds import Collector, Policy
 from panoply.loops.learner import Diverged
 from panoply.planning import Plan
-from panoply.policies.text import TextPolicy
-from panoply.policies.value import ValueModel
-from panoply.rollout.text import Collector
-from panoply.worlds.world import TextWorld
 
 AGREEMENT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
 """The largest mean |Δ log-probability| between sampler and scorer that is rounding and not a fault."""
@@ -42,16 +39,15 @@ def check_growth(step: int, described: Mapping[str, float], norm: float, start: 
         )
 
 
-def weight_norm(model: TextPolicy | ValueModel) -> float:
+def weight_norm(model: Policy) -> float:
     with torch.no_grad():
         return float(torch.nn.utils.get_total_norm([p for _, p in model.named_parameters()]))
 
 
-def speaks(world: TextWorld, policy: TextPolicy, seed: int) -> bool:
-    """Whether the policy still gives finite log-probabilities to what it writes."""
-    probe = Collector(world, policy, seed, split="test")
+def speaks(policy: Policy, probe: Collector) -> bool:
+    """Whether the policy still gives finite log-probabilities to what it does."""
     try:
-        found = probe.episodes([world.task("test", i) for i in range(8)])
+        found = probe.episodes(probe.tasks(8))
         scored = policy.score(found)["logp"]
     except (PanoplyError, RuntimeError):
         return False

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from panoply import checkpoint
 from panoply.errors import PanoplyError
-from panoply.evaluation.held_out import Evaluation, evaluate
+from panoply.evaluation.held_out import Evaluation
 from panoply.evaluation.pairs import evaluate_pairs
 from panoply.experience import Experience
+from panoply.kinds import Collector, Policy, kind_of
 from panoply.loops.companions import Companions
 from panoply.loops.health import check_growth, speaks, weight_norm
 from panoply.loops.learner import Learner
@@ -24,16 +26,17 @@ from panoply.loops.samples import Watch, choose, sampled_episodes
 from panoply.loops.snapshots import Snapshots
 from panoply.parts import Part
 from panoply.planning import Plan
-from panoply.policies.build import open_policy
 from panoply.policies.lora import add_lora, load_adapter, save_adapter
 from panoply.policies.text import TextPolicy
 from panoply.policies.value import ValueModel
 from panoply.progress import Progress
 from panoply.rollout.graphs import setup_seconds
-from panoply.rollout.text import Collector
 from panoply.run import Run
 from panoply.sinks import Sink, open_sinks
 from panoply.threads import pick_threads
+
+COLLECTOR = "collector"
+"""The collector's state is saved among those of the parts."""
 
 
 class Job:
@@ -44,33 +47,38 @@ class Job:
             torch.set_num_threads(options.threads)
         self.plan, self.run, self.progress, self.method = plan, run, progress, plan.method
         self.world = plan.world()
+        self.kind = kind_of(self.world)
         checkpoint.recover(run.checkpoints)
         self._found = run.latest(progress.say)
         self.policy = self._open_policy()
         if not options.threads and self._found is None:
-            torch.set_num_threads(pick_threads(self.policy.model.config.width))
+            torch.set_num_threads(pick_threads(self.kind.width(self.policy)))
         if options.lora:
+            assert isinstance(self.policy, TextPolicy)
             self.policy = add_lora(self.policy, options.lora, options.seed)
-        self.collect = Collector(self.world, self.policy, options.seed, needs=self.method.needs())
-        self.learned: TextPolicy | ValueModel = self.policy
+        self.collect = self.kind.collector(self.world, self.policy, options.seed, needs=self.method.needs())
+        self.learned: Policy = self.policy
         """What the method's terms train: the policy, or a judge made of it."""
         if "judged" in self.method.needs():
-            self.learned = ValueModel.of(self._open_policy())
+            opened = self._open_policy()
+            assert isinstance(opened, TextPolicy)
+            self.learned = ValueModel.of(opened)
+        self.snapshots = Snapshots(self)
+        self.companions = Companions(self)
         self.learner = Learner(
-            self.learned,
+            self.companions.joined(self.learned),
             self.method,
+            more=self.companions.joined_losses(),
             total_steps=options.steps,
             micro_tokens=options.micro_tokens,
             recompute=options.recompute,
         )
-        self.snapshots = Snapshots(self)
-        self.companions = Companions(self)
         self.states: dict[str, dict[str, Any]] = {
             path: held.info.state() for path, held in self.method.parts() if held.info.state is not None
         }
         self.step = 0
         self.seconds = 0.0
-        self.best = {"step": 0, "success": -1.0}
+        self.best = {"step": 0, "success": -math.inf}
         self.before: dict[str, Any] = {}
         self.after: dict[str, Any] = {}
         self.sinks: list[Sink] = []
@@ -161,6 +169,7 @@ class Job:
         self.step += 1
         self.seconds = time.monotonic() - self._started
         self.collect.version = self.step
+        self.kind.after_step(self.policy, experience)
         last = self.step == options.steps
         evaluated = last or bool(options.evaluate_every and self.step % options.evaluate_every == 0)
         record: dict[str, Any] = {"step": self.step, "seconds": round(self.seconds, 3)}
@@ -204,7 +213,7 @@ class Job:
         that is not finite then came from elsewhere, such as a reward. Otherwise it is the newest checkpoint from
         which the next step was sound: one of the very step that failed is set aside.
         """
-        if self._moves == 0 and speaks(self.world, self.policy, self.plan.options.seed):
+        if self._moves == 0 and speaks(self.policy, self._probe()):
             self.collect.state, self.states = copy.deepcopy(self._at_start)
             self._save()
             kept = self.step
@@ -220,25 +229,34 @@ class Job:
         for sink in self.sinks:
             sink.close()
         self.sinks = []
+        self.collect.close()
         self.progress.close()
         self.run.release()
         torch.set_num_threads(self._threads)
 
     # -------------------------------------------------------------- pieces
 
-    def _open_policy(self) -> TextPolicy:
+    def open(self, source: str) -> Policy:
+        """A policy for this world: new weights, or those of a folder."""
+        return self.kind.open_policy(source, self.world, self.plan.options, self.plan.policy_options)
+
+    def _open_policy(self) -> Policy:
         """The model the run began with; where that has gone and nothing else is made of it, the checkpoint's."""
         options, found = self.plan.options, self._found
         try:
-            return open_policy(options.model, self.world, options.seed, options.device, options.dtype)
+            return self.open(options.model)
         except PanoplyError:
             if found is None or options.lora or self.method.slots().get("models"):
                 raise
-            return open_policy(str(found.model), self.world, options.seed, options.device, options.dtype)
+            return self.open(str(found.model))
+
+    def _probe(self) -> Collector:
+        """A collector of held-out tasks."""
+        return self.kind.collector(self.world, self.policy, self.plan.options.seed, split="test")
 
     def _record_episodes(self, watch: Watch, experience: Experience, learned: Experience) -> None:
         watch.credited(learned)
-        decode = self.policy.tokenizer.decode
+        decode = self.kind.decode(self.policy)
         self.run.log_episodes(sampled_episodes(self.step, decode, experience, watch))
         self.learner.watch = None
 
@@ -255,11 +273,10 @@ class Job:
     def _measure(self) -> Evaluation:
         options = self.plan.options
         if isinstance(self.learned, ValueModel):
-            collect = Collector(self.world, self.policy, options.seed, split="test")
             data = self.method.slots()["data"]
             assert isinstance(data, Part)
-            return evaluate_pairs(data, collect, self.learned, options.held_out)
-        return evaluate(
+            return evaluate_pairs(data, cast(Any, self._probe()), self.learned, options.held_out)
+        return self.kind.evaluate(
             self.world,
             self.policy,
             options.held_out,
@@ -269,7 +286,7 @@ class Job:
 
     def _speed(self, experience: Experience) -> dict[str, float]:
         times = {f"seconds_{name}": round(t, 4) for name, t in self._phases.items()}
-        setup, self._setup = self._setup, setup_seconds(self.policy.model)
+        setup, self._setup = self._setup, setup_seconds(getattr(self.policy, "model", None))
         if self._setup > setup:  # a part of seconds_sample or seconds_evaluate, once in a process
             times["seconds_setup"] = round(self._setup - setup, 4)
         spent = sum(t for name, t in self._phases.items() if name != "evaluate")
@@ -282,9 +299,9 @@ class Job:
 
     def _failures(self) -> dict[str, int]:
         """How many answers could not be graded so far; each new reason is told once."""
-        reasons = self.world.failures()
+        reasons = self.collect.failures()
         for why in reasons.keys() - self._told:
-            self.progress.say(f"An answer could not be graded and is left out: {why}.")
+            self.progress.say(f"An episode could not be finished and is left out or cut: {why}.")
         self._told |= reasons.keys()
         return {"reward_failures": sum(reasons.values())} if reasons else {}
 
@@ -293,11 +310,10 @@ class Job:
 
     def _save(self) -> None:
         options = self.plan.options
-        plain, tensors = checkpoint.split_tensors(self.states)
+        plain, tensors = checkpoint.split_tensors({**self.states, COLLECTOR: self.collect.state})
         state = {
             "step": self.step,
             "seconds": self.seconds,
-            "collector": self.collect.state,
             "parts": plain,
             "best": self.best,
             "best_step": self.best["step"],
@@ -315,20 +331,20 @@ class Job:
         self.learned.save(folder / "model")
         self.companions.save(folder / "models")
         if self.plan.options.lora:
-            save_adapter(self.policy, folder / "adapter")
+            save_adapter(cast(TextPolicy, self.policy), folder / "adapter")
 
     def _load(self, found: checkpoint.Checkpoint) -> None:
         state, tensors = found.state(), found.tensors()
         if state["threads"] != torch.get_num_threads():
             torch.set_num_threads(state["threads"])
         if self.plan.options.lora:
-            load_adapter(self.policy, found.folder / "adapter")
+            load_adapter(cast(TextPolicy, self.policy), found.folder / "adapter")
         else:
             self.learned.load_weights(found.model)
         self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith(("part:", "model:"))})
         self.companions.load(found.folder / "models", tensors)
         self.states = checkpoint.join_tensors(state["parts"], tensors)
+        self.collect.state = self.states.pop(COLLECTOR)
         self.step = self.collect.version = state["step"]
         self.seconds, self.best, self._norm = state["seconds"], state["best"], state["norm"]
         self.before, self.after = state["before"], state["after"]
-        self.collect.state = state["collector"]

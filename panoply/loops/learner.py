@@ -56,6 +56,8 @@ class _Active(NamedTuple):
 
 
 class Learner:
+    """`more` are terms of models that learn together with the policy."""
+
     def __init__(
         self,
         policy: Scorer,
@@ -64,9 +66,10 @@ class Learner:
         total_steps: int,
         micro_tokens: int,
         recompute: Recompute = "auto",
+        more: Sequence[Part] = (),
     ):
         self.policy = policy
-        self.terms = method.terms()
+        self.terms = [*method.terms(), *more]
         self.reduce: Part = method.slots()["reduce"]  # type: ignore[assignment]
         self.update: Part = method.slots()["update"]  # type: ignore[assignment]
         self.needs = frozenset(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from panoply.experience import Experience
-from panoply.policies.build import open_policy
+from panoply.kinds import Policy
 
 if TYPE_CHECKING:
     from panoply.loops.job import Job
@@ -24,10 +24,9 @@ class Snapshots:
         options = job.plan.options
         self.policy = job.policy
         self.names = sorted(n.removeprefix("logp@") for n in job.method.needs() if n.startswith("logp@"))
-        self.reference = None
+        self.reference: Policy | None = None
         if "reference" in self.names:
-            source = options.model if options.reference == "start" else options.reference
-            self.reference = open_policy(source, job.world, options.seed, options.device, options.dtype)
+            self.reference = job.open(options.model if options.reference == "start" else options.reference)
 
     def score(self, experience: Experience) -> Experience:
         """Add the columns the method's terms compare with."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from panoply.errors import PanoplyError
+from panoply.policies.control import ControlPolicy, is_control
 from panoply.policies.decoder import Decoder
 from panoply.policies.decoder_config import DecoderConfig
 from panoply.policies.folder import load_model, read_config
@@ -30,8 +31,12 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def open_folder(folder: Path, dtype: str = "float32", device: str = "auto") -> TextPolicy | ValueModel:
+def open_folder(
+    folder: Path, dtype: str = "float32", device: str = "auto"
+) -> TextPolicy | ValueModel | ControlPolicy:
     """The policy, or the reward model, that a folder holds."""
+    if is_control(folder):
+        return ControlPolicy.load(folder)
     kinds = read_config(folder).get("architectures") or [""]
     if str(kinds[0]).endswith("ForSequenceClassification"):
         return ValueModel.load(folder, DTYPE[dtype], pick_device(device))

@@ -21,6 +21,7 @@ from panoply.regimes import Method
 from panoply.registry import Entry
 from panoply.run import Run
 from panoply.worlds.control.world import ControlWorld, show_space
+from panoply.worlds.world import TextWorld
 
 if TYPE_CHECKING:
     from panoply.api import Trained
@@ -334,7 +335,11 @@ def next_commands(run: Run) -> list[tuple[str, str]]:
     world = "" if made.world_id == "chain@1" else f" --world {made.world_id.split('@')[0]}"
     options = "".join(f" --set {shlex.quote(f'world.{k}={_word(v)}')}" for k, v in made.world_options.items())
     built = made.world()
-    prompt = shlex.quote(built.tokenizer.decode(list(built.task("test", 0).prompt)))
+    if isinstance(built, TextWorld):
+        prompt = shlex.quote(built.tokenizer.decode(list(built.task("test", 0).prompt)))
+        sampling = (f"panoply sample {folder} {prompt}", "what the policy writes now")
+    else:
+        sampling = (f"panoply sample {folder} --video {name}.gif", "watch the policy act")
     if made.method.regime == "on_policy":
         other = "grpo" if name == "reinforce" else "reinforce"
         model = "" if made.options.model == "start" else f" --model {shlex.quote(made.options.model)}"
@@ -349,7 +354,7 @@ def next_commands(run: Run) -> list[tuple[str, str]]:
         )
     return [
         (f"panoply eval {folder} --k 1,16", "pass@k with intervals"),
-        (f"panoply sample {folder} {prompt}", "what the policy writes now"),
+        sampling,
         (f"panoply export {folder} my-model", "a folder that transformers opens"),
         (f"panoply show {name}{plugins}", "the equation and the parts that just ran"),
         last,

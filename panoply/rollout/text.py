@@ -56,6 +56,13 @@ class Collector:
         self.state = {"tasks": 0, "groups": 0, "episodes": 0, "decisions": 0}
         self.version = 0
 
+    def failures(self) -> dict[str, int]:
+        """Why answers could not be graded, and how often."""
+        return self.world.failures()
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
     def tasks(self, n: int) -> list[Task]:
         """The next `n` tasks of the split; another seed starts elsewhere in the endless list."""
         first = self.state["tasks"]

@@ -75,6 +75,8 @@ class OneTurn(Play):
 class TextWorld(ABC):
     """Problems in tokens with a verifier. A world is a frozen dataclass whose fields are its options."""
 
+    medium: ClassVar[str] = "text"
+    """Which file of panoply/kinds/ says how such a world is played."""
     access: ClassVar[frozenset[str]] = frozenset({"verify"})
     """What a method may ask for beside tasks and grades: `reference` (gold answers), `teacher`, `hint`, `prefer`."""
     preset: ClassVar[str] = "tiny"

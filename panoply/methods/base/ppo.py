@@ -23,10 +23,42 @@ TINY = {
     "run.steps": 200,
 }
 
+CONTROL = {
+    "sample": "rollout",
+    "sample.envs": 1,
+    "sample.length": 2048,
+    "credit.gamma": 0.99,
+    "update.lr": 3e-4,
+    "update.epsilon": 1e-5,
+    "update.clip": 0.5,
+    "update.epochs": 10,
+    "update.minibatches": 32,
+    "models.critic.update": None,
+    "models.critic.loss.weight": 1.0,
+    "models.critic.loss.clip": None,
+    "run.steps": 500,
+    "run.evaluate_every": 10,
+}
+"""Stable-Baselines3's defaults: policy and critic learn together (½·error² with weight 1 is its 0.5·error²)."""
+CARTPOLE = {
+    **CONTROL,
+    "sample.envs": 8,
+    "sample.length": 32,
+    "credit.gamma": 0.98,
+    "credit.lam": 0.8,
+    "update.lr": 1e-3,
+    "update.schedule": "linear",
+    "update.epochs": 20,
+    "update.minibatches": 1,
+    "run.steps": 400,
+    "run.evaluate_every": 25,
+}
+"""RL Baselines3 Zoo's numbers for CartPole-v1."""
 
-@method("ppo@1", presets={"tiny": TINY})
+
+@method("ppo@1", presets={"tiny": TINY, "control": CONTROL, "cartpole": CARTPOLE})
 def ppo() -> OnPolicy:
-    """Proximal Policy Optimization (arXiv 1707.06347) with a token critic and GAE.
+    """Proximal Policy Optimization (arXiv 1707.06347) with a critic and GAE.
 
     Several epochs on one batch, the ratio bounded to 1 ± 0.2, each decision credited by how much better things went
     than the critic expected. Value clipping and a critic warm-up are settings of `models.critic`.

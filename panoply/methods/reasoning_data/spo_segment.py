@@ -43,6 +43,7 @@ def _cost(held: Any, of: Lengths) -> Tokens:
     "sample",
     equation="{prompts} prompts × {group} episodes, V̂ of {samples} continuations at every {every}th doubt",
     bounds={**LIMITS, "every": "at least 1", "samples": "at least 1"},
+    needs={"world:text"},
     gives={"column:cut"},
     cost=_cost,
 )

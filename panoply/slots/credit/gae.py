@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from panoply.experience import TRUNCATED, Experience, Segments
+from panoply.experience import TERMINATED, Experience, Segments
 from panoply.parts import part
 
 
@@ -16,20 +16,9 @@ def generalised_advantage(
 
     `bootstrap` is V after an episode's last row: 0 where it terminated.
     """
-    count, grid = Segments(episode).count, Segments(episode).grid()
-    advantage = torch.zeros_like(value)
-    carried = value.new_zeros(len(count))
-    following = value.new_zeros(len(count))
-    for t in range(grid.shape[1] - 1, -1, -1):
-        inside = grid[:, t] >= 0
-        row = grid[inside, t]
-        last = count.eq(t + 1)[inside]
-        after = torch.where(last, bootstrap[row], following[inside])
-        delta = reward[row] + gamma * after - value[row]
-        carried[inside] = delta + gamma * lam * carried[inside]  # still 0 at an episode's last row
-        following[inside] = value[row]
-        advantage[row] = carried[inside]
-    return advantage
+    episodes = Segments(episode)
+    after = episodes.following(value, bootstrap)
+    return episodes.to_go(reward + gamma * after - value, gamma * lam)
 
 
 @part(
@@ -40,13 +29,14 @@ def gae(
 ) -> dict[str, Tensor]:
     """Generalised advantage estimation (arXiv 1506.02438), and the critic's `target` A + V.
 
-    A truncated episode is closed with the column `next_value` where the world gives one; a terminated one, and a text
-    cut at its length limit, ends with value 0. The target is taken before advantages are normalised.
+    What follows an episode's last row is worth 0 if it terminated, and `next_value`, where the critic gives one, if it
+    was truncated or goes on beyond the batch. Without it, as for a text cut at its length limit, nothing follows. The
+    target is taken before advantages are normalised.
     """
     value = experience["value"]
     bootstrap = torch.zeros_like(value)
     if "next_value" in experience:
-        bootstrap = torch.where(experience["end"] == TRUNCATED, experience["next_value"], 0.0)
+        bootstrap = experience["next_value"].masked_fill(experience["end"] == TERMINATED, 0.0)
     reward = experience["reward"].float().to(value.device)
     advantage = generalised_advantage(reward, value, bootstrap, experience["episode"], gamma, lam)
     target = advantage + value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from panoply.experience import Experience
+from panoply.experience import Experience, Segments
 from panoply.parts import part
 
 
@@ -20,17 +20,9 @@ def in_time(experience: Experience) -> Tensor:
 
 def to_go(experience: Experience, reward: Tensor, gamma: float = 1.0) -> Tensor:
     """G_t = r_t + γ·G_{t+1} inside each episode, for every decision."""
-    episodes, order = experience.by("episode"), in_time(experience)
-    episode = episodes.index[order]
-    place = (
-        torch.arange(len(order), device=order.device) - (episodes.count.cumsum(0) - episodes.count)[episode]
-    )
-    table = reward.new_zeros(len(episodes), int(episodes.count.max()) + 1)
-    table[episode, place] = reward[order]
-    for t in range(table.shape[1] - 2, -1, -1):
-        table[:, t] += gamma * table[:, t + 1]
+    order = in_time(experience)
     found = torch.empty_like(reward)
-    found[order] = table[episode, place]
+    found[order] = Segments(experience["episode"][order]).to_go(reward[order], gamma)
     return found
 
 

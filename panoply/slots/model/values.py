@@ -1,4 +1,4 @@
-"""Critics and reward models beside a text policy."""
+"""Critics and reward models beside a policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from panoply.errors import PanoplyError
 from panoply.experience import Column, Experience
 from panoply.loops.companions import Companion
-from panoply.parts import Part, part
+from panoply.parts import Finding, Part, part
 from panoply.regimes import Fit
 from panoply.slots.loss.values import squared_value
 from panoply.slots.reduce.averages import token_mean
@@ -22,27 +22,34 @@ _LOSS = squared_value(clip=0.2)
 _UPDATE = adam(lr=1e-5)
 
 
+def _impossible(held: Any, method: Any) -> list[Finding]:
+    if held.update is None and held.warmup:
+        return [("warmup", "a critic that learns with the policy (update=none) cannot learn before it")]
+    return []
+
+
 @part(
     "model",
-    equation="V(s), a copy of the policy with a scalar head",
+    equation="V(s), a network beside the policy",
     gives={"column:value"},
+    impossible=_impossible,
+    bounds={"warmup": "at least 0"},
     cost=lambda held: held.update,
 )
-def critic(job: Job, *, loss: Part = _LOSS, update: Part = _UPDATE, warmup: int = 0) -> Companion:
-    """A token critic: adds the column `value`, and regresses it on `target` (see credit.gae).
+def critic(job: Job, *, loss: Part = _LOSS, update: Part | None = _UPDATE, warmup: int = 0) -> Companion:
+    """A critic: adds the column `value`, and regresses it on `target` (see credit.gae).
 
-    It starts as the policy's start with a head of zeros. warmup: steps in which it learns alone.
+    Beside a language model it is the policy's start with a head of zeros; in control a network like the policy's.
+
+    update   how it learns, or `none`: with the policy, on the same mini-batches, in one backward pass and one
+             optimiser step, its loss one more term with its own weight
+    warmup   steps in which it learns alone
     """
-    from panoply.policies.build import open_policy
-    from panoply.policies.value import ValueModel
-
     options = job.plan.options
-    trunk = open_policy(options.model, job.world, options.seed, options.device, options.dtype)
-
-    def columns(model: Any, experience: Experience) -> dict[str, Column]:
-        return {"value": model.score(experience)["value"]}
-
-    return Companion(ValueModel.of(trunk), columns, Fit((loss,), token_mean(), update), warmup)
+    model, columns = job.kind.critic(job.policy, lambda: job.open(options.model), options.seed)
+    if update is None:
+        return Companion(model, columns, losses=(loss,))
+    return Companion(model, columns, Fit((loss,), token_mean(), update), warmup)
 
 
 @part("model", equation="r(y), a frozen reward model")

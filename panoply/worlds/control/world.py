@@ -156,13 +156,21 @@ class Start:
 class ControlWorld(ABC):
     """Somewhere to act. A world is a frozen dataclass whose fields are its options, registered with `@world`."""
 
-    kind: ClassVar[str] = "control"
+    medium: ClassVar[str] = "control"
     access: ClassVar[frozenset[str]] = frozenset({"step", "verify"})
     """What a method may ask for: `step`, `verify` (it says what was earned), `fork` (snapshots), `reset_to`, `model`
     (exact transitions), `params`, `differentiable`."""
     preset: ClassVar[str] = "control"
-    settings: ClassVar[Mapping[str, Any]] = {"reward.name": "reward"}
+    settings: ClassVar[Mapping[str, Any]] = {"reward.name": "reward", "run.held_out": 20}
     """Settings of a method that this world asks for, where the method has them and the user says nothing."""
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "sample.prompts": 8,
+        "sample.group": 8,
+        "update.lr": 1e-3,
+        "update.clip": 0.5,
+        "run.steps": 100,
+    }
+    """The same for methods that have no numbers of their own for control."""
     horizon: int | None = None
     """The time limit; reaching it truncates an episode."""
     solved: float | None = None

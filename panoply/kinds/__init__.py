@@ -1,0 +1,100 @@
+"""Kinds of world. What a run needs of one, beside its methods: a policy, a collector, an evaluation, a critic.
+
+`panoply/kinds/<kind>.py` has the functions below; everything else of a run is the same for all kinds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from panoply.costs import Lengths
+    from panoply.evaluation.held_out import Evaluation
+    from panoply.experience import Column, Experience
+    from panoply.loops.samples import Decode
+    from panoply.planning import Options
+
+
+class Policy(Protocol):
+    """What acts, and scores what was done."""
+
+    def score(self, experience: Experience, needs: frozenset[str] = ...) -> dict[str, Tensor]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def save(self, folder: Path) -> None: ...
+
+    def load_weights(self, folder: Path) -> None: ...
+
+    def fingerprint(self) -> str: ...
+
+
+class Collector(Protocol):
+    """World and policy together: what a `sample` or `data` part is called with."""
+
+    state: dict[str, Any]
+    version: int
+
+    def tasks(self, n: int) -> list[Any]: ...
+
+    def episodes(self, tasks: Any, group: int = ...) -> Experience: ...
+
+    def failures(self) -> dict[str, int]: ...
+
+    def close(self) -> None: ...
+
+
+class Kind(Protocol):
+    def open_policy(
+        self, source: str, world: Any, options: Options, settings: Mapping[str, Any]
+    ) -> Policy: ...
+
+    def collector(
+        self, world: Any, policy: Any, seed: int, split: str = "train", needs: frozenset[str] = ...
+    ) -> Collector: ...
+
+    def evaluate(
+        self,
+        world: Any,
+        policy: Any,
+        problems: int,
+        *,
+        seed: int,
+        watch: Callable[[int, int], None],
+        **more: Any,
+    ) -> Evaluation: ...
+
+    def critic(
+        self, policy: Any, opened: Callable[[], Any], seed: int
+    ) -> tuple[Any, Callable[[Any, Experience], dict[str, Column]]]:
+        """A critic beside `policy` and the columns it gives; `opened` makes another policy like the start."""
+
+    def policy_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings `policy.NAME`, checked."""
+
+    def check_source(self, source: str, world: Any) -> None:
+        """Refuse a starting point that is not there, before a run is made."""
+
+    def width(self, policy: Any) -> int:
+        """The size of a typical layer, by which the number of threads is chosen."""
+
+    def decode(self, policy: Any) -> Decode | None:
+        """What turns actions into text, where they are text."""
+
+    def after_step(self, policy: Any, experience: Experience) -> None:
+        """What a policy takes in between steps, beside what is learned."""
+
+    def shapes(self, source: str, world: Any, settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """The weights a policy would have, by name."""
+
+    def lengths(self, world: Any, longest: int | None) -> Lengths:
+        """How long an episode can be."""
+
+
+def kind_of(world: Any) -> Kind:
+    return cast(Kind, importlib.import_module(f"panoply.kinds.{world.medium}"))

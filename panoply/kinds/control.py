@@ -1,0 +1,71 @@
+"""Control worlds: small networks, environments in lockstep, returns on held-out starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from panoply.costs import Lengths
+from panoply.evaluation.returns import evaluate as evaluate
+from panoply.experience import Column, Experience
+from panoply.loops.samples import Decode
+from panoply.planning import Options
+from panoply.policies import control
+from panoply.policies.control import ControlPolicy, ValueNet
+from panoply.policies.folder import read_config
+from panoply.rollout.control import ControlCollector as collector  # noqa: N813
+from panoply.run import model_folder
+from panoply.worlds.control.world import ControlWorld
+
+__all__ = ["collector", "evaluate"]
+
+
+def open_policy(
+    source: str, world: ControlWorld, options: Options, settings: Mapping[str, Any]
+) -> ControlPolicy:
+    return control.open_policy(source, world, options.seed, options.device, settings)
+
+
+def critic(
+    policy: ControlPolicy, opened: Callable[[], ControlPolicy], seed: int
+) -> tuple[ValueNet, Callable[[ValueNet, Experience], dict[str, Column]]]:
+    return ValueNet.of(policy, seed), values
+
+
+def values(model: ValueNet, experience: Experience) -> dict[str, Column]:
+    """V of all that was observed in one pass: `value` of each decision's state, `next_value` of the one after it."""
+    worth = model.values(experience.context.tensor("observation").to(model.device)).cpu()
+    return {"value": worth[experience["context"]], "next_value": worth[experience["next"]]}
+
+
+def policy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    made = dataclasses.asdict(control.spec_from(settings))
+    return {name: made[name] for name in settings}
+
+
+def check_source(source: str, world: ControlWorld) -> None:
+    if source not in ("start", "fresh"):
+        read_config(model_folder(source))
+
+
+def width(policy: ControlPolicy) -> int:
+    return max(policy.spec.hidden, default=1)
+
+
+def decode(policy: ControlPolicy) -> Decode | None:
+    return None
+
+
+def after_step(policy: ControlPolicy, experience: Experience) -> None:
+    policy.learn_statistics(experience)
+
+
+def shapes(source: str, world: ControlWorld, settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    policy = control.open_policy(source, world, 0, "cpu", settings)
+    return {name: tuple(weight.shape) for name, weight in policy.named_parameters()}
+
+
+def lengths(world: ControlWorld, longest: int | None) -> Lengths:
+    steps = min(longest or world.horizon or 1000, world.horizon or 1000)
+    return Lengths(0, steps, steps)

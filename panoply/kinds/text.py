@@ -1,0 +1,64 @@
+"""Worlds of text: a transformer, the engine, success on held-out problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from panoply.costs import Lengths
+from panoply.errors import PanoplyError
+from panoply.evaluation.held_out import evaluate as evaluate
+from panoply.experience import Column, Experience
+from panoply.loops.samples import Decode
+from panoply.planning import Options
+from panoply.policies import build
+from panoply.policies.text import TextPolicy
+from panoply.policies.value import ValueModel
+from panoply.rollout.text import Collector
+from panoply.rollout.text import Collector as collector  # noqa: N813
+from panoply.worlds.world import TextWorld
+
+__all__ = ["Collector", "collector", "evaluate"]
+
+
+def open_policy(source: str, world: TextWorld, options: Options, settings: Mapping[str, Any]) -> TextPolicy:
+    return build.open_policy(source, world, options.seed, options.device, options.dtype)
+
+
+def critic(
+    policy: TextPolicy, opened: Callable[[], TextPolicy], seed: int
+) -> tuple[ValueModel, Callable[[ValueModel, Experience], dict[str, Column]]]:
+    """A copy of the start with a scalar head of zeros; a text that was cut is worth nothing more."""
+    return ValueModel.of(opened()), lambda model, experience: {"value": model.score(experience)["value"]}
+
+
+def policy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    for name in settings:
+        raise PanoplyError(f"policy.{name} has no effect: a text policy is the model named by --model.")
+    return {}
+
+
+def check_source(source: str, world: TextWorld) -> None:
+    build.model_source(source, world)
+
+
+def width(policy: TextPolicy) -> int:
+    return int(policy.model.config.width)
+
+
+def decode(policy: TextPolicy) -> Decode | None:
+    return policy.tokenizer.decode
+
+
+def after_step(policy: TextPolicy, experience: Experience) -> None:
+    return None
+
+
+def shapes(source: str, world: TextWorld, settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return build.model_shapes(source, world)
+
+
+def lengths(world: TextWorld, longest: int | None) -> Lengths:
+    prompt, turns = len(world.task("train", 0).prompt), world.turn_cap
+    answer = turns * min(longest or world.max_tokens, world.max_tokens)
+    return Lengths(prompt, answer, answer + (turns - 1) * prompt if world.markov else answer)

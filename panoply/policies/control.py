@@ -1,0 +1,238 @@
+"""Policies and critics for control worlds: small networks that act on arrays and score experience."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from panoply.errors import PanoplyError, unknown
+from panoply.experience import Experience, moved
+from panoply.parts import check
+from panoply.policies.folder import read_config
+from panoply.policies.heads import Head, head_for
+from panoply.policies.mlp import MLP, Activation, Features, Forward
+from panoply.seeds import torch_rng
+from panoply.worlds.control.world import ControlWorld, Space, space_from_json, space_to_json
+
+ARCHITECTURE = "PanoplyControl"
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """What a control policy is made of: settings `policy.NAME`."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers; none makes it linear, and a table where observations are whole numbers."""
+    activation: Activation = "tanh"
+    squash: bool = False
+    """Continuous actions through tanh into their bounds, instead of cut there."""
+    std: Literal["free", "state"] = "free"
+    """The standard deviation of continuous actions: parameters of their own, or an output of the network."""
+    log_std: float = 0.0
+    """Where parameters of their own start."""
+    normalise: bool = False
+    """Observations centred and scaled by what has been seen."""
+
+    def __post_init__(self) -> None:
+
+        hints = typing.get_type_hints(PolicySpec)
+        for name, annotation in hints.items():
+            object.__setattr__(self, name, check(f"policy.{name}", getattr(self, name), annotation))
+        if any(width < 1 for width in self.hidden):
+            raise PanoplyError(f"policy.hidden are widths of layers, at least 1, not {self.hidden}.")
+
+
+class _Network(nn.Module):
+    """Features, layers, and for a policy the head."""
+
+    def __init__(self, features: Features, layers: MLP, head: Head | None = None):
+        super().__init__()
+        self.features, self.layers, self.head = features, layers, head
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return self.layers(self.features(observation))  # type: ignore[no-any-return]
+
+    def numpy(self) -> Forward:
+        features, layers = self.features.numpy(), self.layers.numpy()
+        return lambda x: layers(features(x))
+
+
+class ControlModel:
+    """What policy and critic share: weights in a folder of safetensors and JSON."""
+
+    def __init__(self, model: _Network, spec: PolicySpec, observation: Space, action: Space):
+        self.model, self.spec, self.observation, self.action = model, spec, observation, action
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.model.named_parameters()
+
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that change with any bit of any weight."""
+        from panoply.policies.text import fingerprint
+
+        return fingerprint(self.model.state_dict().items())
+
+    def save(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: w.detach().cpu().contiguous() for name, w in self.model.state_dict().items()}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        facts = {
+            "architectures": [ARCHITECTURE],
+            "model_type": "panoply-control",
+            "model": type(self).__name__,
+            "spec": dataclasses.asdict(self.spec),
+            "observation": space_to_json(self.observation),
+            "action": space_to_json(self.action),
+        }
+        (folder / "config.json").write_text(json.dumps(facts, indent=1))
+
+    @torch.no_grad()
+    def load_weights(self, folder: str | Path) -> None:
+        """Overwrite the weights in place with those of a folder of the same layout."""
+        saved = load_file(Path(folder) / "model.safetensors")
+        mine = self.model.state_dict()
+        if saved.keys() != mine.keys():
+            raise unknown("weight", min(saved.keys() ^ mine.keys()), mine)
+        for name, weight in mine.items():
+            weight.copy_(saved[name])
+
+    def observe(self, experience: Experience) -> Tensor:
+        return moved(experience.looked_up("observation"), self.device)
+
+
+class ControlPolicy(ControlModel):
+    """A network and a distribution of actions."""
+
+    head: Head
+
+    def __init__(self, model: _Network, spec: PolicySpec, observation: Space, action: Space):
+        super().__init__(model, spec, observation, action)
+        assert model.head is not None
+        self.head = model.head
+
+    @classmethod
+    def fresh(
+        cls, observation: Space, action: Space, spec: PolicySpec | None = None, seed: int = 0
+    ) -> ControlPolicy:
+        """Random weights that depend on spec and seed only."""
+        spec = spec or PolicySpec()
+        head = head_for(action, spec.squash, spec.std, spec.log_std)
+        features = Features(observation, spec.normalise)
+        layers = MLP(features.size, spec.hidden, head.width, spec.activation, gain=0.01)
+        layers.initialise(torch_rng("policy", seed))
+        return cls(_Network(features, layers, head), spec, observation, action)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ControlPolicy:
+        facts = read_config(Path(folder))
+        if facts.get("model") != cls.__name__:
+            raise PanoplyError(f"{folder} holds no policy for control but a {facts.get('model')}.")
+        observation, action = (space_from_json(facts[name]) for name in ("observation", "action"))
+        policy = cls.fresh(observation, action, spec_from(facts["spec"]))
+        policy.load_weights(folder)
+        return policy
+
+    def to(self, device: torch.device) -> ControlPolicy:
+        self.model.to(device)
+        return self
+
+    def copy(self) -> ControlPolicy:
+        """A frozen snapshot that later training does not touch."""
+        model = copy.deepcopy(self.model).requires_grad_(False)
+        return ControlPolicy(model, self.spec, self.observation, self.action)
+
+    def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+        """`logp` of each decision, and of `needs` `entropy`, under the distribution it was sampled from."""
+        beyond = needs - {"logp", "entropy", "value"}
+        if beyond:
+            raise PanoplyError(f"A control policy cannot supply '{min(beyond)}'; it has logp and entropy.")
+        out = self.model(self.observe(experience))
+        mask = moved(experience.looked_up("legal"), out.device) if "legal" in experience.context else None
+        heat = moved(experience["temperature"], out.device) if "temperature" in experience else None
+        action = moved(experience["action"], out.device)
+        return self.head.score(out, action, mask, heat, "entropy" in needs)
+
+    def learn_statistics(self, experience: Experience) -> None:
+        """Take what was observed into the normalisation, where there is one."""
+        if self.model.features.normalise:
+            self.model.features.learn(experience.context.tensor("observation").to(self.device))
+
+
+class ValueNet(ControlModel):
+    """V(s): layers of its own, features (and their normalisation) shared with the policy."""
+
+    @classmethod
+    def of(cls, policy: ControlPolicy, seed: int = 0) -> ValueNet:
+        spec = policy.spec
+        layers = MLP(policy.model.features.size, spec.hidden, 1, spec.activation)
+        layers.initialise(torch_rng("critic", seed))
+        network = _Network(policy.model.features, layers.to(policy.device))
+        return cls(network, spec, policy.observation, policy.action)
+
+    def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+        return {"value": self.values(self.observe(experience))}
+
+    def values(self, observation: Tensor) -> Tensor:
+        return self.model(observation)[:, 0]  # type: ignore[no-any-return]
+
+
+def is_control(folder: Path) -> bool:
+    """Whether a folder holds a model for control."""
+    return ARCHITECTURE in (read_config(folder).get("architectures") or ())
+
+
+def spec_from(settings: Mapping[str, Any]) -> PolicySpec:
+    """Settings by name as a spec."""
+    from panoply import registry
+
+    hints = typing.get_type_hints(PolicySpec)
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in hints:
+            raise unknown("setting of the policy", name, hints)
+        found[name] = (
+            registry.parse(f"policy.{name}", value, hints[name]) if isinstance(value, str) else value
+        )
+    return PolicySpec(**found)
+
+
+def open_policy(
+    source: str,
+    world: ControlWorld,
+    seed: int,
+    device: str = "auto",
+    settings: Mapping[str, Any] | None = None,
+) -> ControlPolicy:
+    """New weights (`start`, `fresh`), or those of a run, a checkpoint or a folder."""
+    from panoply.run import model_folder
+
+    where = torch.device("cpu" if device == "auto" else device)
+    if source in ("start", "fresh"):
+        return ControlPolicy.fresh(world.observation, world.action, spec_from(settings or {}), seed).to(where)
+    policy = ControlPolicy.load(model_folder(source))
+    for what in ("observation", "action"):
+        mine, theirs = getattr(policy, what), getattr(world, what)
+        if type(mine) is not type(theirs) or mine.shape != theirs.shape or _count(mine) != _count(theirs):
+            raise PanoplyError(
+                f"The policy {source} was made for another {what} than {world.name} has: {mine}."
+            )
+    return policy.to(where)
+
+
+def _count(space: Space) -> Any:
+    return getattr(space, "n", getattr(space, "nvec", None))

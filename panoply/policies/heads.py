@@ -1,0 +1,163 @@
+"""What a network's output says about an action: categorical, factored, Gaussian, squashed Gaussian.
+
+Noise is drawn beforehand, so acting is arithmetic: the same noise gives the same action, in any batch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from panoply.errors import PanoplyError
+from panoply.worlds.control.world import Box, Discrete, MultiDiscrete, Space
+
+Array = NDArray[Any]
+LOG_STD = (-20.0, 2.0)
+"""Where a standard deviation that depends on the state is kept, as a logarithm."""
+
+
+class Drawn(NamedTuple):
+    action: Array
+    """As it is recorded and scored."""
+    acted: Array
+    """As the world takes it."""
+
+
+class Head(nn.Module, ABC):
+    """The distribution of actions. `width` numbers come out of the network for it."""
+
+    width: int
+
+    @abstractmethod
+    def noise(self, rng: np.random.Generator, count: int) -> Array:
+        """[count, k] numbers that decide `count` actions."""
+
+    @abstractmethod
+    def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
+        """Actions from outputs and noise. heat: temperature; 0 takes the likeliest."""
+
+    @abstractmethod
+    def score(
+        self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
+    ) -> dict[str, Tensor]:
+        """`logp` of actions, and `entropy` where asked."""
+
+
+def head_for(action: Space, squash: bool, std: Literal["free", "state"], log_std: float) -> Head:
+    if isinstance(action, Discrete):
+        return Categorical((action.n,))
+    if isinstance(action, MultiDiscrete):
+        return Categorical(action.nvec)
+    return Gaussian(action, squash, std, log_std)
+
+
+class Categorical(Head):
+    """One of n, or several such choices side by side, independent given the state."""
+
+    def __init__(self, sizes: tuple[int, ...]):
+        super().__init__()
+        self.sizes, self.width = sizes, sum(sizes)
+
+    def noise(self, rng: np.random.Generator, count: int) -> Array:
+        """Gumbel noise: the largest of log π + noise is a draw from π."""
+        return rng.gumbel(size=(count, self.width)).astype(np.float32)
+
+    def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
+        logits = out if mask is None else np.where(mask, out, -np.inf)
+        noisy = logits + np.asarray(heat, np.float32)[..., None] * noise
+        if len(self.sizes) == 1:
+            action = noisy.argmax(-1)
+        else:
+            parts = np.split(noisy, np.cumsum(self.sizes)[:-1], axis=-1)
+            action = np.stack([part.argmax(-1) for part in parts], axis=-1)
+        return Drawn(action, action)
+
+    def score(
+        self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
+    ) -> dict[str, Tensor]:
+        logits = out if heat is None else out / heat[:, None]
+        logits = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
+        if len(self.sizes) == 1:
+            return _categorical(logits, action, entropy)
+        split = torch.split(logits, list(self.sizes), -1)
+        parts = [_categorical(part, action[:, i], entropy) for i, part in enumerate(split)]
+        return {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
+
+
+def _categorical(logits: Tensor, action: Tensor, entropy: bool) -> dict[str, Tensor]:
+    logp = logits.log_softmax(-1)
+    found = {"logp": logp.gather(-1, action[:, None])[:, 0]}
+    if entropy:
+        found["entropy"] = -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(-1)
+    return found
+
+
+class Gaussian(Head):
+    """Independent normals, bounded by the world (recorded as drawn, cut to the bounds when acting) or squashed.
+
+    Squashed, an action is low + (high − low)·(tanh u + 1)/2 with u normal, and its density that of the action. Its
+    entropy has no closed form; the estimate is −log π of the action at hand.
+    """
+
+    def __init__(self, space: Box, squash: bool, std: Literal["free", "state"], log_std: float):
+        super().__init__()
+        self.size, self.squash, self.state_std = space.size, squash, std == "state"
+        if squash and not (space.low and np.isfinite([*space.low, *space.high]).all()):
+            raise PanoplyError("Actions without bounds cannot be squashed: set policy.squash=false.")
+        self.shape = space.shape
+        self.width = self.size * (2 if self.state_std else 1)
+        if not self.state_std:
+            self.log_std = nn.Parameter(torch.full((self.size,), float(log_std)))
+        low, high = (np.asarray(b or d, np.float32) for b, d in ((space.low, -np.inf), (space.high, np.inf)))
+        self.low, self.high = low, high
+
+    def noise(self, rng: np.random.Generator, count: int) -> Array:
+        return rng.standard_normal((count, self.size), dtype=np.float32)
+
+    def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
+        if self.state_std:
+            mean, log_std = out[:, : self.size], np.clip(out[:, self.size :], *LOG_STD)
+        else:
+            mean, log_std = out, self.log_std.detach().cpu().numpy()
+        spread = np.exp(log_std) * np.sqrt(np.asarray(heat, np.float32))[..., None]
+        drawn = mean + spread * noise
+        if self.squash:
+            acted = self.low + (self.high - self.low) * (np.tanh(drawn) + 1) / 2
+            return Drawn(self._shaped(acted), self._shaped(acted))
+        return Drawn(self._shaped(drawn), self._shaped(np.clip(drawn, self.low, self.high)))
+
+    def _shaped(self, action: Array) -> Array:
+        return action.reshape(len(action), *self.shape)
+
+    def moments(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-deviation [rows, size] of the normal, before any squashing."""
+        if self.state_std:
+            return out[:, : self.size], out[:, self.size :].clamp(*LOG_STD)
+        return out, self.log_std
+
+    def score(
+        self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
+    ) -> dict[str, Tensor]:
+        mean, log_std = self.moments(out)
+        if heat is not None:
+            log_std = log_std + 0.5 * heat.log()[:, None]
+        flat = action.reshape(len(action), -1)
+        volume: Tensor | float = 0.0
+        if self.squash:
+            low, high = (torch.as_tensor(b, device=out.device) for b in (self.low, self.high))
+            unit = (2 * (flat - low) / (high - low) - 1).clamp(-1 + 1e-6, 1 - 1e-6)
+            flat = unit.atanh()
+            volume = ((1 - unit**2).log() + ((high - low) / 2).log()).sum(-1)
+        z = (flat - mean) * (-log_std).exp()
+        logp = -0.5 * (z**2).sum(-1) - log_std.sum(-1) - 0.5 * self.size * math.log(2 * math.pi) - volume
+        found = {"logp": logp}
+        if entropy:
+            normal = log_std.sum(-1) + 0.5 * self.size * (1 + math.log(2 * math.pi))
+            found["entropy"] = -logp if self.squash else normal.expand(len(logp))
+        return found

@@ -1,0 +1,147 @@
+"""Small networks for control: layers that run in torch while learning and in NumPy while acting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from panoply.worlds.control.world import Box, Discrete, Space
+
+Activation = Literal["tanh", "relu", "elu"]
+Forward = Callable[[NDArray[Any]], NDArray[np.float32]]
+
+_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": nn.functional.elu,
+}
+
+
+class Features(nn.Module):
+    """Observations as rows of numbers: arrays are flattened, whole numbers one-hot.
+
+    Normalised ones are centred and scaled by what has been seen, and bounded to ±10. What has been seen is taken in
+    between a step's learning and the next step's sampling (`learn`), so that sampler and scorer always agree.
+    """
+
+    mean: Tensor
+    square: Tensor
+    count: Tensor
+
+    def __init__(self, space: Space, normalise: bool = False):
+        super().__init__()
+        self.space, self.normalise = space, normalise and isinstance(space, Box)
+        self.size = space.n if isinstance(space, Discrete) else math.prod(space.shape)
+        if self.normalise:
+            self.register_buffer("mean", torch.zeros(self.size, dtype=torch.float64))
+            self.register_buffer("square", torch.zeros(self.size, dtype=torch.float64))
+            self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        if isinstance(self.space, Discrete):
+            return nn.functional.one_hot(observation.long(), self.space.n).float()
+        x = observation.float().flatten(1) if observation.dim() != 2 else observation.float()
+        if self.normalise:
+            x = ((x - self.mean.float()) * self._scale().float()).clamp(-10, 10)
+        return x
+
+    def learn(self, observation: Tensor) -> None:
+        """Take more observations into mean and deviation (Chan, Golub and LeVeque 1979)."""
+        x = observation.double().flatten(1)
+        added, total = float(len(x)), self.count + len(x)
+        gap = x.mean(0) - self.mean
+        self.square += x.var(0, correction=0) * added + gap**2 * self.count * added / total
+        self.mean += gap * added / total
+        self.count.copy_(total)
+
+    def _scale(self) -> Tensor:
+        spread = (self.square / self.count.clamp(min=1)).sqrt()
+        return torch.where(self.count > 0, 1 / (spread + 1e-4), torch.ones_like(spread))
+
+    def numpy(self) -> Forward:
+        """The same as a function of arrays, with what has been seen so far."""
+        if isinstance(self.space, Discrete):
+            rows = np.eye(self.space.n, dtype=np.float32)
+            return lambda x: rows[x]
+        if not self.normalise:
+            return lambda x: x.reshape(len(x), -1).astype(np.float32, copy=False)
+        mean, scale = self.mean.float().cpu().numpy(), self._scale().float().cpu().numpy()
+        return lambda x: np.clip((x.reshape(len(x), -1).astype(np.float32) - mean) * scale, -10, 10)
+
+
+class MLP(nn.Module):
+    """Linear layers with an activation between them; without hidden layers a linear map (a table, on one-hot rows).
+
+    Orthogonal weights (gain √2 inside, `gain` at the end), biases 0. A map without hidden layers starts at 0.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        outputs: int,
+        activation: Activation = "tanh",
+        gain: float = 1.0,
+    ):
+        super().__init__()
+        sizes = [inputs, *hidden, outputs]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.activation, self.gain = activation, gain
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator) -> None:
+        *inner, last = self.layers
+        for layer in inner:
+            nn.init.orthogonal_(layer.weight, math.sqrt(2), generator=generator)  # type: ignore[arg-type]
+        if inner:
+            nn.init.orthogonal_(last.weight, self.gain, generator=generator)  # type: ignore[arg-type]
+        else:
+            nn.init.zeros_(last.weight)  # type: ignore[arg-type]
+        for layer in self.layers:
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        *inner, last = self.layers
+        for layer in inner:
+            x = _TORCH[self.activation](layer(x))
+        return last(x)  # type: ignore[no-any-return]
+
+    def numpy(self) -> Forward:
+        """The same as a function of arrays, on the very memory of the weights (on a GPU, on a copy).
+
+        For a handful of rows this takes a fifth of what torch needs to get its operations under way.
+        """
+        weights = []
+        for layer in self.layers:
+            assert isinstance(layer, nn.Linear)
+            weights.append((layer.weight.detach().cpu().numpy().T, layer.bias.detach().cpu().numpy()))
+        (*inner, (last, offset)), activate = weights, _NUMPY[self.activation]
+
+        def forward(x: NDArray[Any]) -> NDArray[np.float32]:
+            for weight, bias in inner:
+                x = x @ weight
+                x += bias
+                x = activate(x)
+            x = x @ last
+            x += offset
+            return x
+
+        return forward
+
+
+def _elu(x: NDArray[Any]) -> NDArray[Any]:
+    return np.where(x > 0, x, np.expm1(np.minimum(x, 0))).astype(x.dtype)
+
+
+_NUMPY: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+    "tanh": lambda x: np.tanh(x, out=x),
+    "relu": lambda x: np.maximum(x, 0, out=x),
+    "elu": _elu,
+}

@@ -1,0 +1,372 @@
+"""From a control world to experience: starts in, steps out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from panoply.errors import PanoplyError
+from panoply.experience import OPEN, OWN, TERMINATED, TRUNCATED, Column, Experience, Table
+from panoply.policies.control import ControlPolicy
+from panoply.rollout.tape import Tape
+from panoply.seeds import numpy_rng, stable_hash
+from panoply.worlds.control.world import ControlWorld, Envs, Start
+
+Array = NDArray[Any]
+Temperature = float | Callable[[Tensor], Tensor]
+BLOCK = 64
+"""Decisions whose noise is drawn at once."""
+MOST = 256
+"""Environments stepped side by side where whole episodes are asked for."""
+
+
+class ControlCollector:
+    """Lets a policy act, for whole episodes or for a fixed number of steps that leave episodes open.
+
+    An action's noise depends on seed, episode and turn alone, never on how many environments run side by side. What
+    must be remembered is `state`: counters, and for open episodes their number and what was done in them; a resumed
+    run plays them again up to where they were.
+    """
+
+    def __init__(
+        self,
+        world: ControlWorld,
+        policy: ControlPolicy,
+        seed: int,
+        split: str = "train",
+        needs: frozenset[str] = frozenset(),
+    ):
+        self.world, self.policy, self.seed, self.split = world, policy, seed, split
+        self.needs = needs
+        self.state: dict[str, Any] = {"tasks": 0, "groups": 0, "episodes": 0}
+        self.version = 0
+        self._open: _Rows | None = None
+        self._batches: dict[int, Envs] = {}
+
+    def tasks(self, n: int) -> list[Start]:
+        """The next `n` starts of the split; another seed starts elsewhere in the endless list."""
+        first = self.state["tasks"]
+        self.state["tasks"] += n
+        return self.numbered(range(first, first + n))
+
+    def numbered(self, numbers: Iterable[int]) -> list[Start]:
+        """Starts by their place in the order in which `tasks` gives them."""
+        start = stable_hash("tasks", self.seed) >> 16
+        return [self.world.task(self.split, start + i) for i in numbers]
+
+    # -------------------------------------------------------------- what a sample part asks for
+
+    def episodes(
+        self,
+        tasks: Sequence[Start],
+        group: int = 1,
+        *,
+        temperature: Temperature = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        max_tokens: int | None = None,
+    ) -> Experience:
+        """A group of whole episodes from each start; `max_tokens` decisions at most."""
+        if top_p != 1.0 or top_k:
+            raise PanoplyError("top_p and top_k cut a vocabulary; a control policy has none.")
+        first, groups = self.state["episodes"], self.state["groups"]
+        waiting = [
+            _Episode(first + i, groups + i // group, task)
+            for i, task in enumerate(t for t in tasks for _ in range(group))
+        ]
+        self.state["episodes"] += len(waiting)
+        self.state["groups"] += len(tasks)
+        size = min(len(waiting), MOST)
+        rows = _Rows(self, self._envs(size))
+        queue = iter(waiting)
+        rows.begin(np.arange(size), [next(queue) for _ in range(size)])
+        tape = Tape(size, BLOCK)
+        while rows.live.any():
+            ended = rows.step(tape, temperature, max_tokens)
+            if ended is not None:
+                rows.live[ended] = False
+                coming = [(row, episode) for row, episode in zip(ended.tolist(), queue, strict=False)]
+                rows.begin(np.array([row for row, _ in coming], dtype=int), [e for _, e in coming])
+        return self._experience(tape, rows, temperature)
+
+    def rollout(self, envs: int, length: int, temperature: Temperature = 1.0) -> Experience:
+        """`length` steps of `envs` environments. Episodes go on where the last call left them."""
+        rows = self._continued(envs)
+        tape = Tape(envs, length)
+        for _ in range(length):
+            ended = rows.step(tape, temperature)
+            if ended is not None:
+                rows.begin(ended, [self._next_episode() for _ in ended])
+        experience = self._experience(tape, rows, temperature)
+        rows.remember(tape)
+        self.state["open"], self.state["actions"] = rows.record()
+        rows.at = self.state["open"]
+        return experience
+
+    def _next_episode(self) -> _Episode:
+        made = _Episode(self.state["episodes"], self.state["groups"], self.tasks(1)[0])
+        self.state["episodes"] += 1
+        self.state["groups"] += 1
+        return made
+
+    def _continued(self, envs: int) -> _Rows:
+        """The open episodes; after a resumption they are played again, at first they are begun."""
+        rows, kept = self._open, self.state.get("open")
+        if rows is not None and rows.at is kept and rows.envs.size == envs:
+            return rows
+        self._open = rows = _Rows(self, self.world.envs(envs))
+        if kept is None or len(kept) != envs:
+            rows.begin(np.arange(envs), [self._next_episode() for _ in range(envs)])
+        else:
+            episodes = [_Episode(e, g, Start(task, seed)) for e, g, task, seed, _ in kept]
+            rows.replay(episodes, [length for *_, length in kept], self.state["actions"].numpy())
+        return rows
+
+    def _envs(self, size: int) -> Envs:
+        if size not in self._batches:
+            self._batches[size] = self.world.envs(size)
+        return self._batches[size]
+
+    def failures(self) -> dict[str, int]:
+        """What went wrong inside environments, and how often."""
+        found: dict[str, int] = {}
+        batches = [*self._batches.values(), *([self._open.envs] if self._open else [])]
+        for why, times in (item for envs in batches for item in envs.failures().items()):
+            found[why] = found.get(why, 0) + times
+        return found
+
+    def close(self) -> None:
+        for envs in (*self._batches.values(), *([self._open.envs] if self._open else [])):
+            envs.close()
+        self._batches, self._open = {}, None
+
+    # -------------------------------------------------------------- tables
+
+    def _experience(self, tape: Tape, rows: _Rows, temperature: Temperature) -> Experience:
+        """Rows in the order of their episodes and, inside one, of time; final observations come last."""
+        taken = tape.kept()
+        episode = taken["episode"]
+        order = episode.argsort(kind="stable")
+        taken = {name: column[order] for name, column in taken.items()}
+        episode, n = taken["episode"], len(order)
+        last = np.append(episode[1:] != episode[:-1], True)
+        ends = last.nonzero()[0]
+        after = np.arange(1, n + 1)
+        after[ends] = n + np.arange(len(ends))
+        facts = {e.number: e for e in rows.seen}
+        known = [facts[number] for number in episode[ends].tolist()]
+        count = np.diff(ends, prepend=-1)
+        columns: dict[str, Column] = {
+            "task": torch.from_numpy(np.repeat([e.task.id for e in known], count)),
+            "group": torch.from_numpy(np.repeat([e.group for e in known], count)),
+            "episode": torch.from_numpy(episode),
+            "turn": torch.from_numpy(taken["turn"]),
+            "version": torch.full((n,), self.version),
+            "context": torch.arange(n),
+            "next": torch.from_numpy(after),
+            "action": torch.from_numpy(taken["action"]),
+            "source": torch.full((n,), OWN),
+            "end": torch.from_numpy(
+                np.where(taken["terminated"], TERMINATED, np.where(taken["truncated"], TRUNCATED, OPEN))
+            ),
+            "signal:reward": torch.from_numpy(taken["reward"].astype(np.float32)),
+            "earned": torch.from_numpy(taken["earned"].astype(np.float32)),
+        }
+        for name in taken:
+            if name.startswith("signal:"):
+                columns[name] = torch.from_numpy(taken[name].astype(np.float32))
+        context: dict[str, Column] = {"observation": _joined(taken["observation"], taken["after"][ends])}
+        if "legal" in taken:
+            context["legal"] = _joined(taken["legal"], taken["legal_after"][ends])
+        columns["state"] = hashed(taken["observation"])
+        heat = _recorded(temperature, columns["turn"])  # type: ignore[arg-type]
+        if heat is not None:
+            columns["temperature"] = heat
+        columns |= self._drawn(taken, columns, heat)
+        return Experience(Table(columns), Table(context))
+
+    @torch.no_grad()
+    def _drawn(
+        self, taken: Mapping[str, Array], columns: Mapping[str, Column], heat: Tensor | None
+    ) -> dict[str, Column]:
+        """Log-probability and entropy of all actions at once, from the very outputs they were drawn from."""
+        head, out = self.policy.head, torch.from_numpy(taken["out"])
+        legal = torch.from_numpy(taken["legal"]) if "legal" in taken else None
+        action = columns["action"]
+        assert isinstance(action, Tensor)
+        if self.policy.device.type != "cpu":
+            head = self.policy.copy().to(torch.device("cpu")).head
+        return dict(head.score(out, action, legal, heat, entropy=True))
+
+
+class _Episode:
+    def __init__(self, number: int, group: int, task: Start):
+        self.number, self.group, self.task = number, group, task
+
+
+class _Rows:
+    """Environments side by side, and which episode each is in."""
+
+    def __init__(self, collector: ControlCollector, envs: Envs):
+        self.collector, self.envs = collector, envs
+        size = envs.size
+        self.current: list[_Episode | None] = [None] * size
+        self.seen: list[_Episode] = []
+        self.live = np.zeros(size, dtype=bool)
+        self.episode = np.zeros(size, dtype=np.int64)
+        self.turn = np.zeros(size, dtype=np.int64)
+        self.earned = np.zeros(size)
+        self.past: list[Array | None] = [None] * size
+        self.at: Any = None
+        self._noise: Array | None = None
+        self._fresh = 0
+        """Steps for which every row still has noise."""
+        self._index = np.arange(size)
+        self._forward = collector.policy.model.numpy()
+
+    def begin(self, where: Array, episodes: Sequence[_Episode]) -> None:
+        """Start episodes in some rows."""
+        if not episodes:
+            return
+        self.envs.reset(where, np.array([e.task.seed for e in episodes]))
+        for row, episode in zip(where.tolist(), episodes, strict=True):
+            self.current[row], self.past[row] = episode, None
+            self.episode[row] = episode.number
+            self._draw(row, episode, 0)
+        self.live[where], self.turn[where], self.earned[where] = True, 0, 0.0
+        self.seen += episodes
+        self._fresh = self._left()
+
+    def step(self, tape: Tape, temperature: Temperature, limit: int | None = None) -> Array | None:
+        """Act once in every row and write it down; the rows whose episodes ended, if any did."""
+        if self._fresh == 0:
+            self._refill()
+        self._fresh -= 1
+        envs, policy = self.envs, self.collector.policy
+        seen, mask, turn = envs.observations, envs.masks, self.turn
+        tape.make_room()
+        tape.write("observation", seen)
+        out = self._forward(seen)
+        assert self._noise is not None
+        noise = self._noise[self._index, turn % BLOCK]
+        heat = temperature(torch.from_numpy(turn)).numpy() if callable(temperature) else temperature
+        action, acted = policy.head.act(out, noise, mask, heat)
+        step = envs.step(acted)
+        truncated = step.truncated
+        if limit is not None:
+            truncated = truncated | (turn + 1 >= limit) & ~step.terminated
+        self.earned += step.reward
+        tape.write("out", out)
+        tape.write("action", action)
+        tape.write("acted", acted)
+        tape.write("after", envs.observations)
+        tape.write("reward", step.reward)
+        tape.write("terminated", step.terminated)
+        tape.write("truncated", truncated)
+        tape.write("episode", self.episode)
+        tape.write("turn", turn)
+        tape.write("earned", self.earned)
+        tape.write("live", self.live)
+        for name, signal in step.signals.items():
+            tape.write(f"signal:{name}", signal)
+        if mask is not None:
+            tape.write("legal", mask)
+            tape.write("legal_after", envs.masks if envs.masks is not None else mask)
+        tape.advance()
+        self.turn += 1
+        ended = (step.terminated | truncated) & self.live
+        return ended.nonzero()[0] if ended.any() else None
+
+    # -------------------------------------------------------------- noise
+
+    def _draw(self, row: int, episode: _Episode, turn: int) -> None:
+        """The noise of a row's next `BLOCK` decisions."""
+        collector = self.collector
+        rng = numpy_rng("draw", collector.seed, collector.split, episode.number, turn // BLOCK)
+        drawn = collector.policy.head.noise(rng, BLOCK)
+        if self._noise is None:
+            self._noise = np.zeros((self.envs.size, *drawn.shape), dtype=drawn.dtype)
+        self._noise[row] = drawn
+
+    def _refill(self) -> None:
+        for row in (self.turn % BLOCK == 0).nonzero()[0].tolist():
+            episode = self.current[row]
+            if episode is not None and self.turn[row]:
+                self._draw(row, episode, int(self.turn[row]))
+        self._fresh = self._left()
+
+    def _left(self) -> int:
+        """Steps until the first row needs new noise."""
+        return BLOCK - int((self.turn % BLOCK).max())
+
+    # -------------------------------------------------------------- open episodes
+
+    def remember(self, tape: Tape) -> None:
+        """Keep what was done in the episodes that are still open, and forget the others."""
+        acted, length = tape.column("acted"), tape.length
+        for row in range(self.envs.size):
+            turn = int(self.turn[row])
+            new, past = acted[max(0, length - turn) : length, row], self.past[row]
+            self.past[row] = new.copy() if past is None else np.concatenate([past, new])
+        self.seen = [episode for episode in self.current if episode is not None]
+
+    def record(self) -> tuple[list[list[int]], Tensor]:
+        """The open episodes as JSON and a tensor."""
+        past = [p for p in self.past if p is not None]
+        facts = [
+            [e.number, e.group, e.task.id, e.task.seed, len(p)] for e, p in zip(self.seen, past, strict=True)
+        ]
+        return facts, torch.from_numpy(np.concatenate(past))
+
+    def replay(self, episodes: Sequence[_Episode], lengths: Sequence[int], actions: Array) -> None:
+        """Play episodes again up to where they were; rows that are there already are begun last."""
+        size, starts = len(episodes), np.cumsum([0, *lengths])
+        self.begin(np.arange(size), episodes)
+        rows = np.arange(size)
+        longest = max(lengths)
+        for t in range(longest):
+            late = np.array(lengths) >= longest - t  # rows start one after another and arrive together
+            if t and (begun := late & (np.array(lengths) == longest - t)).any():
+                self.envs.reset(rows[begun], np.array([episodes[r].task.seed for r in rows[begun]]))
+            at = [starts[r] + max(0, lengths[r] - (longest - t)) for r in range(size)]
+            step = self.envs.step(actions[np.minimum(at, len(actions) - 1)])
+            self.earned = np.where(late, self.earned + step.reward, 0.0)
+        for row, episode in enumerate(episodes):
+            self.past[row] = actions[starts[row] : starts[row + 1]]
+            self.turn[row] = lengths[row]
+            self._draw(row, episode, lengths[row])
+        fresh = np.array(lengths) == 0
+        if fresh.any():
+            self.envs.reset(rows[fresh], np.array([episodes[r].task.seed for r in rows[fresh]]))
+        self._fresh = self._left()
+
+
+def _joined(rows: Array, finals: Array) -> Tensor:
+    return torch.from_numpy(np.concatenate([rows, finals]))
+
+
+def _recorded(temperature: Temperature, turn: Tensor) -> Tensor | None:
+    """The column `temperature`; a greedy decision is recorded under temperature 1."""
+    if callable(temperature):
+        heat = temperature(turn).float()
+    elif temperature in (0.0, 1.0):
+        return None
+    else:
+        heat = torch.full((len(turn),), float(temperature))
+    return heat.masked_fill(heat == 0, 1.0)
+
+
+def hashed(observations: Array) -> Tensor:
+    """A number for each observation, equal where they are equal to the last bit."""
+    flat = np.ascontiguousarray(observations.reshape(len(observations), -1))
+    words = flat.view(f"u{min(8, flat.dtype.itemsize)}").astype(np.uint64)
+    odd = np.random.default_rng(0).integers(2**63, size=words.shape[1], dtype=np.uint64) * 2 + 1
+    with np.errstate(over="ignore"):
+        mixed = ((words + np.uint64(1)) * odd).sum(1, dtype=np.uint64)
+        mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)
+    return torch.from_numpy((mixed >> np.uint64(1)).astype(np.int64))
