@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Mapping
@@ -10,18 +11,6 @@ from typing import Any
 from panoply.evaluation.surprise import oddness, surprise
 from panoply.report.shelf import EPISODES, Shelf
 
-NUMBERS = (
-    "advantage",
-    "ratio",
-    "entropy",
-    "reward",
-    "value",
-    "logp",
-    "logp@now",
-    "logp@reference",
-    "logp@old",
-)
-"""Columns a decision can be coloured by, in the order in which they are offered."""
 SNIPPET = 120
 
 
@@ -49,13 +38,18 @@ class Index:
             )
             return [{**r, "surprise": round(s, 4)} for r, s in zip(self._rows, found.tolist(), strict=True)]
 
-    def record(self, at: int) -> dict[str, Any] | None:
-        """The episode whose line begins at `at`; nothing where none does."""
+    def line(self, at: int) -> bytes | None:
+        """The line of the episode that begins at `at`; nothing where none does."""
         if not any(row["at"] == at for row in self.rows()):
             return None
-        for _, _, record in self.shelf.lines(self.run, EPISODES, at):
-            return readable(record)
-        return None
+        with self.shelf.open(self.run, EPISODES) as file:
+            file.seek(at)
+            return file.readline()
+
+    def record(self, at: int) -> dict[str, Any] | None:
+        """The episode that begins at `at`, made readable."""
+        line = self.line(at)
+        return None if line is None else readable(json.loads(line))
 
 
 def summary(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,7 +80,7 @@ def summary(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def readable(record: Mapping[str, Any]) -> dict[str, Any]:
     """An episode with what an older version did not record made up for, and nothing that JSON has no word for."""
-    found = {k: _finite(v) for k, v in record.items()}
+    found = {k: _finite(v) for k, v in record.items() if k != "text"}
     tokens = _column(record.get("tokens"))
     if "pieces" not in found:
         text = str(record.get("text", ""))
@@ -98,9 +92,12 @@ def readable(record: Mapping[str, Any]) -> dict[str, Any]:
     found.setdefault("position", [])
     found.setdefault("gates", {})
     found.setdefault("signals", {})
-    found["task"] = str(record.get("task", ""))
-    found["numbers"] = [n for n in NUMBERS if _known(record.get(n))]
     return found
+
+
+def is_readable(line: bytes) -> bool:
+    """Whether a line of this version is JSON as any reader knows it, so that it can be passed on as it is."""
+    return b'"pieces": ["' in line and b"NaN" not in line and b"Infinity" not in line
 
 
 def _snippet(record: Mapping[str, Any]) -> str:

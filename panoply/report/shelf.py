@@ -56,31 +56,29 @@ class Shelf:
 
     def find(self, cached: bool = False) -> list[str]:
         """Names of all runs, also those that cannot be read; with `cached`, those below hidden folders too."""
-        return [name for name, is_run in self._walk("", cached) if is_run]
+        return [name for name in self._walk("") if cached or not _hidden(name)]
 
     def strangers(self) -> list[str]:
         """Folders directly on the shelf that hold no run."""
-        found = {name.split("/")[0] for name in self.find(cached=True)}
-        return sorted(
-            name for name, is_run in self._walk("", False, depth=DEPTH) if not is_run and name not in found
-        )
+        taken = {name.split("/")[0] for name in self._walk("")}
+        return [name for name in self._folders("") if name not in taken and not _hidden(name)]
 
-    def _walk(self, name: str, cached: bool, depth: int = 0) -> Iterator[tuple[str, bool]]:
+    def _walk(self, name: str, depth: int = 0) -> Iterator[str]:
+        for child in self._folders(name):
+            path = f"{name}/{child}" if name else child
+            if os.path.lexists(f"{self.root}/{path}/{CONFIG}"):
+                yield path
+            elif depth < DEPTH:
+                yield from self._walk(path, depth + 1)
+
+    def _folders(self, name: str) -> list[str]:
         try:
             with os.scandir(self.root / name) as entries:
-                inside = sorted((e.name, e.is_dir(follow_symlinks=False)) for e in entries)
+                return sorted(
+                    e.name for e in entries if e.is_dir(follow_symlinks=False) and _speakable(e.name)
+                )
         except OSError:
-            return
-        for child, is_folder in inside:
-            if not is_folder or (child.startswith(".") and not cached) or not _speakable(child):
-                continue
-            path = f"{name}/{child}" if name else child
-            if os.path.lexists(self.root / path / CONFIG):
-                yield path, True
-            elif depth >= DEPTH:
-                yield path, False
-            else:
-                yield from self._walk(path, cached, depth + 1)
+            return []
 
     # -------------------------------------------------------------- reading
 
@@ -189,7 +187,7 @@ class Shelf:
         found: list[Any] = []
         for name in (CONFIG, RESULT, METRICS):
             try:
-                seen = os.lstat(self.root / run / name)
+                seen = os.lstat(f"{self.root}/{run}/{name}")
                 found += [seen.st_mtime_ns, seen.st_size]
             except OSError:
                 found.append(None)
@@ -226,20 +224,26 @@ class Shelf:
         }
 
     def _tail(self, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The last line of metrics, with the names of all the lines in sight, and the last evaluation."""
-        last: dict[str, Any] = {}
-        evaluation: dict[str, Any] = {}
+        """The last line of metrics, with the names of the last evaluation, and that evaluation's numbers."""
         with contextlib.suppress(FileNotFoundError, NotOnShelf), self.open(run, METRICS) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL))
-            for line in file.read().split(b"\n")[1 if size > TAIL else 0 : -1]:
-                with contextlib.suppress(ValueError):
-                    row = json.loads(line)
-                    if isinstance(row, dict):
-                        last = {**last, **row}
-                        held = {k: v for k, v in row.items() if k.startswith("held_out_")}
-                        evaluation = held or evaluation
-        return last, evaluation
+            text = file.read()
+            end = text.rfind(b"\n")
+            last = _line_around(text, end - 1)
+            evaluated = _line_around(text, text.rfind(b'"held_out_', 0, max(end, 0)))
+            scores = {k: v for k, v in evaluated.items() if k.startswith("held_out_")}
+            return {**scores, **last}, scores
+        return {}, {}
+
+
+def _line_around(text: bytes, at: int) -> dict[str, Any]:
+    """The JSON object on the line that holds a place; an empty one where there is no such line."""
+    if at >= 0:
+        with contextlib.suppress(ValueError):
+            found = json.loads(text[text.rfind(b"\n", 0, at) + 1 : text.find(b"\n", at)])
+            return found if isinstance(found, dict) else {}
+    return {}
 
 
 def group_of(plan: Mapping[str, Any]) -> str:
@@ -259,6 +263,10 @@ def _steps(run: str) -> list[str]:
     if not all(map(_speakable, steps)) or len(steps) > DEPTH + 1:
         raise NotOnShelf(f"There is no run '{run[:200]}' here.")
     return steps
+
+
+def _hidden(run: str) -> bool:
+    return run.startswith(".") or "/." in run
 
 
 def _speakable(step: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import secrets
 import socket
@@ -21,11 +22,13 @@ from starlette.routing import Route
 
 from panoply.errors import PanoplyError
 from panoply.report.curves import Experiment, curve, differences, labels, metric_names, ordered, settings_of
-from panoply.report.episodes import Index
+from panoply.report.episodes import Index, is_readable, readable
 from panoply.report.shelf import RESULT, Facts, Shelf
 from panoply.ui.catalogue import Catalogue
 from panoply.ui.guard import Guard
 
+Answer = Callable[[Mapping[str, str]], dict[str, Any] | bytes]
+"""From the words of a question to JSON, or to what will be."""
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 MOST_RUNS = 200
 """How many runs one request for curves may name."""
@@ -41,13 +44,16 @@ class Answers:
         self._lock = threading.Lock()
 
     def runs(self, ask: Mapping[str, str]) -> dict[str, Any]:
+        """Every run, newest first; only the stamp where that is the one the page has already."""
         cached = ask.get("cached") == "1"
+        strangers = self.shelf.strangers()
         found = [self.shelf.facts(run) for run in self.shelf.find(cached)]
         found.sort(key=lambda f: (f.get("created", ""), f["id"]), reverse=True)
         metrics = ordered(name for facts in found for name in facts.get("metrics", ()))
         listed = [{k: v for k, v in facts.items() if k != "metrics"} for facts in found]
-        strangers = self.shelf.strangers()
-        return {"folder": self.shelf.root.name, "runs": listed, "metrics": metrics, "strangers": strangers}
+        told = {"folder": self.shelf.root.name, "runs": listed, "metrics": metrics, "strangers": strangers}
+        stamp = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+        return {"stamp": stamp} if ask.get("stamp") == stamp else {"stamp": stamp, **told}
 
     def curves(self, ask: Mapping[str, str]) -> dict[str, Any]:
         """Curves of the runs named `runs` (split by line feeds) for each of `metrics` (by commas)."""
@@ -112,12 +118,12 @@ class Answers:
     def episodes(self, ask: Mapping[str, str]) -> dict[str, Any]:
         return {"episodes": self._index(ask.get("run", "")).rows()}
 
-    def episode(self, ask: Mapping[str, str]) -> dict[str, Any]:
+    def episode(self, ask: Mapping[str, str]) -> bytes | dict[str, Any]:
         at = ask.get("at", "")
-        found = self._index(ask.get("run", "")).record(int(at)) if at.isdecimal() else None
-        if found is None:
+        line = self._index(ask.get("run", "")).line(int(at)) if at.isdecimal() else None
+        if line is None:
             raise HTTPException(404, "There is no such episode.")
-        return found
+        return line if is_readable(line) else readable(json.loads(line))
 
     def works(self, ask: Mapping[str, str]) -> dict[str, Any]:
         return self.catalogue.works()
@@ -134,10 +140,9 @@ class Answers:
             return self._indices.setdefault(run, Index(self.shelf, run))
 
 
-def make_app(shelf: Shelf, token: str, port: int, results: Path | None = None) -> Guard:
+def make_app(answers: Answers, token: str, port: int) -> Guard:
     """The ASGI application, behind its guard."""
-    answers = Answers(shelf, results)
-    named: list[Callable[[Mapping[str, str]], dict[str, Any]]] = [
+    named: list[Answer] = [
         answers.runs,
         answers.curves,
         answers.run,
@@ -152,7 +157,7 @@ def make_app(shelf: Shelf, token: str, port: int, results: Path | None = None) -
     return Guard(Starlette(routes=routes, exception_handlers={HTTPException: _sorry}), token, port)
 
 
-def _endpoint(answer: Callable[[Mapping[str, str]], dict[str, Any]]) -> Callable[[Request], Response]:
+def _endpoint(answer: Answer) -> Callable[[Request], Response]:
     def endpoint(request: Request) -> Response:
         try:
             return _json(answer(request.query_params))
@@ -191,9 +196,13 @@ def _sorry(request: Request, error: Exception) -> Response:
     return _json({"error": error.detail}, error.status_code)
 
 
-def _json(content: Mapping[str, Any], status: int = 200) -> Response:
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def _json(content: Mapping[str, Any] | bytes, status: int = 200) -> Response:
+    text: str | bytes = content if isinstance(content, bytes) else _dumped(content)
     return Response(text, status, media_type="application/json")
+
+
+def _dumped(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _fraction(word: str) -> float:
@@ -223,12 +232,12 @@ class Serving(uvicorn.Server):
     """A server on its socket; it ends with Ctrl-C, or when `should_exit` is set."""
 
     def __init__(self, runs: str | Path, *, results: Path | None = None, port: int = 8642):
-        shelf, token = Shelf(runs), secrets.token_urlsafe(24)
+        self.answers, token = Answers(Shelf(runs), results), secrets.token_urlsafe(24)
         self.listening = free_port(port)
         self.port: int = self.listening.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}/?token={token}"
         self.ready: Callable[[str], None] = lambda address: None
-        app = make_app(shelf, token, self.port, results)
+        app = make_app(self.answers, token, self.port)
         super().__init__(
             uvicorn.Config(app, log_level="error", server_header=False, access_log=False, lifespan="off")
         )
@@ -240,4 +249,7 @@ class Serving(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        threading.Thread(
+            target=self.answers.runs, args=({},), daemon=True
+        ).start()  # read before they are asked for
         self.ready(self.address)

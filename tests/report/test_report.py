@@ -168,7 +168,7 @@ def test_an_episode_of_an_older_version_is_made_readable() -> None:
     }
     found = readable(old)
     assert found["pieces"] == ["a", "b", "c"]
-    assert (found["gates"], found["signals"], found["logp"], found["numbers"]) == ({}, {}, [None], [])
+    assert (found["gates"], found["signals"], found["logp"]) == ({}, {}, [None])
     assert readable({**old, "text": "abcd"})["pieces"] == ["⟨7⟩", "⟨8⟩", "⟨9⟩"]
     assert readable({"step": 1, "actions": [[0.5, -1.0], [0.25, 0.0]]})["pieces"] == [
         "(0.5, -1) ",

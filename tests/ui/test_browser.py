@@ -25,14 +25,14 @@ def test_open_and_tick_two_runs_and_see_two_curves(page: Any) -> None:
     assert page.url.endswith("/")  # the token has left the address bar
     tick(page, "tools-s0")
     tick(page, "chain")
-    page.get_by_role("heading", name="2 ticked").wait_for()
+    page.get_by_role("heading", name="2 runs ticked").wait_for()
     assert page.locator(".legend li").count() == 2
     told = curves(page, "reward")
     assert "grpo · tools ends at" in told
     assert "grpo · chain ends at" in told
     assert page.locator("table th", has_text="update.lr").count() == 1
     tick(page, "tools-s1")
-    page.get_by_role("heading", name="3 ticked").wait_for()
+    page.get_by_role("heading", name="3 runs ticked").wait_for()
     assert page.locator(".legend li", has_text="2 seeds").count() == 1
 
 
@@ -43,7 +43,7 @@ def test_search_and_keyboard_in_the_list(page: Any) -> None:
     page.get_by_text(re.compile(r"^1 of \d+ runs$")).wait_for()
     page.locator(".rows").focus()
     page.keyboard.press("x")
-    page.get_by_role("heading", name="1 ticked").wait_for()
+    page.get_by_role("heading", name="1 run ticked").wait_for()
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="grpo on tools").wait_for()
 
@@ -100,7 +100,8 @@ def test_turns_and_decisions_by_keyboard(inspector: Any) -> None:
 def test_the_group_stands_side_by_side(inspector: Any) -> None:
     assert inspector.locator(".lane").count() == 4
     inspector.keyboard.press("g")
-    inspector.wait_for_function("document.querySelectorAll('.lane').length === 1")
+    inspector.get_by_role("button", name="this episode alone").wait_for()
+    assert inspector.locator(".lane").count() == 1
     context = inspector.locator(".context").nth(1)
     assert context.get_attribute("aria-expanded") == "false"
     context.click()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ def test_runs_are_listed_with_what_is_wrong_with_them(answers: Answers) -> None:
     assert found["listed"]["problem"] == "'listed' cannot be read: its run.json holds no plan."
     assert told["strangers"] == ["half", "stranger"]
     assert told["metrics"][0] == "held_out_sampled"
+
+
+def test_what_the_page_has_already_is_not_sent_again(answers: Answers) -> None:
+    stamp = answers.runs({})["stamp"]
+    assert answers.runs({"stamp": stamp}) == {"stamp": stamp}
+    assert "runs" in answers.runs({"stamp": stamp, "cached": "1"})
 
 
 def test_cached_runs_are_shown_when_asked_for(answers: Answers) -> None:
@@ -71,10 +78,11 @@ def test_differences_in_configuration(answers: Answers) -> None:
 def test_an_episode_with_its_gates(answers: Answers) -> None:
     rows = answers.episodes({"run": "chain"})["episodes"]
     gated = next(r for r in rows if r["gated"])
-    record = answers.episode({"run": "chain", "at": str(gated["at"])})
-    assert {"advantage", "ratio", "entropy", "reward", "logp"} <= set(record["numbers"])
+    line = answers.episode({"run": "chain", "at": str(gated["at"])})
+    assert isinstance(line, bytes)  # passed on as it was recorded
+    record = json.loads(line)
+    assert {"advantage", "ratio", "entropy", "reward", "logp", "pieces"} <= set(record)
     assert set(record["gates"]) <= {"surrogate.clip:clip_high", "surrogate.clip:clip_low"}
-    assert isinstance(record["task"], str)
     assert all(0 <= r["surprise"] <= 1 for r in rows)
 
 

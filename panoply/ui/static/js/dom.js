@@ -28,6 +28,8 @@ export function duration(seconds) {
   return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
 
+export const many = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
+
 export const bare = (id) => String(id ?? "?").split("@")[0];
 
 export function remember(key, value) {

@@ -1,6 +1,6 @@
 // An episode as turns, and the lane that shows it. Long episodes are cut into chunks that are made when they come into sight.
 
-import { h, show } from "./dom.js";
+import { h, many, show } from "./dom.js";
 
 const CHUNK = 200;
 const ENDS = { 0: "open", 1: "ended", 2: "truncated" };
@@ -8,7 +8,7 @@ const ENDS = { 0: "open", 1: "ended", 2: "truncated" };
 /** Where decisions, prompts and tool outputs lie in a record. */
 export class Episode {
   constructor(record) {
-    this.record = record;
+    this.record = { gates: {}, signals: {}, ...record };
     this.length = record.position.length;
     const { pieces, position } = record;
     const decisionAt = new Int32Array(pieces.length).fill(-1);
@@ -30,8 +30,10 @@ export class Episode {
     this.turnIndex = new Int32Array(this.length).fill(0);
     this.turns.forEach((turn, k) => turn.decisions.forEach((i) => { this.turnIndex[i] = k; }));
     this.gates = new Map();
-    for (const [name, rows] of Object.entries(record.gates)) for (const i of rows) this.gates.set(i, [...(this.gates.get(i) ?? []), name]);
+    for (const [name, rows] of Object.entries(this.record.gates)) for (const i of rows) this.gates.set(i, [...(this.gates.get(i) ?? []), name]);
   }
+
+  has(column) { return this.record[column]?.some((v) => v !== null) ?? false; }
 
   text(i) { return this.record.pieces[this.record.position[i]] ?? ""; }
 
@@ -61,15 +63,18 @@ export class Lane {
     this.selected = -1;
     this.chunkOf = new Int32Array(episode.length);
     this.watcher = new IntersectionObserver((seen) => {
-      for (const s of seen) if (s.isIntersecting) this.fill(s.target.chunk);
-    }, { root: scroller, rootMargin: "600px 0px" });
+      for (const s of seen) {
+        if (s.isIntersecting) this.fill(s.target.chunk);
+        else this.empty(s.target.chunk, s.boundingClientRect.height);
+      }
+    }, { root: scroller, rootMargin: "500px 0px" });
     const r = episode.record;
     const odd = episode.mean(r["logp@reference"] ? "logp@reference" : "logp");
     this.title = h("button", { class: "lane-title", onclick: () => pick(0) },
       h("b", {}, `episode ${r.episode}`),
       h("span", {}, `R ${show(episode.total("reward"), 2)}`), h("span", {}, `Â ${show(episode.mean("advantage"), 2)}`),
       h("span", { title: "mean log-probability" }, `log π ${show(odd, 2)}`), h("span", { title: "surprise" }, `✦ ${show(summary?.surprise, 2)}`),
-      h("span", {}, `${episode.length} decisions`), h("span", {}, ENDS[r.end] ?? ""), r.left_out ? h("span", { class: "pill" }, "left out by select") : null);
+      h("span", {}, many(episode.length, "decision")), h("span", {}, ENDS[r.end] ?? ""), r.left_out ? h("span", { class: "pill" }, "left out by select") : null);
     this.sections = episode.turns.map((turn, k) => this.section(turn, k));
     this.body = h("div", { class: "lane-body" }, ...this.sections, episode.after ? this.context(episode.after, "after") : null);
     this.element = h("article", { class: "lane", "aria-label": `episode ${r.episode}` }, this.title, this.body);
@@ -112,7 +117,7 @@ export class Lane {
     const reward = this.episode.total("reward", turn.decisions);
     const gated = turn.decisions.filter((i) => this.episode.gates.has(i)).length;
     const head = h("button", { class: "turn-head", "aria-expanded": "true", onclick: () => this.fold(k) },
-      h("b", {}, `turn ${turn.turn + 1}${turn.again ? " (goes on)" : ""}`), h("span", {}, `${turn.decisions.length} decisions`),
+      h("b", {}, `turn ${turn.turn + 1}${turn.again ? " (goes on)" : ""}`), h("span", {}, many(turn.decisions.length, "decision")),
       reward ? h("span", { class: "good" }, `r ${show(reward, 2)}`) : null, gated ? h("span", { class: "gate" }, `${gated} gated`) : null,
       h("span", { class: "first-words" }, turn.decisions.slice(0, 40).map((i) => this.episode.text(i)).join("")));
     return h("section", { class: "turn", "data-turn": String(k) }, head, body);
@@ -132,7 +137,6 @@ export class Lane {
   fill(chunk) {
     if (chunk.filled) return;
     chunk.filled = true;
-    this.watcher.unobserve(chunk.box);
     const made = document.createDocumentFragment();
     for (const i of chunk.decisions) {
       const token = document.createElement("span");
@@ -143,6 +147,14 @@ export class Lane {
     }
     chunk.box.replaceChildren(made);
     chunk.box.style.minHeight = "";
+  }
+
+  /** Out of sight: keep its height and let its tokens go. */
+  empty(chunk, height) {
+    if (!chunk.filled || chunk.decisions.includes(this.selected)) return;
+    if (height) chunk.box.style.minHeight = `${height}px`;
+    chunk.box.replaceChildren();
+    chunk.filled = false;
   }
 
   look(i) {

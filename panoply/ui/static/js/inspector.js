@@ -23,6 +23,7 @@ export async function inspectorPage(run, at) {
   let column = remember("column") ?? "advantage";
   let order = remember("order") ?? "newest";
   let lanes = [];
+  const scales = new Map();
   let lane = null;
   let gone = false;
 
@@ -59,6 +60,7 @@ export async function inspectorPage(run, at) {
     await Promise.all(wanted.map(async (e) => { if (!records.has(e.at)) records.set(e.at, await ask("episode", { run, at: String(e.at) })); }));
     if (gone) return;
     for (const old of lanes) old.leave();
+    scales.clear();
     const chosen = lane?.selected ?? 0;
     lanes = wanted.map((e) => {
       const made = new Lane(new Episode(records.get(e.at)), e, {
@@ -80,14 +82,21 @@ export async function inspectorPage(run, at) {
     const picked = remember("picked");
     remember("picked", null);
     select(Math.min(picked ?? Math.max(0, chosen), lane.episode.length - 1));
-    if (lanes.length > 1) lane.element.scrollIntoView({ block: "nearest", inline: "nearest" });
+    centre();
+  }
+
+  /** Put this episode's lane in the middle of its group. */
+  function centre() {
+    const { element } = lane;
+    scroller.scrollLeft = element.offsetLeft - scroller.offsetLeft - (scroller.clientWidth - element.clientWidth) / 2;
   }
 
   function paint() {
     const shown = lanes.map((l) => l.episode.record);
-    const offered = Object.keys(COLUMNS).filter((c) => shown.some((r) => r.numbers.includes(c)));
+    const offered = Object.keys(COLUMNS).filter((c) => lanes.some((l) => l.episode.has(c)));
     if (!offered.includes(column)) column = offered[0] ?? "advantage";
-    const scale = new Scale(column, shown);
+    if (!scales.has(column)) scales.set(column, new Scale(column, shown));
+    const scale = scales.get(column);
     for (const l of lanes) l.paint(scale);
     strip.set(lane.episode, scale);
     colours.replaceChildren(...offered.map((c) => h("button", { role: "radio", "aria-checked": String(c === column), "data-column": c, title: `${COLUMNS[c].about} (key ${COLUMNS[c].key})`, onclick: () => setColumn(c) }, COLUMNS[c].name)));
@@ -134,7 +143,7 @@ export async function inspectorPage(run, at) {
     });
     let quiet = "No gate or clip acted on this decision.";
     if (r.left_out) quiet = "This episode was left out by select, before credit was given.";
-    else if (unseen && r.advantage?.[i] === 0) quiet = "Its unit's advantages are exactly 0, so it was left out of the forward pass: no gradient, no ratio.";
+    else if (unseen && r.advantage?.[i] === 0) quiet = "All advantages here are exactly 0, so it was left out of the forward pass: no gradient, no ratio.";
     else if (unseen) quiet = "What the learner did with this decision is not recorded.";
     detail.replaceChildren(
       h("div", { class: "token-big" }, h("code", {}, JSON.stringify(episode.text(i)).slice(1, -1) || "·")),
@@ -192,12 +201,12 @@ export async function inspectorPage(run, at) {
   await draw();
   return {
     element, title: `Episode ${here.episode}`,
-    shown() { list.go(list.at); strip.paint(); lane.select(lane.selected); },
+    shown() { list.go(list.at); strip.paint(); lane.select(lane.selected); centre(); },
     redraw: () => strip.paint(),
     leave() { gone = true; tip.hidden = true; for (const l of lanes) l.leave(); },
     key(event) {
       const column = Object.keys(COLUMNS).find((c) => COLUMNS[c].key === event.key);
-      if (column && lanes.some((l) => l.episode.record.numbers.includes(column))) setColumn(column);
+      if (column && lanes.some((l) => l.episode.has(column))) setColumn(column);
       else if (keys[event.key]) keys[event.key]();
       else return false;
       return true;

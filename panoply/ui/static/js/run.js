@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { chart } from "./charts.js";
-import { Rows, bare, duration, h, show } from "./dom.js";
+import { Rows, bare, duration, h, remember, show } from "./dom.js";
 
 export const ORDERS = {
   newest: { name: "newest first", by: (e) => e.step ?? 0 },
@@ -39,14 +39,14 @@ export async function runPage(id) {
   let charts = [];
   let timer = 0;
   let all = false;
-  let order = "newest";
+  let order = remember("order") ?? "newest";
   const grid = h("div", { class: "grid" });
   const head = h("div", { class: "facts" });
   const more = h("button", { class: "small", onclick: () => { all = !all; draw(); } });
 
   const list = new Rows({ height: 58, label: "episodes", draw: (e) => episodeRow(id, e), act(key, e) { if (key !== "Enter") return false; location.hash = `#/run/${encodeURIComponent(id)}/episode/${e.at}`; return true; } });
   const about = h("p", { class: "quiet" });
-  const orders = h("select", { "aria-label": "Order of episodes", onchange: () => { order = orders.value; fill(); } }, ...Object.entries(ORDERS).map(([key, o]) => h("option", { value: key }, o.name)));
+  const orders = h("select", { "aria-label": "Order of episodes", onchange: () => { order = remember("order", orders.value); fill(); } }, ...Object.entries(ORDERS).map(([key, o]) => h("option", { value: key, selected: key === order }, o.name)));
   const words = h("input", { type: "search", placeholder: "Search what was said", "aria-label": "Search episodes", oninput: fill });
 
   function fill() {

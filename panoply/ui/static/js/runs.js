@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { chart, seriesColour } from "./charts.js";
-import { Rows, bare, duration, h, remember, show } from "./dom.js";
+import { Rows, bare, h, many, remember, show } from "./dom.js";
 
 const DEFAULTS = 6;
 const STATUSES = ["running", "finished", "stopped", "diverged", "unreadable"];
@@ -131,7 +131,7 @@ export async function runsPage() {
       mark.style.background = seriesColour(i);
       return h("li", {}, mark, c.label, c.runs.length > 1 ? h("span", { class: "quiet" }, ` ${c.runs.length} seeds`) : null);
     }));
-    const title = why ? (ids.length > 1 ? `${ids.length} runs, ${why}` : `1 run, ${why}`) : `${ids.length} ticked`;
+    const title = why ? `${many(ids.length, "run")}, ${why}` : `${many(ids.length, "run")} ticked`;
     const top = panel.scrollTop;
     panel.replaceChildren(
       h("div", { class: "panel-head" }, h("h1", {}, title, live(ids) ? h("span", { class: "badge running live" }, "live") : null), h("span", { class: "grow" }), controls(found.metrics, named)),
@@ -167,12 +167,14 @@ export async function runsPage() {
   }
 
   async function load() {
-    const found = await ask("runs", { cached: state.cached ? "1" : "0" });
+    const found = await ask("runs", { cached: state.cached ? "1" : "0", stamp: state.stamp ?? "" });
+    if (found.stamp === state.stamp) return;
+    state.stamp = found.stamp;
     document.getElementById("folder").textContent = found.folder;
-    const changed = JSON.stringify(found.runs) !== JSON.stringify(state.runs);
     Object.assign(state, { runs: found.runs, metrics: found.metrics, strangers: found.strangers });
     notes.replaceChildren(found.strangers.length ? h("p", { class: "quiet" }, `Not runs, so not shown: ${found.strangers.slice(0, 6).join(", ")}${found.strangers.length > 6 ? ", …" : ""}`) : "");
-    if (changed) { filter(); draw().catch((error) => { panel.replaceChildren(h("p", { class: "sorry", role: "alert" }, error.message)); }); }
+    filter();
+    draw().catch((error) => { panel.replaceChildren(h("p", { class: "sorry", role: "alert" }, error.message)); });
   }
 
   async function tickClock() {

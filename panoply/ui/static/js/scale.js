@@ -6,8 +6,8 @@ export const COLUMNS = {
   entropy: { name: "entropy", key: "3", about: "how open the choice was" },
   reward: { name: "reward", key: "4", diverging: true, about: "on the decision that earned it" },
   value: { name: "value", key: "5", diverging: true, centre: "middle", about: "what the critic expected" },
-  logp: { name: "log-prob", key: "6", flip: true, about: "darker means less expected by the policy that took it" },
-  "logp@reference": { name: "log-prob of reference", key: "7", flip: true, about: "darker means less expected by the reference" },
+  logp: { name: "log-prob", key: "6", flip: true, about: "stronger means less expected by the policy that took it" },
+  "logp@reference": { name: "log-prob of reference", key: "7", flip: true, about: "stronger means less expected by the reference" },
   "logp@now": { name: "log-prob now", key: "8", flip: true, about: "under the weights of the last update" },
   "logp@old": { name: "log-prob before", key: "9", flip: true, about: "under the weights before the first update" },
 };
@@ -16,9 +16,8 @@ export class Scale {
   constructor(column, records) {
     this.column = column;
     this.kind = COLUMNS[column] ?? { name: column };
-    const values = [];
-    for (const record of records) for (const v of record[column] ?? []) if (v !== null) values.push(this.kind.log ? Math.log(v) : v);
-    values.sort((a, b) => a - b);
+    const known = records.flatMap((record) => (record[column] ?? []).filter((v) => v !== null));
+    const values = Float64Array.from(known, (v) => (this.kind.log ? Math.log(Math.max(v, 1e-9)) : v)).sort();
     const at = (q) => (values.length ? values[Math.min(values.length - 1, Math.floor(q * values.length))] : 0);
     this.count = values.length;
     this.min = values[0] ?? 0;
