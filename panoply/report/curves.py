@@ -111,20 +111,27 @@ def flat(value: Any, path: str = "") -> dict[str, str]:
 
 
 def settings_of(plan: Mapping[str, Any]) -> dict[str, str]:
-    """The settings of a plan as `--set` names them, its method's without a prefix."""
-    found = {
-        k.removeprefix("method."): v
-        for k, v in flat({k: plan.get(k) for k in ("method", "world", "run")}).items()
-    }
-    return {k: v for k, v in found.items() if k not in ("world", "run")}
+    """The settings of a plan as `--set` names them: its method's without a prefix."""
+    found = {}
+    for path, word in flat({k: plan.get(k) for k in ("method", "world", "run")}).items():
+        if path in ("method.id", "world.id"):
+            found[path.removesuffix(".id")] = word
+        elif path not in ("world", "run") or word != "none":
+            found[path.removeprefix("method.")] = word
+    return found
 
 
 def differences(plans: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """The settings in which experiments differ: a path, and each one's value (– where it has no such setting)."""
+    """The settings in which experiments differ: a path, and each one's value (– where it has no such setting).
+
+    Settings of one slot stand together.
+    """
     all_settings = [settings_of(plan) for plan in plans.values()]
     paths = dict.fromkeys(path for settings in all_settings for path in settings)
+    slots = list(dict.fromkeys(path.split(".")[0] for path in paths))
     rows = [(path, [s.get(path, "–") for s in all_settings]) for path in paths if path != "run.seed"]
-    return [(path, values) for path, values in rows if len(set(values)) > 1]
+    differing = [(path, values) for path, values in rows if len(set(values)) > 1]
+    return sorted(differing, key=lambda row: slots.index(row[0].split(".")[0]))
 
 
 def labels(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -142,12 +142,13 @@ def _results(study: Study) -> str:
 
 
 def _span(values: Sequence[float | None], digits: int = 3) -> str:
-    """The mean, and the lowest and highest where there are several."""
+    """The mean, and the lowest and highest where they differ."""
     known = [v for v in values if isinstance(v, int | float)]
     if not known:
         return "–"
     mean = f"{sum(known) / len(known):.{digits}f}"
-    return f"{mean} [{min(known):.{digits}f}, {max(known):.{digits}f}]" if len(known) > 1 else mean
+    low, high = f"{min(known):.{digits}f}", f"{max(known):.{digits}f}"
+    return mean if low == high else f"{mean} [{low}, {high}]"
 
 
 def _differences(study: Study) -> str:

@@ -88,12 +88,14 @@ def test_settings_are_named_as_set_names_them() -> None:
     assert found["update.lr"] == "0.1"
     assert found["select.0.n"] == "2"
     assert found["sinks"] == "x, y"
-    assert found["world.id"] == "chain@1"
+    assert (found["method"], found["world"]) == ("grpo@1", "chain@1")
 
 
 def test_differences_leave_the_seed_out_and_mark_what_is_absent() -> None:
-    found = differences({"a": plan(seed=1), "b": plan(lr=0.2, seed=2, beta=3)})
-    assert found == [("update.lr", ["0.1", "0.2"]), ("beta", ["–", "3"])]
+    first = plan(seed=1, beta=2)
+    first["method"]["update"]["warmup"] = 5
+    found = differences({"a": plan(lr=0.2, seed=2, beta=3), "b": first})
+    assert found == [("update.lr", ["0.2", "0.1"]), ("update.warmup", ["–", "5"]), ("beta", ["3", "2"])]
 
 
 def test_labels_say_what_differs_only_where_they_must() -> None:
