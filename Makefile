@@ -14,7 +14,7 @@ BIN      := $(VENV)/bin
 WHEEL_VENV := build/wheel-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-learn check format docs wheel warm-start clean bench-text bench-gpu
+.PHONY: help demo test test-learn check format docs wheel warm-start clean bench-text bench-gpu bench-ui pictures
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,7 @@ wheel: $(VENV)/dev ## build the wheel, install it into an empty environment, try
 	$(WHEEL_VENV)/bin/pip install --quiet $(PIP_ARGS) dist/*.whl
 	cd build && ../$(WHEEL_VENV)/bin/panoply train grpo --world chain --steps 2 --quiet --run smoke
 	cd build && ../$(WHEEL_VENV)/bin/panoply sample smoke "3+4*2+1*5+6*2+7=" --temperature 0
+	cd build && ../$(WHEEL_VENV)/bin/panoply report smoke -o smoke.html
 	rm -rf build
 
 warm-start: $(VENV)/core ## remake the shipped warm start of chain by imitation (about two minutes)
@@ -73,6 +74,12 @@ bench-text: $(VENV)/dev ## GRPO on text beside TRL's, equal work, on this machin
 
 bench-gpu: $(VENV)/dev ## the GPU benchmark, cell by cell, then docs/performance.md (skipped without CUDA)
 	$(BIN)/python -m benchmarks.gpu && $(BIN)/python -m benchmarks.gpu table
+
+bench-ui: $(VENV)/dev ## the page with 1,000 runs and long episodes in Chromium (a minute; nothing else should run)
+	$(BIN)/python benchmarks/ui.py
+
+pictures: $(VENV)/dev ## take the pictures of docs/ui.md anew (minutes)
+	$(BIN)/python benchmarks/ui_pictures.py
 
 clean: ## remove what was built, not the runs
 	rm -rf build dist $(VENV) *.egg-info .mypy_cache .ruff_cache

@@ -60,7 +60,7 @@ def take(page: Any, name: str) -> None:
     page.wait_for_timeout(600)
     picture = Image.open(io.BytesIO(page.screenshot()))
     PICTURES.mkdir(exist_ok=True)
-    picture.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(
+    picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
         PICTURES / f"{name}.png", optimize=True
     )
 
@@ -102,6 +102,7 @@ def pictures(browser: Any, address: str, folder: Path) -> None:
 
 def open_episode(page: Any, run: str, order: str) -> None:
     page.goto(run)
+    page.wait_for_selector(".run-page")
     page.get_by_label("Order of episodes").select_option(order)
     page.locator(".episode").first.click()
     page.wait_for_selector(".t.selected")

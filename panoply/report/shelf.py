@@ -27,6 +27,8 @@ CONFIG, RESULT, METRICS, EPISODES, RECIPE = (
     "episodes.jsonl",
     "recipe.json",
 )
+COMPARISON = "comparison.json"
+"""What `panoply compare` leaves beside its pictures: no run, but no stranger either."""
 FILES = frozenset({CONFIG, RESULT, METRICS, EPISODES, RECIPE, "lock"})
 """All that is ever opened of a run."""
 DEPTH = 5
@@ -61,7 +63,8 @@ class Shelf:
     def strangers(self) -> list[str]:
         """Folders directly on the shelf that hold no run."""
         taken = {name.split("/")[0] for name in self._walk("")}
-        return [name for name in self._folders("") if name not in taken and not _hidden(name)]
+        rest = [name for name in self._folders("") if name not in taken and not _hidden(name)]
+        return [name for name in rest if not os.path.lexists(f"{self.root}/{name}/{COMPARISON}")]
 
     def _walk(self, name: str, depth: int = 0) -> Iterator[str]:
         for child in self._folders(name):

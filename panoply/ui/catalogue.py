@@ -8,21 +8,23 @@ import threading
 from pathlib import Path
 from typing import Any
 
-CLAIM = (
+from panoply.report.curves import Experiment, curve
+
+FIELDS = (
     "id",
     "paper",
+    "kind",
+    "says",
     "verdict",
     "difference",
     "interval",
     "seeds",
     "metric",
-    "kind",
-    "baseline",
+    "order",
     "world",
-    "date",
-    "command",
 )
-"""Fields of a stored claim that are shown."""
+MORE = ("budget", "date", "command", "seconds")
+"""Fields of a stored claim that are shown: in the list, and beside them on a work's own page."""
 
 
 class Catalogue:
@@ -55,7 +57,8 @@ class Catalogue:
             **entry.facts(),
             "name": entry.name,
             "doc": entry.doc,
-            "claims": self._claims().get(entry.name, []),
+            "says": getattr(entry.claim, "says", None),
+            "claims": self._claims(FIELDS + MORE).get(entry.name, []),
         }
         if entry.kind == "method":
             method = compose.resolve(entry.id).method
@@ -67,7 +70,7 @@ class Catalogue:
             found["stages"] = [[stage.name, stage.method] for stage in entry.build().stages]
         return found
 
-    def _claims(self) -> dict[str, list[dict[str, Any]]]:
+    def _claims(self, fields: tuple[str, ...] = FIELDS) -> dict[str, list[dict[str, Any]]]:
         """Stored claims by the name of their work."""
         found: dict[str, list[dict[str, Any]]] = {}
         folder = self.results / "claims" if self.results else None
@@ -75,9 +78,21 @@ class Catalogue:
             with contextlib.suppress(OSError, ValueError):
                 claim = json.loads(file.read_text(encoding="utf-8"))
                 if isinstance(claim, dict) and isinstance(claim.get("id"), str):
-                    shown = {k: claim[k] for k in CLAIM if k in claim}
+                    shown = {k: claim[k] for k in fields if k in claim}
+                    if "command" in fields:
+                        shown["curves"] = _curves(claim.get("curves"))
                     found.setdefault(claim["id"].split("@")[0], []).append(shown)
         return found
+
+
+def _curves(stored: Any) -> list[dict[str, Any]]:
+    """A claim's held-out curves: for each side its seeds, each a list of (budget spent, success)."""
+    found = []
+    for label, seeds in stored.items() if isinstance(stored, dict) else ():
+        rows = tuple([{"step": int(x), "success": y} for x, y in points] for points in seeds)
+        names = tuple(f"seed {i}" for i in range(len(rows)))
+        found.append(curve(Experiment(label, names, rows), "success").to_json())
+    return found
 
 
 def _parts(method: Any) -> list[list[str]]:

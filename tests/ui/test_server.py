@@ -103,7 +103,8 @@ def test_the_catalogue_shows_stored_claims(tmp_path: Path, runs: Path) -> None:
     claims = tmp_path / "claims"
     claims.mkdir()
     text = (
-        '{"id": "dapo@1", "verdict": "holds", "difference": 0.1, "interval": [0.02, 0.2], "seeds": 5, "x": 1}'
+        '{"id": "dapo@1", "verdict": "holds", "difference": 0.1, "interval": [0.02, 0.2], "seeds": 5, "x": 1, '
+        '"curves": {"dapo": [[[0.0, 0.25], [64.0, 0.5]], [[0.0, 0.75], [64.0, 1.0]]]}}'
     )
     (claims / "dapo.json").write_text(text)
     (claims / "torn.json").write_text('{"id": ')
@@ -113,6 +114,8 @@ def test_the_catalogue_shows_stored_claims(tmp_path: Path, runs: Path) -> None:
     assert works["dapo@1"]["claims"] == [shown]
     assert works["grpo@1"]["claims"] == []
     dapo = answers.work({"id": "dapo@1"})
+    (drawn,) = dapo["claims"][0]["curves"]
+    assert (drawn["x"], drawn["mean"], drawn["high"]) == ([0, 64], [0.5, 0.75], [0.75, 1.0])
     assert dapo["base"] == "grpo"
     assert any("clip" in line for line in dapo["equation"])
     assert any(path.startswith("surrogate") for path, _, _ in dapo["changes"])

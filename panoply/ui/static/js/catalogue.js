@@ -1,6 +1,7 @@
 // The catalogue: every registered work, its parts as a diff, and what was measured of it.
 
 import { ask } from "./api.js";
+import { chart, seriesColour } from "./charts.js";
 import { h, remember, show } from "./dom.js";
 
 let works = null;
@@ -56,15 +57,25 @@ export async function workPage(id) {
   const w = await ask("work", { id });
   const table = (head, rows) => h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ...head.map((t) => h("th", {}, t)))), h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell, i) => h(i ? "td" : "th", {}, cell)))))));
   const card = (title, ...inside) => h("section", { class: "card wide" }, h("h2", {}, title), ...inside);
+  const measured = (c) => {
+    c.box = h("div", { class: "plot" });
+    const facts = [["difference, 95 % interval", difference(c)], ["seeds", String(c.seeds ?? "–")], ["measured", c.metric ?? "–"], ["world", c.world ?? "–"], ["against", Object.keys(c.order ?? {}).slice(1).join(", ") || "–"], ["on", c.date ?? "–"]];
+    const legend = h("ul", { class: "legend" }, ...(c.curves ?? []).map((x, i) => { const mark = h("i", { class: "mark" }); mark.style.background = seriesColour(i); return h("li", {}, mark, x.label); }));
+    return card("Claim", h("p", {}, h("span", { class: `badge ${c.verdict}` }, c.verdict), " ", c.says ?? w.says ?? ""),
+      h("div", { class: "facts" }, h("dl", {}, ...facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))))),
+      c.curves?.length ? legend : "", c.curves?.length ? c.box : "", c.command ? h("pre", { class: "command" }, c.command) : "");
+  };
   const element = h("div", { class: "page" },
     h("p", { class: "crumbs" }, h("a", { href: "#/catalogue" }, "Catalogue"), ` / ${w.id}`),
     h("h1", {}, w.name, h("span", { class: "seed" }, ` ${w.kind}${w.family ? `, ${w.family}` : ""}`)),
     h("p", { class: "doc" }, w.doc),
-    w.claims.length ? card("Measured", table(["verdict", "difference", "seeds", "against", "world", "command"], w.claims.map((c) => [h("span", { class: `badge ${c.verdict}` }, c.verdict), difference(c), String((Array.isArray(c.seeds) ? c.seeds.length : c.seeds) ?? "–"), c.baseline ?? "–", c.world ?? "–", h("code", {}, c.command ?? "–")]))) : "",
+    w.claims.length ? "" : w.says ? card("Claim, not measured yet", h("p", {}, w.says), h("pre", { class: "command" }, `panoply claim ${w.name}`)) : "",
+    ...w.claims.map(measured),
     w.equation ? card("Equation", h("pre", { class: "equation" }, w.equation.join("\n"))) : "",
     w.changes ? card(`Changes from ${w.base}`, w.changes.length ? table(["part", w.base, w.name], w.changes) : h("p", { class: "quiet" }, "None.")) : "",
     w.parts ? card("Parts as published", table(["slot", "part", "settings"], w.parts)) : "",
     w.stages ? card("Stages", table(["stage", "method"], w.stages)) : "",
     w.kind === "method" ? card("Run it", h("pre", { class: "command" }, `panoply train ${w.name}${w.world ? ` --world ${w.world}` : ""}`)) : "");
-  return { element, title: w.name, key(event) { if (event.key !== "Escape") return false; location.hash = "#/catalogue"; return true; } };
+  const charts = w.claims.filter((c) => c.curves?.length).map((c) => chart(c.box, { title: `claim of ${w.name}`, curves: c.curves.map((x, place) => ({ ...x, place })), x: Object.keys(c.budget ?? { step: 0 })[0], height: 240, sync: "claim" }));
+  return { element, title: w.name, leave() { for (const c of charts) c.destroy(); }, key(event) { if (event.key !== "Escape") return false; location.hash = "#/catalogue"; return true; } };
 }
