@@ -31,7 +31,7 @@ class Draws:
     def uniform(self, *shape: int, low: Array | float = 0.0, high: Array | float = 1.0) -> Array:
         """Numbers in [low, high), an array of `shape` for each row."""
         count = math.prod(shape)
-        clock = np.asarray(self.clock).astype(np.uint64)
+        clock = np.atleast_1d(self.clock).astype(np.uint64)
         key = _mix(self.seeds.astype(np.uint64) + (clock + np.uint64(1)) * GOLDEN)
         index = np.arange(self.used + 1, self.used + count + 1, dtype=np.uint64)
         self.used += count

@@ -11,7 +11,7 @@ from panoply.worlds.control.simulated import Dynamics, Simulated, State
 from panoply.worlds.control.world import Array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Physical(Simulated):
     """A simulated body. The settings below put wrappers around it, in this order."""
 
