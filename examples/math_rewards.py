@@ -1,13 +1,13 @@
 """A reward for mathematics, through math-verify: 1/2, 0.5 and \\frac{1}{2} are the same answer.
 
-pip install "math-verify[antlr4_13_2]"
+pip install "panoply-rl[math]"
 panoply train grpo --model my-model --data problems.jsonl --reward examples/math_rewards.py:equivalent
 """
 
 try:
     from math_verify import parse, verify
 except ImportError:
-    raise ImportError('this reward needs math-verify: pip install "math-verify[antlr4_13_2]"') from None
+    raise ImportError('this reward needs math-verify: pip install "panoply-rl[math]"') from None
 
 
 def equivalent(completions: list, answer: list[str], **_: object) -> list[float]:

@@ -71,6 +71,27 @@ def plan(method: str, world: str | None = None, **choices: Any) -> Plan:
     return make_plan(method, world, slots=slots, **{k: v for k, v in choices.items() if k not in SLOT_NAMES})
 
 
+def plan_recipe(name: str, world: str | None = None, **choices: Any) -> dict[str, Plan]:
+    """The plans of a recipe's stages by name, all checked before any compute is spent."""
+    from panoply.loops.recipe import plan_stages
+
+    for plugin in choices.get("plugins") or ():
+        registry.load_plugin(plugin)
+    entry = registry.find("recipe", name)
+    return plan_stages(entry, _for_all_stages(entry, world, choices), plan)
+
+
+def _for_all_stages(entry: registry.Entry, world: str | None, choices: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user chose for a recipe, and where it runs."""
+    home = "jsonl" if _is_file(choices.get("data")) else entry.world or "chain"
+    return {**{k: v for k, v in choices.items() if v not in (None, False, (), [])}, "world": world or home}
+
+
+def _is_file(data: Any) -> bool:
+    """Whether `--data` names a file and not a part."""
+    return isinstance(data, str) and data.endswith((".jsonl", ".json"))
+
+
 def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """A data file and reward functions as the world `jsonl`, or the choices as they are."""
     found = dict(choices)
@@ -78,7 +99,7 @@ def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None,
     named = [named] if isinstance(named, str) else list(named)
     functions = [word for word in named if ".py:" in word]
     data = found.get("data")
-    if not (isinstance(data, str) and data.endswith((".jsonl", ".json"))):
+    if not (isinstance(data, str) and _is_file(data)):
         if functions:
             raise PanoplyError(
                 "A reward function judges answers to your own prompts: name them with --data FILE.jsonl."
@@ -150,13 +171,18 @@ def train(
 
 
 def _new_run(made: Plan, folder: str | Path | None) -> Run:
-    """A run folder, once what can be checked without one has been: the model's folder and the sinks."""
+    """A run folder, once what can be checked without one has been."""
+    _check_surroundings(made)
+    return Run.create(_rooted(made), folder)
+
+
+def _check_surroundings(made: Plan) -> None:
+    """What a plan needs of this machine: its model's folder and the libraries of its sinks."""
     from panoply.sinks import check_sinks
 
     check_sinks(made.options.sinks)
     world = made.world()
     kind_of(world).check_source(made.options.model, world)
-    return Run.create(_rooted(made), folder)
 
 
 def _rooted(made: Plan) -> Plan:
@@ -175,9 +201,10 @@ def _train_recipe(
     from panoply.loops.recipe import run_recipe
 
     entry = registry.find("recipe", name)
-    at = Path(folder) if folder else fresh_folder([entry.name, world or entry.world or "chain"])
-    asked = {k: v for k, v in choices.items() if v not in (None, False, (), [])}
-    shared = {**asked, "world": world or entry.world or "chain"}
+    for made in plan_recipe(name, world, **choices).values():
+        _check_surroundings(made)
+    shared = _for_all_stages(entry, world, choices)
+    at = Path(folder) if folder else fresh_folder([entry.name, shared["world"]])
     return run_recipe(entry, at, shared, lambda *a, **k: train(*a, progress=progress, **k))
 
 
@@ -271,12 +298,18 @@ def evaluate(
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     watch: Callable[[int, int], None] = lambda done, total: None,
+    device: str = "auto",
+    dtype: str = "float32",
+    threads: int = 0,
 ) -> Evaluation:
     """Held-out success of a run or model folder: greedy, sampled, and unbiased pass@k.
 
     settings   of the world, such as `{"world.operations": 8}`, over those a run was trained with
     watch      is told how many of all answers have been written
+    threads    of the CPU; 0 takes torch's own number
     """
+    from panoply.threads import with_threads
+
     _at_least("problems", problems, 1)
     _at_least("attempts", attempts, 1)
     _at_least("temperature", temperature, 0)
@@ -286,10 +319,12 @@ def evaluate(
             raise PanoplyError(f"pass@{k} needs at least {k} attempts a problem; there are {attempts}.")
     built = _world(source, world, settings or {})
     kind = kind_of(built)
-    policy = kind.open_policy(str(source), built, Options(seed=seed), {})
-    return kind.evaluate(
-        built, policy, problems, attempts=attempts, ks=ks, temperature=temperature, seed=seed, watch=watch
-    )
+    options = Options(seed=seed, device=device, dtype=dtype)  # type: ignore[arg-type]
+    with with_threads(threads):
+        policy = kind.open_policy(str(source), built, options, {})
+        return kind.evaluate(
+            built, policy, problems, attempts=attempts, ks=ks, temperature=temperature, seed=seed, watch=watch
+        )
 
 
 def _at_least(name: str, value: float, least: float) -> None:
@@ -329,20 +364,24 @@ def sample(
     temperature: float = 1.0,
     max_tokens: int = 128,
     seed: int = 0,
+    device: str = "auto",
+    dtype: str = "float32",
+    threads: int = 0,
 ) -> list[str]:
     """Continuations of a prompt, as text."""
     from panoply.policies.text import TextPolicy
     from panoply.rollout.engine import Request, TextEngine
     from panoply.rollout.sampling import Sampling
     from panoply.seeds import stable_hash
+    from panoply.threads import with_threads
 
     _at_least("n", n, 1)
     _at_least("temperature", temperature, 0)
     _at_least("max_tokens", max_tokens, 1)
-    policy = load_policy(source)
+    policy = load_policy(source, device, dtype)
     if not isinstance(policy, TextPolicy):
         raise PanoplyError(f"{source} acts and does not write: watch it with --video FILE.gif.")
-    tokens = policy.tokenizer.encode(prompt)
+    tokens = policy.tokenizer.encode_prompt(prompt)
     if not tokens:
         raise PanoplyError("The prompt is empty.")
     eos = policy.tokenizer.eos_id
@@ -357,7 +396,8 @@ def sample(
         stop_tokens=() if eos is None else (eos,),
     )
     seeds = [stable_hash("sample", seed, i) for i in range(n)]
-    rollouts = TextEngine(policy.model, policy.tokenizer).generate([Request(tokens, seeds)], sampling)
+    with with_threads(threads):
+        rollouts = TextEngine(policy.model, policy.tokenizer).generate([Request(tokens, seeds)], sampling)
     return [policy.tokenizer.decode(c) for c in rollouts.completions()]
 
 

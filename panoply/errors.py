@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -30,13 +31,31 @@ def device_errors(doing: str) -> Iterator[None]:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> PanoplyError:
-    """An error for a name that does not exist, with the nearest one that does."""
+    """An error for a name that does not exist, with the nearest ones that do."""
     names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = nearest(name, names)
     if near:
-        return PanoplyError(f"Unknown {kind} '{name}'. Did you mean '{near[0]}'?")
+        choice = " or ".join(f"'{n}'" for n in near)
+        return PanoplyError(f"Unknown {kind} '{name}'. Did you mean {choice}?")
     listing = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
     return PanoplyError(f"Unknown {kind} '{name}'. There is: {listing or 'nothing yet'}.")
+
+
+def nearest(name: str, names: Sequence[str], most: int = 3) -> list[str]:
+    """What was probably meant: the one name that is spelt alike, or those of which it is a piece.
+
+    A piece is what follows the last dot, a word between dashes, or a beginning.
+    """
+    asked = name.lower()
+    pieces = [n for n in names if asked in (n.lower().rpartition(".")[2], *re.split(r"[-_.@]", n.lower()))]
+    if 0 < len(pieces) <= most:
+        return pieces
+    spelt = {n.lower().rpartition(".")[2]: n for n in names} | {n.lower(): n for n in names}
+    close = difflib.get_close_matches(asked, spelt, n=1, cutoff=0.5 if len(asked) < 4 else 0.6)
+    if close:
+        return [spelt[close[0]]]
+    begun = [n for n in names if len(asked) > 2 and n.lower().startswith(asked)]
+    return begun if len(begun) <= most else []
 
 
 def needs_extra(package: str, extra: str, purpose: str) -> PanoplyError:

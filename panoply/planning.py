@@ -28,7 +28,9 @@ class Options:
     """How a method is run. None of these changes what its gradient is."""
 
     seed: int = 0
+    """Of everything drawn: tasks, samples, new weights."""
     steps: int = 200
+    """Optimisation steps: batches of experience, or of data."""
     minutes: float | None = None
     """Stop early when this much time has passed. A run stopped by the clock cannot be repeated bit for bit."""
     episodes: int | None = None
@@ -42,7 +44,9 @@ class Options:
     reference: str = "start"
     """Where KL terms and preference losses pull to: `start` (a frozen copy), `none`, or a folder."""
     device: str = "auto"
+    """`auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, …"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of weights and arithmetic; the optimiser keeps float32 copies of narrower weights."""
     threads: int = 0
     """0 measures what is faster; the number used is stored, since results differ between thread counts."""
     micro_tokens: int = 16384
@@ -51,12 +55,17 @@ class Options:
     """Whether the inside of blocks is computed again in the backward pass and not kept: a third slower, in a fraction
     of the memory. `auto` does so where a sequence would not fit otherwise."""
     evaluate_every: int = 20
+    """Steps between evaluations; 0 evaluates at the beginning and the end only."""
     held_out: int = 256
+    """Problems never trained on, on which success is measured."""
     checkpoint_every: int = 20
+    """Steps between checkpoints, which a stopped run goes on from."""
     keep: int = 2
     """How many of the last checkpoints are kept, beside the best one."""
     episodes_every: int = 10
+    """Steps between records of a few whole episodes; 0 records none."""
     sinks: tuple[str, ...] = ()
+    """Where metrics go beside the run folder: `tensorboard`, `wandb`."""
 
     def __post_init__(self) -> None:
         for name, annotation in typing.get_type_hints(Options).items():
@@ -242,6 +251,8 @@ def check_plan(plan: Plan) -> None:
         )
     world = plan.world()
     access, signals = world.access | {world.medium}, world.signals()
+    if getattr(world, "turn_cap", 0) == 1:
+        access = access | {"one turn"}
     judged = {f"signal:{c.settings().get('name')}" for c in getattr(method, "models", ())}
     for path, held in method.parts():
         spared = {"world:verify"} if held.needs() & judged else set()  # a reward model's word is enough
@@ -249,15 +260,25 @@ def check_plan(plan: Plan) -> None:
             if need.startswith("signal:") and signals is not None and need[7:] not in signals:
                 raise unknown(f"signal of {plan.world_id} for {path}", need[7:], signals)
             if need.startswith("world:") and need.removeprefix("world:") not in access:
-                hint = " Name a reward function: --reward FILE.py:NAME." if need == "world:verify" else ""
-                what = f"{path} ({held.info.name}) needs a world with '{need[6:]}'"
-                raise PanoplyError(f"{what}, and {plan.world_id} has none.{hint}")
+                raise PanoplyError(_refusal(plan, f"{path} ({held.info.name})", need.removeprefix("world:")))
         for setting, reason in held.info.impossible(held, method) if held.info.impossible else ():
             raise PanoplyError(f"{path}.{setting} cannot be {getattr(held, setting)}: {reason}.")
     _check_gifts(method)
     for path, reason in inert(plan):
         if path in plan.chosen:
             raise PanoplyError(f"{path} has no effect: {reason}.")
+
+
+def _refusal(plan: Plan, who: str, need: str) -> str:
+    """Why a part cannot work on a world, and with a file of the user's, what it would have to hold."""
+    answers = need in ("teacher", "reference")
+    if answers and plan.world_id.startswith("jsonl@"):
+        return (
+            f"{who} learns from given answers, and {plan.world_options['data']} has none: its lines need 'completion' "
+            "to be imitated, or 'chosen' and 'rejected' to be compared."
+        )
+    hint = " Name a reward function: --reward FILE.py:NAME." if need == "verify" else ""
+    return f"{who} needs a world with '{need}', and {plan.world_id} has none.{hint}"
 
 
 def _check_gifts(method: Method) -> None:

@@ -23,6 +23,8 @@ from panoply.errors import PanoplyError
 from panoply.planning import Plan
 
 CONFIG, RESULT, METRICS, EPISODES = "run.json", "result.json", "metrics.jsonl", "episodes.jsonl"
+RECIPE = "recipe.json"
+"""What a recipe's folder has in place of `run.json`; its stages are runs below it."""
 Status = Literal["finished", "running", "stopped", "diverged"]
 
 
@@ -139,9 +141,9 @@ class Run:
         return "stopped"
 
     def discard(self) -> None:
-        """Remove the folder of a run that failed before its first checkpoint: there is nothing to go on with."""
+        """Remove the folder of a run that failed before its first step was done: there is nothing to go on with."""
         self.release()
-        if not any(self.checkpoints.glob("*")):
+        if not any(c.step > 0 for c in checkpoint.listed(self.checkpoints)) and not self.metrics():
             shutil.rmtree(self.folder, ignore_errors=True)
 
     # -------------------------------------------------------------- records
@@ -225,10 +227,11 @@ def model_folder(source: str | Path) -> Path:
 
 
 def list_runs(root: str | Path) -> list[Run]:
-    """Every readable run below a folder, newest first."""
+    """Every readable run below a folder, the stages of recipes among them, newest first."""
     base = Path(root)
     found = []
-    for config in base.glob(f"*/{CONFIG}"):
+    stages = (p for recipe in base.glob(f"*/{RECIPE}") for p in recipe.parent.glob(f"*/{CONFIG}"))
+    for config in (*base.glob(f"*/{CONFIG}"), *stages):
         with contextlib.suppress(PanoplyError):
             found.append(Run.open(config.parent))
     return sorted(found, key=lambda r: (str(r.config.get("created")), r.folder.name), reverse=True)

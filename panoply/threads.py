@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+
+from panoply.errors import PanoplyError
 
 GAIN = 1.1
 """How much faster all threads must be than one: small operations lose more by waiting than they gain."""
@@ -29,3 +33,16 @@ def pick_threads(width: int = 64, rows: int = 1024) -> int:
     alone, together = seconds(1), seconds(most)
     torch.set_num_threads(most)
     return most if alone > GAIN * together else 1
+
+
+@contextmanager
+def with_threads(number: int) -> Iterator[None]:
+    """So many CPU threads for a while; 0 leaves torch's own number."""
+    if number < 0:
+        raise PanoplyError(f"threads must be at least 0, not {number}.")
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+import torch
 
 import panoply as pp
 from panoply.progress import Progress
@@ -138,3 +139,26 @@ def test_a_world_without_success_cannot_be_measured(
     monkeypatch.setattr(Chain, "grade", lambda self, task, answer: {"shape": 1.0})
     with pytest.raises(pp.PanoplyError, match="The world chain grades answers without 'success'"):
         pp.evaluate(done.run, problems=2, attempts=1, ks=(1,))
+
+
+def test_where_to_evaluate_and_sample(done: pp.Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    seen: list[int] = []
+    pp.evaluate(
+        done.run,
+        problems=2,
+        attempts=1,
+        ks=(1,),
+        threads=2,
+        watch=lambda *_: seen.append(torch.get_num_threads()),
+    )
+    assert (set(seen), torch.get_num_threads()) == ({2}, before)
+    with pytest.raises(pp.PanoplyError, match="threads must be at least 0"):
+        pp.sample(done.run, "1+2=", threads=-1)
+    with pytest.raises(pp.PanoplyError, match="There is no device 'moon'"):
+        pp.evaluate(done.run, problems=2, attempts=1, ks=(1,), device="moon")
+    asked: list[tuple[str, ...]] = []
+    loaded = pp.load_policy(done.run)
+    monkeypatch.setattr("panoply.api.load_policy", lambda _, *where: asked.append(where) or loaded)
+    pp.sample(done.run, "1+2=", max_tokens=2, device="cuda:3", dtype="bfloat16")
+    assert asked == [("cuda:3", "bfloat16")]

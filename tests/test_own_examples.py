@@ -5,7 +5,6 @@ Commands are taken from the examples' pages and run as they stand, but for fewer
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -169,29 +168,21 @@ def test_a_line_keeps_its_number_where_others_are_empty(tmp_path: Path, place: P
         Jsonl(data=str(tmp_path / "data.jsonl"), model=str(place / "my-model")).task("train", 0)
 
 
-STAND_IN = """
-def parse(text):
-    return [text.strip("$").split()[-1]] if text.strip() else []
-
-def verify(gold, answer):
-    return bool(answer) and eval(gold[0]) == eval(answer[0])
-"""
-
-
-def test_the_math_reward_asks_math_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the library where it is installed, and otherwise with a stand-in for its two functions."""
-    if importlib.util.find_spec("math_verify") is None:
-        (tmp_path / "math_verify.py").write_text(STAND_IN)
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+def test_the_math_reward_compares_answers_as_mathematics() -> None:
+    pytest.importorskip("math_verify")
     reward = RewardFunction(f"{EXAMPLES / 'math_rewards.py'}:equivalent")
     message = [{"role": "assistant", "content": "It is 0.5"}]
-    answers = ["It is 1/2", message, "It is 3", ""]
-    assert reward({"completions": answers, "answer": ["1/2", "1/2", "2", "2"]}) == [1.0, 1.0, 0.0, 0.0]
+    answers = ["It is 1/2", message, r"so \boxed{\frac{2}{4}}", "$x(x+1)$", "It is 3", ""]
+    right = ["1/2", "1/2", "0.5", "x^2+x", "2", "2"]
+    assert reward({"completions": answers, "answer": right}) == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("math_verify") is not None, reason="math-verify is installed")
-def test_without_math_verify_the_reward_says_what_to_install() -> None:
-    with pytest.raises(PanoplyError, match="needs math-verify: pip install"):
+def test_without_math_verify_the_reward_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "math_verify.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    with pytest.raises(PanoplyError, match=r"needs math-verify: pip install \"panoply-rl\[math\]\""):
         RewardFunction(f"{EXAMPLES / 'math_rewards.py'}:equivalent")
 
 

@@ -24,6 +24,7 @@ import panoply as pp
 from panoply import checkpoint, progress, sinks
 from panoply.evaluation import held_out
 from panoply.kinds import text as kinds
+from panoply.loops.job import Job
 from panoply.run import Run, list_runs
 
 
@@ -125,6 +126,23 @@ class TestFolder:
 
         tiny.resume(tmp_path / "run", Looking())
         assert seen == [2, 2]
+
+    def test_a_new_run_that_fails_in_its_first_step_leaves_no_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The start is evaluated and stored by then, but there is nothing to go on with."""
+        done = Job.finish_step
+
+        def fail(job: Job, *given: Any, **named: Any) -> None:
+            if job.step == at:
+                raise pp.PanoplyError("No.")
+            done(job, *given, **named)
+
+        monkeypatch.setattr(Job, "finish_step", fail)
+        for at, left in ((0, False), (1, True)):
+            with pytest.raises(pp.PanoplyError, match="No"):
+                tiny.train(tmp_path / f"run-{at}", steps=3, settings={"run.checkpoint_every": 1})
+            assert (tmp_path / f"run-{at}").exists() == left
 
     def test_runs_of_one_second_get_names_of_their_own(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

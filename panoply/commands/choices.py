@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from panoply.api import SLOT_NAMES
-from panoply.commands.parser import Parser, add_plugins, settings
+from panoply.commands.parser import Parser, add_machine, add_plugins, settings
 
 NAMES = ("model", "lora", "reference", "steps", "minutes", "seed", "preset", "device", "dtype", "threads")
 SETTINGS = "such as update.lr=1e-4, regularise.kl=0.1, world.operations=8, run.held_out=512"
@@ -38,12 +38,6 @@ def _add_slots(parser: Parser) -> None:
             slots.add_argument("--data", metavar="NAME", help="or your own prompts, FILE.jsonl")
         else:
             slots.add_argument(f"--{slot}", metavar="NAME")
-
-
-def add_machine(parser: Parser) -> None:
-    parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 …")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--threads", type=int, help="CPU threads; stored with the run")
 
 
 def choices(chosen: argparse.Namespace) -> dict[str, Any]:

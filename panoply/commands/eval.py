@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 
-from panoply.commands.parser import Commands, add_json, add_plugins, command, load_plugins, settings
+from panoply.commands.parser import (
+    Commands,
+    add_json,
+    add_machine,
+    add_plugins,
+    command,
+    load_plugins,
+    machine,
+    settings,
+)
 from panoply.errors import PanoplyError
 
 EXAMPLES = """\
@@ -26,6 +35,7 @@ def add(commands: Commands) -> None:
     option("--seed", type=int, default=0)
     option("--set", action="append", default=[], metavar="world.X=VALUE", dest="settings")
     add_plugins(parser)
+    add_machine(parser)
     add_json(parser)
 
 
@@ -50,6 +60,7 @@ def _eval(chosen: argparse.Namespace) -> int:
             seed=chosen.seed,
             settings=settings(chosen.settings),
             watch=watch,
+            **machine(chosen),
         )
     print(json.dumps(found.to_json(), indent=1) if chosen.json else evaluated(found))
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from panoply.errors import PanoplyError
 
@@ -46,6 +46,18 @@ def load_plugins(chosen: argparse.Namespace) -> None:
 
     for plugin in chosen.plugins:
         registry.load_plugin(plugin)
+
+
+def add_machine(parser: Parser) -> None:
+    parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 …")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--threads", type=int, help="CPU threads; a run stores how many it had")
+
+
+def machine(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Where to compute, as far as it was said."""
+    found = {name: getattr(chosen, name) for name in ("device", "dtype", "threads")}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def add_json(parser: Parser, what: str = "JSON") -> None:

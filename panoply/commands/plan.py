@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from panoply.commands.choices import add_choices, choices
-from panoply.commands.parser import Commands, add_json, command
+from panoply.commands.parser import Commands, add_json, command, load_plugins
+
+if TYPE_CHECKING:
+    from panoply.planning import Plan
 
 EXAMPLES = """\
   panoply plan grpo --world chain                       what would run, what it needs
+  panoply plan rlhf                                     every stage of a recipe
   panoply plan dpo --set losses.logistic.beta=0.2 --yaml  the resolved plan as YAML"""
 
 
@@ -23,14 +29,38 @@ def add(commands: Commands) -> None:
 
 def _plan(chosen: argparse.Namespace) -> int:
     from panoply import api, registry
-    from panoply.report.text import planned, shown
 
+    load_plugins(chosen)
+    asked = choices(chosen)
     if registry.is_recipe(chosen.method):
-        print(shown(chosen.method))
+        _print_stages(chosen, api.plan_recipe(chosen.method, chosen.world, **asked))
         return 0
-    made = api.plan(chosen.method, chosen.world, **choices(chosen))
-    if chosen.json:
-        print(json.dumps(made.to_json(), indent=1, ensure_ascii=False))
+    made = api.plan(chosen.method, chosen.world, **asked)
+    if chosen.json or chosen.yaml:
+        _print_data(chosen, made.to_json())
     else:
-        print(made.to_yaml() if chosen.yaml else planned(made))
+        from panoply.report.text import planned
+
+        print(planned(made))
     return 0
+
+
+def _print_stages(chosen: argparse.Namespace, stages: Mapping[str, Plan]) -> None:
+    if chosen.json or chosen.yaml:
+        _print_data(chosen, {name: made.to_json() for name, made in stages.items()})
+        return
+    from panoply.report.pages import shown
+    from panoply.report.text import planned
+
+    print(shown(chosen.method))
+    for number, (name, made) in enumerate(stages.items(), 1):
+        print(f"\nstage {number} of {len(stages)}, {name}\n\n{planned(made)}")
+
+
+def _print_data(chosen: argparse.Namespace, data: Mapping[str, Any]) -> None:
+    if chosen.json:
+        print(json.dumps(data, indent=1, ensure_ascii=False))
+        return
+    import yaml
+
+    print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))

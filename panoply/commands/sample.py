@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from panoply.commands.parser import Commands, command
+from panoply.commands.parser import Commands, add_machine, add_plugins, command, load_plugins, machine
 
 EXAMPLES = """\
   panoply sample runs/RUN "3+4*2+1*5+6*2+7="     what the policy writes
@@ -20,11 +20,14 @@ def add(commands: Commands) -> None:
     option("--temperature", type=float, default=1.0)
     option("--max-tokens", type=int, default=128)
     option("--seed", type=int, default=0)
+    add_plugins(parser)
+    add_machine(parser)
 
 
 def _sample(chosen: argparse.Namespace) -> int:
     from panoply import api
 
+    load_plugins(chosen)
     for text in api.sample(
         chosen.source,
         chosen.prompt,
@@ -32,6 +35,7 @@ def _sample(chosen: argparse.Namespace) -> int:
         temperature=chosen.temperature,
         max_tokens=chosen.max_tokens,
         seed=chosen.seed,
+        **machine(chosen),
     ):
         print(chosen.prompt + text)
     return 0

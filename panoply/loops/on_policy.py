@@ -15,9 +15,9 @@ def on_policy(job: Job) -> None:
     assert isinstance(method, OnPolicy)
     for step in job.steps():
         with job.phase("sample"):
-            asked = -job.collect.state["groups"]
+            asked = -job.collect.state["tasks"]
             collected: Experience = job.call("sample", job.collect)
-            asked += job.collect.state["groups"]
+            asked += job.collect.state["tasks"]
         with job.phase("score"):
             collected = job.companions.annotate(job.snapshots.score(collected))
         with job.phase("credit"):

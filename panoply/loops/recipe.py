@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,46 +11,73 @@ from typing import TYPE_CHECKING, Any
 from panoply.checkpoint import write_atomically
 from panoply.errors import PanoplyError, unknown
 from panoply.recipes import Recipe, Stage
-from panoply.run import Run
+from panoply.run import RECIPE, Run
 
 if TYPE_CHECKING:
     from panoply.api import Trained
+    from panoply.planning import Plan
     from panoply.registry import Entry
 
-CONFIG = "recipe.json"
 Train = Callable[..., "Trained"]
 
 
 def run_recipe(entry: Entry, folder: Path, choices: Mapping[str, Any], train: Train) -> Trained:
     """Train every stage that is not finished yet; one that was interrupted goes on where it stopped.
 
-    `choices` are the user's. Settings of the world or the run are for all stages; `STAGE.PATH` is for one.
+    `choices` are the user's. Settings of the world or the run are for all stages; `STAGE.PATH` is for one. Where not
+    even one stage could begin, no folder is left.
     """
     recipe: Recipe = entry.build()
-    settings = dict(choices.get("settings") or {})
-    _check(recipe, settings)
-    _claim(folder, {"recipe": entry.id, "choices": dict(choices)})
+    made = _claim(folder, {"recipe": entry.id, "choices": dict(choices)})
     done: dict[str, Path] = {}
     result: Trained | None = None
-    for number in range(recipe.rounds):
-        for place, stage in enumerate(recipe.stages):
-            at = folder / f"{number * len(recipe.stages) + place + 1:02d}-{stage.name}"
-            result = _run_stage(stage, at, done, {**choices, "settings": _of_stage(stage, settings)}, train)
-            done[stage.name] = at
+    try:
+        for number in range(recipe.rounds):
+            for place, stage in enumerate(recipe.stages):
+                at = folder / f"{number * len(recipe.stages) + place + 1:02d}-{stage.name}"
+                result = _run_stage(stage, at, done, choices, train)
+                done[stage.name] = at
+    except PanoplyError:
+        if made and not any(folder.glob("*/run.json")):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     assert result is not None
     return result
 
 
+def plan_stages(entry: Entry, choices: Mapping[str, Any], plan: Callable[..., Plan]) -> dict[str, Plan]:
+    """The plan of every stage, each starting from what is known before any has run.
+
+    A stage that starts from another is planned with the model that one starts from.
+    """
+    recipe: Recipe = entry.build()
+    _check(recipe, dict(choices.get("settings") or {}))
+    found: dict[str, Plan] = {}
+    for stage in recipe.stages:
+        asked = _asked(stage, choices, {name: f"@{name}" for name in found})
+        if asked.pop("from_scratch", False):
+            asked["model"] = "fresh"
+        for option in ("model", "reference"):
+            earlier = str(asked.get(option) or "")
+            if earlier.startswith("@"):
+                asked[option] = found[earlier[1:]].options.model
+        try:
+            found[stage.name] = plan(stage.method, **asked)
+        except PanoplyError as error:
+            raise PanoplyError(f"Stage {stage.name} ({stage.method}): {error}") from error
+    return found
+
+
 def stored_recipe(folder: Path) -> tuple[str, str, dict[str, Any]] | None:
     """The recipe of a folder, its world and the user's choices; None where it is no recipe's."""
-    if not (folder / CONFIG).is_file():
+    if not (folder / RECIPE).is_file():
         return None
     try:
-        stored = json.loads((folder / CONFIG).read_text())
+        stored = json.loads((folder / RECIPE).read_text())
         choices = dict(stored["choices"])
         return stored["recipe"], choices.pop("world"), choices
     except (ValueError, KeyError) as error:
-        raise PanoplyError(f"{folder / CONFIG} cannot be read.") from error
+        raise PanoplyError(f"{folder / RECIPE} cannot be read.") from error
 
 
 def _run_stage(
@@ -60,19 +88,23 @@ def _run_stage(
     if (at / "run.json").is_file():
         run = Run.open(at)
         return Trained.of(run) if run.status() == "finished" else train(resume=at)
+    folders = {name: str(folder.resolve()) for name, folder in done.items()}
+    return train(stage.method, run=at, **_asked(stage, choices, folders))
+
+
+def _asked(stage: Stage, choices: Mapping[str, Any], earlier: Mapping[str, str]) -> dict[str, Any]:
+    """What a stage is asked to do: the recipe's words, where `@NAME` becomes an earlier stage, under the user's."""
 
     def placed(values: Mapping[str, Any]) -> dict[str, Any]:
-        """`@NAME` becomes the folder of an earlier stage."""
         return {
-            k: str(done[v[1:]].resolve()) if isinstance(v, str) and v.startswith("@") else v
-            for k, v in values.items()
+            k: earlier[v[1:]] if isinstance(v, str) and v.startswith("@") else v for k, v in values.items()
         }
 
-    settings = {**placed(stage.settings), **choices["settings"]}
     own = {k: v for k, v in choices.items() if k not in ("settings", "from_scratch")}
     if choices.get("from_scratch") and "model" not in stage.options:
         own["from_scratch"] = True
-    return train(stage.method, run=at, settings=settings, **{**own, **placed(stage.options)})
+    settings = {**placed(stage.settings), **_of_stage(stage, choices.get("settings") or {})}
+    return {**own, **placed(stage.options), "settings": settings}
 
 
 def _of_stage(stage: Stage, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,16 +121,17 @@ def _check(recipe: Recipe, settings: Mapping[str, Any]) -> None:
             raise unknown("stage of this recipe", path.split(".")[0], [*known, "world", "run"])
 
 
-def _claim(folder: Path, config: Mapping[str, Any]) -> None:
-    """Make the recipe's folder, or make sure that what is in it is this recipe."""
+def _claim(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Make the recipe's folder, or make sure that what is in it is this recipe. Says whether it was made."""
     text = json.dumps(config, indent=1, sort_keys=True)
-    if (folder / CONFIG).is_file():
-        if (folder / CONFIG).read_text() != text:
+    if (folder / RECIPE).is_file():
+        if (folder / RECIPE).read_text() != text:
             raise PanoplyError(
                 f"{folder} holds another recipe, or this one with other choices: name another folder."
             )
-        return
+        return False
     if folder.exists() and any(folder.iterdir()):
         raise PanoplyError(f"{folder} is not empty and holds no recipe: name another folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / CONFIG, text)
+    write_atomically(folder / RECIPE, text)
+    return True

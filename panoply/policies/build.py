@@ -82,9 +82,8 @@ def open_policy(
 
 def _check_vocabulary(policy: TextPolicy, world: TextWorld, source: str) -> None:
     """A world made of tokens needs a model that means the same by them."""
-    probe = world.task("train", 0).prompt
-    text = world.tokenizer.decode(list(probe))
-    if policy.tokenizer.encode(text) != list(probe):
+    text = world.tokenizer.decode(list(world.task("train", 0).prompt))
+    if policy.tokenizer.encode(text) != world.tokenizer.encode(text):
         raise PanoplyError(f"The model {source} does not speak the tokens of the world {world.name}.")
 
 

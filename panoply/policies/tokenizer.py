@@ -26,7 +26,10 @@ FILES = (
 
 
 class Tokenizer:
-    """`encode` adds nothing and `decode` leaves out nothing: ids are the record, text a rendering of them."""
+    """`encode` adds nothing and `decode` leaves out nothing: ids are the record, text a rendering of them.
+
+    `encode_prompt` is for text that stands at the very beginning.
+    """
 
     def __init__(self, files: Mapping[str, bytes]):
         self.files = dict(files)
@@ -89,6 +92,19 @@ class Tokenizer:
             known = self._core.get_vocab()
             strange = next((c for c in text if c not in known), text)
             raise PanoplyError(f"The tokenizer has no token for {strange!r}.") from None
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """A plain text as `transformers` gives it to a model: with what belongs before every text, such as BOS.
+
+        The post-processor in `tokenizer.json` says so, and like transformers 5 nothing else (`add_bos_token` in
+        the settings is passed over). What it puts at the end is left out, since a prompt is to be continued.
+        Chat templates write such tokens themselves.
+        """
+        ids = self.encode(text)
+        whole = list(self._core.encode(text, add_special_tokens=True).ids)
+        places = range(len(whole) - len(ids) + 1)
+        start = next((i for i in places if whole[i : i + len(ids)] == ids), 0)
+        return [*whole[:start], *ids]
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._core.decode(list(ids), skip_special_tokens=False))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import inspect
 import os
 import shlex
 import shutil
@@ -12,15 +10,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from panoply import checkpoint, compose, planning, registry
+from panoply import checkpoint, planning, registry
 from panoply.costs import Activations, cost
-from panoply.errors import PanoplyError, unknown
-from panoply.parts import SLOTS, Part, describe, show_value
+from panoply.parts import SLOTS, show_value
 from panoply.planning import Plan
 from panoply.regimes import Method
 from panoply.registry import Entry
 from panoply.run import Run
-from panoply.worlds.control.world import ControlWorld, show_space
 from panoply.worlds.world import TextWorld
 
 if TYPE_CHECKING:
@@ -81,91 +77,8 @@ def indent(text: str, by: str = "  ") -> str:
     return "\n".join(by + line if line else line for line in text.split("\n"))
 
 
-# ------------------------------------------------------------------ show
-
-
-def shown(name: str, preset: str | None = None) -> str:
-    """A method, a world, or a part (`credit.group`)."""
-    slot, _, rest = name.partition(".")
-    if rest and slot in SLOTS:
-        return _part_page(registry.find_part(slot, rest))
-    names = {e.name for e in registry.entries()} | {e.id for e in registry.entries()}
-    if name not in names:
-        every = names | {f"{s}.{p}" for s in SLOTS for p in registry.parts(s)}
-        raise unknown("method, world or part", name, every)
-    entry = next(e for e in reversed(registry.entries()) if name in (e.id, e.name))
-    pages = {"world": _world_page, "recipe": _recipe_page, "system": _system_page}
-    return pages[entry.kind](entry) if entry.kind in pages else _method_page(entry, preset)
-
-
-def _system_page(entry: Entry) -> str:
-    where = f"{entry.build.__module__}.{entry.build.__name__}"
-    return "\n".join(
-        [
-            f"{entry.id}  (system)",
-            indent(prose(entry.doc)),
-            *_measured(entry),
-            "",
-            f"measure it with {where}()",
-        ]
-    )
-
-
-def _recipe_page(entry: Entry) -> str:
-    pieces = [f"{entry.id}  (recipe)", indent(prose(entry.doc)), "", "stages"]
-    for stage in entry.build().stages:
-        choices = {**stage.options, **stage.settings}
-        rows = [(path, show_value(value)) for path, value in choices.items()]
-        pieces += (
-            [indent(f"{stage.name}: {stage.method}"), indent(table(rows), "    ")]
-            if rows
-            else [indent(f"{stage.name}: {stage.method}")]
-        )
-    pieces += ["", "@NAME is the run of an earlier stage. Change one with --set STAGE.PATH=VALUE."]
-    return "\n".join(pieces)
-
-
-def _method_page(entry: Entry, preset: str | None) -> str:
-    if preset not in (None, "published", *entry.presets):
-        raise unknown(f"preset of {entry.name}", str(preset), [*entry.presets, "published"])
-    resolved = compose.resolve(entry.id, preset=preset).method
-    pieces = [
-        f"{entry.id}  ({resolved.regime.replace('_', '-')} method)",
-        indent(prose(entry.doc)),
-        "",
-        "equation",
-        indent(equations(resolved.equation())),
-        "",
-    ]
-    pieces += ["parts, and how they are set as published" if preset is None else f"parts, set for {preset}"]
-    pieces += [indent(_parts(resolved))]
-    if entry.base is not None:
-        base = compose.resolve(entry.base, preset=preset).method
-        rows = [(path, b or "–", "→", a or "–") for path, a, b in resolved.diff(base)]
-        pieces += ["", f"changes from {entry.base}", indent(table(rows) or "none")]
-    for name, settings in entry.presets.items():
-        changes = [(path, show_value(value)) for path, value in settings.items()]
-        pieces += ["", f"preset {name} changes", indent(table(changes))]
-    descended = _descended(resolved)
-    if descended:
-        pieces += ["", "divergence really descended", indent(descended)]
-    pieces += _measured(entry)
-    pieces += ["", f"more: panoply show {next(iter(resolved.parts()))[1].info.id} explains one part"]
-    return "\n".join(pieces)
-
-
-def _measured(entry: Entry) -> list[str]:
-    """A work's claim, and its verdict where one is stored below the current folder."""
-    if entry.claim is None:
-        return []
-    from panoply.evidence.trials import sentence, stored
-
-    found = stored(entry.name)
-    verdict = sentence(found) if found else f"not measured here: panoply claim {entry.name}"
-    return ["", "claim", indent(prose(entry.claim.says)), indent(prose(verdict))]
-
-
-def _parts(method: Method) -> str:
+def part_table(method: Method) -> str:
+    """Every slot with its part and how that is set."""
     rows = []
     for slot, value in method.slots().items():
         several = value if isinstance(value, tuple) else (value,)
@@ -175,59 +88,6 @@ def _parts(method: Method) -> str:
         if not several:
             rows.append((slot, "–", "none"))
     return table(rows)
-
-
-def _descended(method: Method) -> str:
-    from panoply.slots.regularise.terms import DIVERGENCE, descended
-
-    found = [held for _, held in method.parts() if held.info.id == "regularise.kl"]
-    return "\n".join(DIVERGENCE[descended(held)].format(of=held.settings()["to"]) for held in found)
-
-
-def _part_page(cls: type[Part]) -> str:
-    info = cls.info
-    rows = [
-        (name, describe(annotation), show_value(getattr(cls, name, None)))
-        for name, annotation in cls.annotations().items()
-    ]
-    pieces = [f"{info.id}  (part)", indent(prose(inspect.getdoc(info.function) or ""))]
-    if rows:
-        pieces += ["", "settings", indent(table([("name", "takes", "default"), *rows]))]
-    facts = (
-        [("unit", info.unit), ("stream", info.stream)]
-        if info.slot in ("surrogate", "regularise", "loss")
-        else []
-    )
-    if facts:
-        pieces += ["", indent(table(facts))]
-    return "\n".join(pieces)
-
-
-def _world_page(entry: Entry) -> str:
-    cls: Any = entry.build
-    rows = []
-    for option in dataclasses.fields(cls):
-        needed = option.default is dataclasses.MISSING and option.default_factory is dataclasses.MISSING
-        made = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
-        rows.append((option.name, "needed" if needed else show_value(made)))
-    facts = []
-    with contextlib.suppress(PanoplyError, TypeError):  # a world with an option to be given has no example
-        facts = _world_facts(cls())
-    pieces = [f"{entry.id}  (world)", indent(prose(entry.doc)), ""]
-    if rows:
-        pieces += ["options", indent(table(rows)), ""]
-    return "\n".join([*pieces, table(facts, margin=0)])
-
-
-def _world_facts(built: Any) -> list[tuple[str, str]]:
-    facts = [("gives", ", ".join(sorted(built.access)))]
-    if isinstance(built, ControlWorld):
-        facts += [("sees", show_space(built.observation)), ("does", show_space(built.action))]
-        limit = "none" if built.horizon is None else f"{built.horizon} steps"
-        facts += [("time limit", limit), ("solved at", "–" if built.solved is None else f"{built.solved:g}")]
-        return facts
-    task = built.task("train", 0)
-    return [*facts, ("example", built.render(task, built.gold(task) if "reference" in built.access else []))]
 
 
 # ------------------------------------------------------------------ plan
@@ -267,7 +127,7 @@ def planned(made: Plan) -> str:
         indent(equations(made.method.equation())),
         "",
         "parts",
-        indent(_parts(made.method)),
+        indent(part_table(made.method)),
         "",
         "needs",
         indent(table([*rows, *(("extra", e) for e in needed.extra_forwards)])),

@@ -13,10 +13,11 @@ import torch
 import panoply as pp
 from panoply.api import last_model
 from panoply.errors import PanoplyError
+from panoply.loops.job import Job
 from panoply.policies.value import ValueModel
 from panoply.progress import Progress
 from panoply.recipes import Recipe, Stage
-from panoply.run import Run
+from panoply.run import Run, list_runs
 
 SMALL: dict[str, Any] = {
     "run.held_out": 8,
@@ -88,3 +89,44 @@ def test_stages_can_only_start_from_earlier_ones() -> None:
     assert recipe.but("b", method="rloo").stages[1].method == "rloo"
     with pytest.raises(PanoplyError, match="Unknown stage"):
         recipe.but("c", method="rloo")
+
+
+def test_all_stages_are_checked_before_any_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for settings, sentence in (
+        ({"optimise.sample.promts": 3}, r"Stage optimise \(ppo\): .*Did you mean 'prompts'"),
+        ({"judge.update.lr": -1}, r"Stage judge \(reward-model\): .*lr is above 0"),
+    ):
+        with pytest.raises(PanoplyError, match=sentence):
+            pp.train("rlhf", settings=settings, progress=Progress())
+    with pytest.raises(PanoplyError, match="Unknown sink"):
+        pp.train("rlhf", sinks=("paper",), progress=Progress())
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_recipe_whose_first_stage_cannot_begin_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PanoplyError("No.")
+
+    monkeypatch.setattr(Job, "begin", refuse)
+    with pytest.raises(PanoplyError, match="No"):
+        pp.train("rlhf", run=tmp_path / "x", settings=SMALL, threads=1, progress=Progress())
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_plan_of_a_recipe_follows_the_choices() -> None:
+    settings = {"optimise.sample.prompts": "3", "world.noise": "0.5"}
+    stages = pp.plan_recipe("rlhf", seed=4, settings=settings)
+    assert list(stages) == ["imitate", "judge", "optimise"]
+    assert {made.options.seed for made in stages.values()} == {4}
+    assert {made.world_options["noise"] for made in stages.values()} == {0.5}
+    assert stages["optimise"].method.settings()["sample.prompts"] == 3
+    assert stages["optimise"].method.settings()["models.reward_model.folder"] == "@judge"
+    assert stages["imitate"].options.steps == 100
+
+
+def test_stages_are_listed_among_the_runs(finished: Path) -> None:
+    found = {run.folder.relative_to(finished.parent) for run in list_runs(finished.parent)}
+    assert found == {Path("rlhf") / name for name in ("01-imitate", "02-judge", "03-optimise")}

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from kit import Tabular, assert_same, hand, learner
 
+import panoply as pp
 from panoply.batch import Batch
 from panoply.compose import resolve
 from panoply.experience import OWN, TEACHER, Experience
 from panoply.methods.reasoning_data.chord import chord, complement, focused_imitation, peak_and_valley
+from panoply.progress import Progress
 from panoply.rollout.text import Collector
+from panoply.run import Run
 
 
 def test_mu_rises_falls_and_stays() -> None:
@@ -80,3 +84,17 @@ def test_the_paper_and_the_preset() -> None:
     tiny = resolve("chord", preset="tiny").method.settings()
     assert tiny["surrogate.weight.of.decay"] == tiny["regularise.focused_imitation.weight.decay"] == 60
     assert chord().settings()["regularise.focused_imitation.weight.peak"] == 0.9
+
+
+def test_expert_answers_are_not_groups_that_were_asked(tmp_path: Path) -> None:
+    settings = {"sample.prompts": 2, "sample.group": 2, "sample.experts": 3, "run.held_out": 4}
+    trained = pp.train(
+        "chord",
+        run=tmp_path / "run",
+        model="fresh",
+        steps=1,
+        threads=1,
+        settings=settings,
+        progress=Progress(),
+    )
+    assert Run.open(trained.run).metrics()[-1]["groups_asked"] == 2

@@ -6,7 +6,7 @@ import pytest
 
 from panoply import registry
 from panoply.methods.reasoning_data.prefix_grouper import prefix_grouper
-from panoply.report.text import shown
+from panoply.report.pages import shown
 
 
 @pytest.mark.parametrize(("prompt", "group"), [(48, 8), (5, 1), (100, 3)])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from panoply.errors import PanoplyError
 from panoply.policies.tokenizer import Tokenizer
@@ -65,3 +68,43 @@ def test_errors_are_sentences(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(PanoplyError, match="cannot be read"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("post_processor", "settings", "expected"),
+    [
+        (None, {}, [3, 4]),
+        ("<bos> $A", {}, [1, 3, 4]),
+        ("<bos> $A", {"add_bos_token": False}, [1, 3, 4]),
+        (None, {"add_bos_token": True}, [3, 4]),
+    ],
+)
+def test_a_plain_prompt_begins_as_transformers_begins_it(
+    tmp_path: Path, post_processor: str | None, settings: dict[str, bool], expected: list[int]
+) -> None:
+    folder = with_bos(tmp_path, post_processor, settings)
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
+    ours = Tokenizer.load(folder)
+    assert ours.encode_prompt("ab") == expected == theirs("ab").input_ids
+    assert ours.encode("ab") == [3, 4]
+
+
+def test_a_prompt_is_not_ended(tmp_path: Path) -> None:
+    """What a post-processor puts after a text would keep a policy from going on."""
+    folder = with_bos(tmp_path, "<bos> $A <end>", {})
+    assert Tokenizer.load(folder).encode_prompt("ab") == [1, 3, 4]
+
+
+def with_bos(folder: Path, post_processor: str | None, settings: dict[str, bool]) -> Path:
+    """The tokens <pad> <bos> <end> a b, and what is said to go around a text."""
+    made = Tokenizer.of_characters("ab", ["<pad>", "<bos>", "<end>"])
+    core = tokenizers.Tokenizer.from_str(made.files["tokenizer.json"].decode())
+    if post_processor is not None:
+        core.post_processor = TemplateProcessing(
+            single=post_processor, special_tokens=[("<bos>", 1), ("<end>", 2)]
+        )
+    made.save(folder)
+    core.save(str(folder / "tokenizer.json"))
+    said = {**made.settings, "bos_token": "<bos>", **settings}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    return folder

@@ -80,3 +80,12 @@ def test_bradley_terry_golden() -> None:
     assert stats["accuracy"].tolist() == [1.0]
     centred, _ = bradley_terry(centre=0.1)(Batch(rows, {"judged": torch.tensor([1.0, 0.0])}))
     assert centred.tolist() == pytest.approx([0.4132617])
+
+
+def test_row_order_does_not_matter() -> None:
+    """Rows are put in the order of turns and positions first."""
+    columns = {"reward": [0.0, 0.0, 1.0], "value": [0.5, 0.4, 0.6], "end": [0, 0, TERMINATED]}
+    made = hand(episode=[7, 7, 7], position=[2, 3, 4], **columns)
+    order = torch.tensor([2, 0, 1])
+    found = gae(gamma=0.9, lam=0.5, normalise=False)(made.take(order))
+    assert found["advantage"].tolist() == pytest.approx([0.4, 0.004, 0.32], abs=1e-6)

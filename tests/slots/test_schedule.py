@@ -7,7 +7,7 @@ import math
 import pytest
 
 from panoply.parts import Part
-from panoply.slots.schedule.schedules import at, constant, cosine, linear
+from panoply.slots.schedule.schedules import at, constant, cosine, inverse_sqrt, linear
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,8 @@ def test_schedule(schedule: Part, steps: dict[int, float]) -> None:
 
 def test_a_number_is_its_own_schedule() -> None:
     assert at(0.3, 7, 10) == 0.3
+
+
+def test_inverse_sqrt() -> None:
+    falling = inverse_sqrt(warmup=4)
+    assert [falling(step, 9) for step in (0, 1, 3, 15, 63)] == pytest.approx([0.25, 0.5, 1.0, 0.5, 0.25])

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers.processors import TemplateProcessing
 
 import panoply as pp
 from panoply.errors import PanoplyError
+from panoply.policies.build import open_policy
 from panoply.policies.decoder import DecoderConfig
 from panoply.policies.text import TextPolicy
 from panoply.policies.tokenizer import Tokenizer
@@ -183,3 +186,37 @@ def test_missing_things(files: Path, model: Path) -> None:
         pp.plan("grpo", data=str(files / "data.jsonl"), model=str(model))
     with pytest.raises(PanoplyError, match="name them with --data"):
         pp.plan("grpo", reward="rewards.py:f")
+
+
+def test_functions_that_share_a_name_have_columns_of_their_own(model: Path, files: Path) -> None:
+    (files / "other.py").write_text("def share_of_a(completions):\n    return [0.25] * len(completions)\n")
+    rewards = tuple(str(files / name) + ":share_of_a" for name in ("rewards.py", "other.py"))
+    world = Jsonl(data=str(files / "data.jsonl"), model=str(model), rewards=rewards)
+    names = {"rewards.share_of_a", "other.share_of_a"}
+    assert world.signals() == {"success", "reward", *names}
+    graded = world.grade(world.task("train", 0), world.tokenizer.encode("ab"))
+    assert graded == {"rewards.share_of_a": 0.5, "other.share_of_a": 0.25, "reward": 0.75, "success": 1.0}
+    with pytest.raises(PanoplyError, match="the same name in files of the same name"):
+        Jsonl(data=str(files / "data.jsonl"), model=str(model), rewards=rewards[:1] * 2)
+
+
+@pytest.mark.parametrize("method", ["dpo", "sft"])
+def test_methods_that_need_answers_say_which_fields(method: str, model: Path, files: Path) -> None:
+    write(files / "prompts.jsonl", [{"prompt": "say 1:"}])
+    with pytest.raises(
+        PanoplyError, match="prompts.jsonl has none: its lines need 'completion' to be imitated"
+    ):
+        pp.plan(method, data=str(files / "prompts.jsonl"), model=str(model))
+
+
+def test_plain_prompts_begin_as_the_model_was_taught(model: Path, files: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "with-bos"
+    TextPolicy.load(model).save(folder)
+    core = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    core.post_processor = TemplateProcessing(single="<pad> $A", special_tokens=[("<pad>", 0)])
+    core.save(str(folder / "tokenizer.json"))
+    world = Jsonl(data=str(files / "data.jsonl"), model=str(folder))
+    prompt = world.task("train", 0).prompt
+    assert prompt[0] == 0
+    assert world.tokenizer.decode(prompt[1:]).startswith("say")
+    assert open_policy(str(folder), world, 0).tokenizer.encode_prompt("a")[0] == 0

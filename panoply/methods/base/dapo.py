@@ -13,6 +13,7 @@ from panoply.slots.surrogate.ratios import clip
 from panoply.slots.update.optimisers import adam
 
 TINY = {
+    "update.weight_decay": 0.0,
     "sample.prompts": 16,
     "sample.group": 8,
     "sample.rounds": 4,
@@ -40,5 +41,5 @@ def dapo() -> OnPolicy:
         surrogate=clip(low=0.2, high=0.28),
         regularise=(),
         reduce=token_mean(),
-        update=adam(lr=1e-6, schedule=constant(warmup=20), minibatches=16),
+        update=adam(lr=1e-6, weight_decay=0.1, schedule=constant(warmup=20), minibatches=16),
     )

@@ -12,9 +12,12 @@ from panoply.methods.base.dpo import dpo
 from panoply.parts import Part, part
 from panoply.regimes import Dataset
 from panoply.registry import method
+from panoply.slots.data.teacher import teacher_pairs
 from panoply.slots.loss.pairs import chosen_nll, episode_scores, pair_stats
+from panoply.slots.schedule.schedules import inverse_sqrt
+from panoply.slots.update.optimisers import adam
 
-TINY = {**DPO_TINY}
+TINY = {"update.schedule": "constant", **DPO_TINY, "data.batch": 64}
 
 
 def log_odds(score: Tensor) -> Tensor:
@@ -46,4 +49,8 @@ def orpo() -> Dataset:
     mildly than a probability ratio, so a weak second term is enough to keep what is rejected from rising together with
     what is imitated.
     """
-    return dpo().but(losses=(chosen_nll(weight=1.0), odds_ratio(weight=0.1)))
+    return dpo().but(
+        data=teacher_pairs(batch=32),
+        losses=(chosen_nll(weight=1.0), odds_ratio(weight=0.1)),
+        update=adam(lr=5e-6, schedule=inverse_sqrt(warmup=200)),
+    )

@@ -7,10 +7,16 @@ from panoply.registry import method
 from panoply.slots.data.teacher import teacher_pairs
 from panoply.slots.loss.values import bradley_terry
 from panoply.slots.reduce.averages import token_mean
-from panoply.slots.schedule.schedules import linear
+from panoply.slots.schedule.schedules import cosine
 from panoply.slots.update.optimisers import adam
 
-TINY = {"update.lr": 1e-3, "update.beta2": 0.95, "update.schedule.warmup": 10, "run.steps": 150}
+TINY = {
+    "update.schedule": "linear",
+    "update.lr": 1e-3,
+    "update.beta2": 0.95,
+    "update.schedule.warmup": 10,
+    "run.steps": 150,
+}
 
 
 @method("reward-model@1", presets={"tiny": TINY})
@@ -24,5 +30,5 @@ def reward_model() -> Dataset:
         data=teacher_pairs(batch=64),
         losses=(bradley_terry(),),
         reduce=token_mean(),
-        update=adam(lr=1e-5, schedule=linear()),
+        update=adam(lr=9e-6, schedule=cosine(end=0.1)),
     )

@@ -6,9 +6,12 @@ from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
 from panoply.regimes import Dataset
 from panoply.registry import method
+from panoply.slots.data.teacher import teacher_pairs
 from panoply.slots.loss.pairs import logistic
+from panoply.slots.schedule.schedules import cosine
+from panoply.slots.update.optimisers import adam
 
-TINY = {**DPO_TINY, "update.lr": 3e-5}
+TINY = {"update.schedule": "constant", **DPO_TINY, "data.batch": 64, "update.lr": 3e-5}
 
 
 @method("simpo@1", base="dpo", presets={"tiny": TINY})
@@ -17,6 +20,11 @@ def simpo() -> Dataset:
 
     −log σ(β·(mean log π(chosen) − mean log π(rejected)) − γ): the score is the one that decoding maximises, the mean
     log-probability of a token, so there is no reference and no gain from length; the chosen side must lead by γ.
-    Nothing but the learning rate holds the policy near its start.
+    Nothing but the learning rate holds the policy near its start. Numbers as for Llama-3-Base, where 48 steps of
+    warm-up are a tenth of the budget.
     """
-    return dpo().but(losses=(logistic(beta=2.0, gamma=1.0, to=None, per_token=True),))
+    return dpo().but(
+        data=teacher_pairs(batch=128),
+        losses=(logistic(beta=2.0, gamma=1.0, to=None, per_token=True),),
+        update=adam(lr=6e-7, schedule=cosine(warmup=48)),
+    )

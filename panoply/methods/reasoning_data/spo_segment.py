@@ -21,12 +21,17 @@ if TYPE_CHECKING:
     from panoply.rollout.text import Collector
 
 
+def doubtful(experience: Experience, threshold: float) -> Tensor:
+    """Marks the decisions that were drawn with a probability below `threshold`: the real ones."""
+    return experience["logp"].exp() < threshold
+
+
 def cut_rows(experience: Experience, threshold: float, every: int) -> Tensor:
     """Marks every `every`-th decision of an episode that was drawn with a probability below `threshold`.
 
     The cut is before it, so that what it leads to is its own segment's doing.
     """
-    uncertain = experience["logp"].exp() < threshold
+    uncertain = doubtful(experience, threshold)
     count = uncertain.long().cumsum(0)
     episodes = experience.by("episode")
     before = episodes.rows(episodes.first(count - uncertain.long()))
@@ -43,7 +48,7 @@ def _cost(held: Any, of: Lengths) -> Tokens:
     "sample",
     equation="{prompts} prompts × {group} episodes, V̂ of {samples} continuations at every {every}th doubt",
     bounds={**LIMITS, "every": "at least 1", "samples": "at least 1"},
-    needs={"world:text"},
+    needs={"world:text", "world:one turn"},
     gives={"column:cut"},
     cost=_cost,
 )
@@ -60,6 +65,10 @@ def cut_and_valued(
     """Episodes, cut before doubtful decisions; each cut has the mean success of fresh continuations (`cut_value`).
 
     `cut` marks the first decision of a segment. The continuations are the policy's own and do not learn.
+
+    every       of the doubtful decisions, so many apart are the cuts
+    samples     continuations from each cut
+    threshold   a decision is doubtful where its probability was below this
     """
     tasks = collect.tasks(prompts)
     experience = collect.episodes(tasks, group, temperature=temperature)
@@ -88,6 +97,8 @@ def segment_gain(experience: Experience, *, threshold: float = 0.9) -> dict[str,
 
     Decisions before an episode's first cut get nothing, and those that were hardly decisions (a probability of
     `threshold` or more) do not learn and are not counted.
+
+    threshold   the probability from which on a decision does not learn
     """
     cut, episodes = experience["cut"].bool(), experience.by("episode")
     number = cut.long().cumsum(0)
@@ -101,7 +112,7 @@ def segment_gain(experience: Experience, *, threshold: float = 0.9) -> dict[str,
     follows = owner[1:] == owner[:-1]
     ends[:-1] = torch.where(follows, starts[1:], ends[:-1])
     gain = (ends - starts).masked_fill(place == 0, 0.0)
-    return {"advantage": segments.rows(gain), "train": experience["logp"].exp() < threshold}
+    return {"advantage": segments.rows(gain), "train": doubtful(experience, threshold)}
 
 
 CLAIM = Learns(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from panoply.experience import TERMINATED, Experience, Segments
 from panoply.parts import part
+from panoply.slots.credit.returns import in_time
 
 
 def generalised_advantage(
@@ -38,7 +39,12 @@ def gae(
     if "next_value" in experience:
         bootstrap = experience["next_value"].masked_fill(experience["end"] == TERMINATED, 0.0)
     reward = experience["reward"].float().to(value.device)
-    advantage = generalised_advantage(reward, value, bootstrap, experience["episode"], gamma, lam)
+    order = in_time(experience).to(value.device)
+    episode = experience["episode"].to(value.device)
+    advantage = torch.empty_like(value)
+    advantage[order] = generalised_advantage(
+        reward[order], value[order], bootstrap[order], episode[order], gamma, lam
+    )
     target = advantage + value
     if normalise and len(advantage) > 1:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)

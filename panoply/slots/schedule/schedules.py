@@ -36,6 +36,12 @@ def cosine(step: int, total: int, *, end: float = 0.0, warmup: int = 0) -> float
     return _rise(step, warmup) * (end + (1.0 - end) * 0.5 * (1.0 + math.cos(math.pi * fall)))
 
 
+@part("schedule", equation="√(warmup/step) after {warmup} steps", bounds={"warmup": "at least 1"})
+def inverse_sqrt(step: int, total: int, *, warmup: int = 200) -> float:
+    """Up in a line, then down with the root of the steps taken, whatever the budget."""
+    return min((step + 1) / warmup, math.sqrt(warmup / (step + 1)))
+
+
 def at(value: float | Part, step: int, total: int) -> float:
     """A number, or a schedule's value at `step` of `total`."""
     return float(value(step, total)) if isinstance(value, Part) else value

@@ -60,6 +60,10 @@ class Jsonl(TextWorld):
             raise PanoplyError(
                 f"There are {len(self.weights)} weights for {len(self.rewards)} reward functions."
             )
+        if len(set(self._names)) < len(self._names):
+            raise PanoplyError(
+                "Two reward functions have the same name in files of the same name: rename one of them."
+            )
         if not 0 < self.held_out_share < 1:
             raise PanoplyError(f"jsonl.held_out_share is between 0 and 1, not {self.held_out_share:g}.")
 
@@ -114,12 +118,12 @@ class Jsonl(TextWorld):
 
     def _prompt(self, line: Line, number: int) -> list[int]:
         prompt = line.get("prompt", line.get("messages"))
-        if isinstance(prompt, list):
+        if isinstance(prompt, list) and prompt:
             self._check_template()
-            prompt = render(self.tokenizer, prompt)
+            return self.tokenizer.encode(render(self.tokenizer, prompt))
         if not isinstance(prompt, str) or not prompt:
             raise PanoplyError(f"Line {number} of {self.data} has no field 'prompt' with text or messages.")
-        return self.tokenizer.encode(prompt)
+        return self.tokenizer.encode_prompt(prompt)
 
     def _check_template(self) -> None:
         if "_template_checked" not in self.__dict__:
@@ -172,6 +176,18 @@ class Jsonl(TextWorld):
     def _functions(self) -> list[RewardFunction]:
         return [RewardFunction(source, self.seconds) for source in self.rewards]
 
+    @cached_property
+    def _names(self) -> list[str]:
+        """A column for each function: its name, and where files share one, the file's before it."""
+        split = [source.rpartition(":") for source in self.rewards]
+        names = [name for _, _, name in split]
+        return [
+            name
+            if names.count(name) == 1 and name not in ("reward", "success")
+            else f"{Path(file).stem}.{name}"
+            for file, _, name in split
+        ]
+
     def grade(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
         return self.grade_all([task], [answer])[0] or {"success": 0.0, "reward": 0.0}
 
@@ -198,7 +214,7 @@ class Jsonl(TextWorld):
                 graded.append(None)
                 continue
             total = sum(w * v for w, v in zip(weights, values, strict=True))
-            parts = {function.name: value for function, value in zip(self._functions, values, strict=True)}
+            parts = dict(zip(self._names, values, strict=True))
             graded.append({**parts, "reward": total, "success": float(total >= self.threshold)})
         return graded
 
@@ -214,7 +230,7 @@ class Jsonl(TextWorld):
         return {"success": float(same), "reward": float(same)}
 
     def signals(self) -> frozenset[str] | None:
-        return frozenset({"success", "reward", *(source.rpartition(":")[2] for source in self.rewards)})
+        return frozenset({"success", "reward", *self._names})
 
     def failures(self) -> dict[str, int]:
         """Why reward functions failed, and how often."""

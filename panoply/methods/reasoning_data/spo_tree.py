@@ -1,0 +1,125 @@
+"""Segment Policy Optimization on trees."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from panoply.costs import Lengths, Tokens
+from panoply.experience import Experience, Segments
+from panoply.methods.base.grpo import TINY, grpo
+from panoply.methods.reasoning_data.spo_segment import doubtful
+from panoply.parts import Finding, part
+from panoply.regimes import OnPolicy
+from panoply.registry import method
+from panoply.seeds import torch_rng
+from panoply.slots.credit.groups import group
+from panoply.slots.reduce.averages import token_mean
+from panoply.slots.sample.groups import LIMITS
+
+if TYPE_CHECKING:
+    from panoply.rollout.text import Collector
+
+
+def _impossible(held: Any, method: Any) -> list[Finding]:
+    if not held.branching or min(held.branching) < 1:
+        return [("branching", "every level needs at least one branch")]
+    return [("branching", "without siblings there is nothing to compare")] if max(held.branching) == 1 else []
+
+
+def _cost(held: Any, of: Lengths) -> Tokens:
+    """Should no branch end before its answer does."""
+    depth = len(held.branching)
+    nodes = [math.prod(held.branching[:level]) for level in range(depth + 1)]
+    lengths = [min(held.segment, max(0, of.answer - level * held.segment)) for level in range(depth)]
+    lengths[-1] = max(0, of.answer - (depth - 1) * held.segment)
+    sampled = held.prompts * sum(n * length for n, length in zip(nodes[1:], lengths, strict=True))
+    prefixes = sum(n * min(level * held.segment, of.answer) for level, n in enumerate(nodes[:-1]))
+    return sampled, sampled + held.prompts * (sum(nodes[:-1]) * of.prompt + prefixes)
+
+
+@part(
+    "sample",
+    equation="{prompts} prompts × trees that branch {branching} times, every {segment} tokens",
+    needs={"world:text", "world:one turn"},
+    bounds={**LIMITS, "segment": "at least 1"},
+    impossible=_impossible,
+    cost=_cost,
+)
+def tree(
+    collect: Collector,
+    *,
+    prompts: int = 32,
+    branching: tuple[int, ...] = (6, 6, 6),
+    segment: int = 600,
+    temperature: float = 1.0,
+) -> Experience:
+    """A tree of answers to each task: an episode is an edge, and a group the edges of one node.
+
+    An edge earns what the answers below it earn on average, so that its group's mean is the value of the node it
+    leaves.
+
+    branching   how many edges leave a node, level by level; the last level writes answers to their ends
+    segment     tokens of an edge
+    """
+    from panoply.rollout.tree import grow
+
+    return grow(collect, collect.tasks(prompts), branching, segment, temperature)
+
+
+def _equation(held: Any) -> str:
+    over = " / std of siblings" if held.scale == "std" else ""
+    return f"A = (V̂(end of an edge) − V̂(its start)){over}, where the probability is below {held.threshold:g}"
+
+
+@part("credit", equation=_equation, bounds={"most": "at least 0"})
+def edge_gain(
+    experience: Experience, *, threshold: float = 0.9, scale: Literal["none", "std"] = "none", most: int = 32
+) -> dict[str, Tensor]:
+    """What an edge changed in the expected success. Edges that changed nothing do not learn and are not counted.
+
+    Neither do decisions that were hardly decisions, nor edges beyond `most` of a task, which are drawn by lot.
+
+    threshold   the probability from which on a decision does not learn
+    scale       `std` divides by the siblings' deviation, which is tiny where they hardly differ
+    most        edges of a task that learn in a step; 0 means all
+    """
+    advantage = group(baseline="mean", scale=scale, epsilon=1e-8)(experience)
+    learns = doubtful(experience, threshold) & (advantage != 0)
+    return {"advantage": advantage, "train": learns & _drawn(experience, advantage, most) if most else learns}
+
+
+def _drawn(experience: Experience, advantage: Tensor, most: int) -> Tensor:
+    """Marks at most so many edges of each task that have an advantage."""
+    edges = experience.by("episode")
+    gain, task = edges.first(advantage), edges.first(experience["task"])
+    lots = torch.randperm(len(gain), generator=torch_rng("edges", int(edges.keys.min()))).to(gain.device)
+    order = torch.where(gain == 0, lots + len(gain), lots).argsort()
+    order = order[task[order].argsort(stable=True)]
+    tasks = Segments(task[order])
+    place = torch.arange(len(order), device=order.device) - tasks.rows(tasks.count.cumsum(0) - tasks.count)
+    kept = torch.zeros(len(gain), dtype=torch.bool, device=gain.device)
+    kept[order] = place < most
+    return edges.rows(kept)
+
+
+TREE = {"sample.prompts": 8, "sample.branching": (4, 4, 2), "sample.segment": 6}
+
+
+@method(
+    "spo-tree@1",
+    paper=44,
+    base="grpo",
+    presets={"tiny": {k: v for k, v in TINY.items() if k != "sample.group"} | TREE},
+)
+def spo_tree() -> OnPolicy:
+    """Segment Policy Optimization, SPO-tree (arXiv 2505.23564). A(edge) = V̂(child) − mean of its siblings' V̂.
+
+    Segments of fixed length that branch; leaves are graded, means backed up, and each edge is one example after its
+    prefix. Where SPO-chain pays for continuations that do not learn, here every token sampled is an edge's. The
+    released code keeps edges beyond 32 a question for later steps; here they are forgotten.
+    """
+    return grpo().but(sample=tree(), credit=edge_gain(), reduce=token_mean())

@@ -1,0 +1,179 @@
+"""Pages of `panoply show`: a method, a recipe, a world, a part, or the settings of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from panoply import compose, registry
+from panoply.errors import PanoplyError, unknown
+from panoply.parts import SLOTS, Part, describe, show_value
+from panoply.planning import Options
+from panoply.regimes import Method
+from panoply.registry import Entry
+from panoply.report import meanings
+from panoply.report.text import equations, indent, part_table, prose, table
+from panoply.worlds.control.world import ControlWorld, show_space
+
+
+def shown(name: str, preset: str | None = None) -> str:
+    """A method, a world, a part (`credit.group`, or `group` where only one part has that name), or `run`."""
+    slot, _, rest = name.partition(".")
+    if rest and slot in SLOTS:
+        return _part_page(registry.find_part(slot, rest))
+    if name == "run":
+        return _run_page()
+    works = [e for e in registry.entries() if name in (e.id, e.name)]
+    if works:
+        pages = {"world": _world_page, "recipe": _recipe_page, "system": _system_page}
+        entry = works[-1]
+        return pages[entry.kind](entry) if entry.kind in pages else _method_page(entry, preset)
+    parts = {f"{slot}.{part}": cls for slot in SLOTS for part, cls in registry.parts(slot).items()}
+    bare = [cls for cls in parts.values() if cls.info.name == name]
+    if len(bare) == 1:
+        return _part_page(bare[0])
+    every = [e.name for e in registry.entries()] + [e.id for e in registry.entries()]
+    raise unknown("method, world or part", name, [*every, *parts, "run"])
+
+
+def _run_page() -> str:
+    known, hints = meanings.of_fields(Options), typing.get_type_hints(Options)
+    rows = [
+        (f"run.{f.name}", describe(hints[f.name]), show_value(f.default), known.get(f.name, ""))
+        for f in dataclasses.fields(Options)
+    ]
+    about = (
+        "How a method is run. None of these changes what its gradient is. Set one with --set run.NAME=VALUE."
+    )
+    return "\n".join(["run  (settings)", indent(prose(about)), "", indent(_settings(rows))])
+
+
+def _settings(rows: Sequence[tuple[str, str, str, str]]) -> str:
+    """Settings with what they take, their default and their meaning; long words go to the last column, which wraps."""
+    made = [("name", "takes", "default", "meaning")]
+    for name, takes, default, meaning in rows:
+        if len(takes) > 28:
+            takes, meaning = "one of", ". ".join(text for text in (takes, meaning) if text)
+        if len(default) > 28:
+            default, meaning = "…", ". ".join(text for text in (f"default {default}", meaning) if text)
+        made.append((name, takes, default, meaning))
+    return table(made if any(row[-1] for row in made[1:]) else [row[:-1] for row in made])
+
+
+def _system_page(entry: Entry) -> str:
+    where = f"{entry.build.__module__}.{entry.build.__name__}"
+    pieces = [f"{entry.id}  (system)", indent(prose(entry.doc)), *_measured(entry)]
+    return "\n".join([*pieces, "", f"measure it with {where}()"])
+
+
+def _recipe_page(entry: Entry) -> str:
+    pieces = [f"{entry.id}  (recipe)", indent(prose(entry.doc)), "", "stages"]
+    for stage in entry.build().stages:
+        choices = {**stage.options, **stage.settings}
+        rows = [(path, show_value(value)) for path, value in choices.items()]
+        pieces += (
+            [indent(f"{stage.name}: {stage.method}"), indent(table(rows), "    ")]
+            if rows
+            else [indent(f"{stage.name}: {stage.method}")]
+        )
+    pieces += ["", "@NAME is the run of an earlier stage. Change one with --set STAGE.PATH=VALUE."]
+    return "\n".join(pieces)
+
+
+def _method_page(entry: Entry, preset: str | None) -> str:
+    if preset not in (None, "published", *entry.presets):
+        raise unknown(f"preset of {entry.name}", str(preset), [*entry.presets, "published"])
+    resolved = compose.resolve(entry.id, preset=preset).method
+    pieces = [
+        f"{entry.id}  ({resolved.regime.replace('_', '-')} method)",
+        indent(prose(entry.doc)),
+        "",
+        "equation",
+        indent(equations(resolved.equation())),
+        "",
+    ]
+    pieces += ["parts, and how they are set as published" if preset is None else f"parts, set for {preset}"]
+    pieces += [indent(part_table(resolved))]
+    if entry.base is not None:
+        base = compose.resolve(entry.base, preset=preset).method
+        rows = [(path, b or "–", "→", a or "–") for path, a, b in resolved.diff(base)]
+        pieces += ["", f"changes from {entry.base}", indent(table(rows) or "none")]
+    for name, settings in entry.presets.items():
+        changes = [(path, show_value(value)) for path, value in settings.items()]
+        pieces += ["", f"preset {name} changes", indent(table(changes))]
+    descended = _descended(resolved)
+    if descended:
+        pieces += ["", "divergence really descended", indent(descended)]
+    pieces += _measured(entry)
+    pieces += ["", f"more: panoply show {next(iter(resolved.parts()))[1].info.id} explains one part"]
+    return "\n".join(pieces)
+
+
+def _measured(entry: Entry) -> list[str]:
+    """A work's claim, and its verdict where one is stored below the current folder."""
+    if entry.claim is None:
+        return []
+    from panoply.evidence.trials import sentence, stored
+
+    found = stored(entry.name)
+    verdict = sentence(found) if found else f"not measured here: panoply claim {entry.name}"
+    return ["", "claim", indent(prose(entry.claim.says)), indent(prose(verdict))]
+
+
+def _descended(method: Method) -> str:
+    from panoply.slots.regularise.terms import DIVERGENCE, descended
+
+    found = [held for _, held in method.parts() if held.info.id == "regularise.kl"]
+    return "\n".join(DIVERGENCE[descended(held)].format(of=held.settings()["to"]) for held in found)
+
+
+def _part_page(cls: type[Part]) -> str:
+    info, known = cls.info, meanings.of_part(cls)
+    rows = [
+        (name, describe(annotation), _default(cls, name), known.get(name, ""))
+        for name, annotation in cls.annotations().items()
+    ]
+    pieces = [f"{info.id}  (part)", indent(prose(meanings.split_doc(cls)[0]))]
+    if rows:
+        pieces += ["", "settings", indent(_settings(rows))]
+    if info.slot in ("surrogate", "regularise", "loss"):
+        pieces += ["", indent(table([("unit", info.unit), ("stream", info.stream)]))]
+    return "\n".join(pieces)
+
+
+def _default(cls: type[Part], name: str) -> str:
+    return show_value(getattr(cls, name)) if hasattr(cls, name) else "needed"
+
+
+def _world_page(entry: Entry) -> str:
+    cls: Any = entry.build
+    known, hints = meanings.of_fields(cls), typing.get_type_hints(cls)
+    rows = []
+    for option in dataclasses.fields(cls):
+        needed = option.default is dataclasses.MISSING and option.default_factory is dataclasses.MISSING
+        made = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
+        default = "needed" if needed else show_value(made)
+        rows.append(
+            (f"world.{option.name}", describe(hints[option.name]), default, known.get(option.name, ""))
+        )
+    facts = []
+    with contextlib.suppress(PanoplyError, TypeError):  # a world with an option to be given has no example
+        facts = _world_facts(cls())
+    pieces = [f"{entry.id}  (world)", indent(prose(entry.doc)), ""]
+    if rows:
+        pieces += ["settings", indent(_settings(rows)), ""]
+    return "\n".join([*pieces, table(facts, margin=0)])
+
+
+def _world_facts(built: Any) -> list[tuple[str, str]]:
+    facts = [("gives", ", ".join(sorted(built.access)))]
+    if isinstance(built, ControlWorld):
+        facts += [("sees", show_space(built.observation)), ("does", show_space(built.action))]
+        limit = "none" if built.horizon is None else f"{built.horizon} steps"
+        facts += [("time limit", limit), ("solved at", "–" if built.solved is None else f"{built.solved:g}")]
+        return facts
+    task = built.task("train", 0)
+    return [*facts, ("example", built.render(task, built.gold(task) if "reference" in built.access else []))]

@@ -1,0 +1,167 @@
+"""Trees of answers: what an edge is worth, which edges learn, and what a tree costs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from kit import hand
+
+from panoply.costs import cost
+from panoply.errors import PanoplyError
+from panoply.experience import OPEN, TERMINATED, TRUNCATED, Experience
+from panoply.methods.reasoning_data.spo_tree import edge_gain, tree
+from panoply.planning import make_plan
+from panoply.rollout.text import Collector
+from panoply.rollout.tree import _Edge, grow
+from panoply.worlds.world import Task
+
+SURE, DOUBT = math.log(0.95), math.log(0.5)
+
+
+def leaf(success: float | None) -> _Edge:
+    signals = None if success is None else {"success": success}
+    return _Edge(Task(1, (0,), 0), [], True, signals=signals)
+
+
+def node(*children: _Edge) -> _Edge:
+    return _Edge(Task(1, (0,), 0), [], False, list(children))
+
+
+def test_values_are_means_of_children_and_not_of_leaves() -> None:
+    """The left child has one answer and the right one three: each child has one vote."""
+    inner = node(leaf(0.0), leaf(0.0), leaf(1.0))
+    root = node(leaf(1.0), inner)
+    assert root.back_up() == {"success": pytest.approx((1 + 1 / 3) / 2)}
+    assert inner.signals == {"success": pytest.approx(1 / 3)}
+
+
+def test_answers_that_could_not_be_graded_have_no_vote() -> None:
+    assert node(leaf(None), leaf(1.0), node(leaf(None))).back_up() == {"success": 1.0}
+    assert node(leaf(None)).back_up() is None
+
+
+def test_gains_golden() -> None:
+    """Node 7 is worth ½: its edges lead to 1, ½ and 0. Node 8's edges are all worth ¼."""
+    rows = hand(
+        episode=[0, 0, 1, 2, 2, 3, 4],
+        group=[7, 7, 7, 7, 7, 8, 8],
+        task=[1, 1, 1, 1, 1, 1, 1],
+        logp=[SURE, DOUBT, DOUBT, DOUBT, SURE, DOUBT, DOUBT],
+        reward=[0.0, 1.0, 0.5, 0.0, 0.0, 0.25, 0.25],
+    )
+    found = edge_gain()(rows)
+    assert found["advantage"].tolist() == pytest.approx([0.5, 0.5, 0.0, -0.5, -0.5, 0.0, 0.0])
+    assert found["train"].tolist() == [False, True, False, True, False, False, False]
+    scaled = edge_gain(scale="std")(rows)["advantage"]
+    assert scaled.tolist() == pytest.approx([1.0, 1.0, 0.0, -1.0, -1.0, 0.0, 0.0])
+
+
+def test_at_most_so_many_edges_of_a_task_learn() -> None:
+    """Six edges of task 1 and two of task 2, half of them without a gain: those are not drawn."""
+    reward = [1.0, 0.0, 1.0, 0.0, 0.5, 0.5, 1.0, 0.0]
+    rows = hand(
+        episode=list(range(8)),
+        group=[0, 0, 1, 1, 2, 2, 3, 3],
+        task=[1] * 6 + [2] * 2,
+        logp=[DOUBT] * 8,
+        reward=reward,
+    )
+    for most, expected in ((0, [4, 2]), (3, [3, 2]), (1, [1, 1]), (9, [4, 2])):
+        learns = edge_gain(most=most)(rows)["train"]
+        assert [int(learns[:6].sum()), int(learns[6:].sum())] == expected
+        assert not bool(learns[4:6].any())
+
+
+@pytest.fixture
+def grown(tiny_collector: Collector) -> Experience:
+    return grow(tiny_collector, tiny_collector.tasks(3), (3, 2, 2), 2)
+
+
+def test_a_tree_is_edges_after_prefixes(tiny_collector: Collector) -> None:
+    """Every edge begins where its node's prefix ends; siblings share it, and their children begin with theirs."""
+    tasks = tiny_collector.tasks(3)
+    made = grow(tiny_collector, tasks, (3, 2, 2), 2)
+    prompt = len(tasks[0].prompt)
+    tokens, shared = made.context.ragged("tokens").tolist(), made.context.tensor("shared").tolist()
+    rows = made.by("context").first(made["group"]).tolist()
+    assert [rows.count(g) for g in sorted(set(rows))[:3]] == [3, 3, 3]
+    assert {rows.count(g) for g in rows[9:]} == {2}
+    told = {tuple(t) for t in tokens}
+    for row, start in zip(tokens, shared, strict=True):
+        assert start == prompt or tuple(row[:start]) in told
+        assert (start - prompt) % 2 == 0
+    longest = tiny_collector.world.max_tokens
+    assert all(len(row) - prompt <= longest for row in tokens)
+    assert tiny_collector.state["episodes"] == len(tokens)
+    assert tiny_collector.state["groups"] == len(set(rows))
+    assert made["position"].tolist() == [
+        i for row, start in zip(tokens, shared, strict=True) for i in range(start, len(row))
+    ]
+
+
+def test_only_leaves_end(grown: Experience) -> None:
+    tokens, shared = grown.context.ragged("tokens").tolist(), grown.context.tensor("shared").tolist()
+    begun = {tuple(row[:start]) for row, start in zip(tokens, shared, strict=True)}
+    ends = grown.by("episode").last(grown["end"]).tolist()
+    for row, end in zip(tokens, ends, strict=True):
+        assert end == OPEN if tuple(row) in begun else end in (TERMINATED, TRUNCATED)
+
+
+def test_the_mean_of_a_group_is_the_worth_of_its_node(tiny_collector: Collector) -> None:
+    collect = Collector(tiny_collector.world, tiny_collector.policy, 1)
+    made = grow(collect, collect.tasks(4), (3, 3, 3), 2)
+    worth = made.by("episode").sum(made["signal:ended"])
+    tokens, shared = made.context.ragged("tokens").tolist(), made.context.tensor("shared").tolist()
+    below: dict[tuple[int, ...], list[float]] = {}
+    for row, start, value in zip(tokens, shared, worth.tolist(), strict=True):
+        below.setdefault(tuple(row[:start]), []).append(value)
+    checked = 0
+    for row, value in zip(tokens, worth.tolist(), strict=True):
+        if tuple(row) in below and tokens.count(row) == 1:
+            inside = below[tuple(row)]
+            assert value == pytest.approx(sum(inside) / len(inside))
+            checked += 1
+    assert checked > 3
+    assert 0 < float(worth.mean()) < 1
+
+
+def test_recorded_log_probabilities_are_those_of_scoring(
+    tiny_collector: Collector, grown: Experience
+) -> None:
+    with torch.no_grad():
+        scored = tiny_collector.policy.score(grown)["logp"]
+    torch.testing.assert_close(scored, grown["logp"], atol=1e-4, rtol=1e-4)
+
+
+def test_one_level_is_a_plain_group(tiny_collector: Collector) -> None:
+    other = Collector(tiny_collector.world, tiny_collector.policy, tiny_collector.seed)
+    made = tree(prompts=2, branching=(3,), segment=99)(tiny_collector)
+    plain = other.episodes(other.tasks(2), 3)
+    for name in ("action", "logp", "episode", "task", "group", "end", "signal:success", "position"):
+        assert torch.equal(made[name], plain[name]), name
+
+
+def test_it_is_refused_where_it_cannot_be() -> None:
+    with pytest.raises(
+        PanoplyError, match="sample \\(tree\\) needs a world with 'one turn', and keydoor@1 has none"
+    ):
+        make_plan("spo-tree", "keydoor")
+    with pytest.raises(PanoplyError, match="nothing to compare"):
+        make_plan("spo-tree", settings={"sample.branching": "1,1"})
+    with pytest.raises(PanoplyError, match="at least one branch"):
+        make_plan("spo-tree", settings={"sample.branching": "3,0"})
+
+
+def test_cost() -> None:
+    """Prompts of 6 tokens, answers of 7: two levels of 3 tokens, and one token is left for the third."""
+    settings = {
+        "world.operations": 2,
+        "sample.prompts": 5,
+        "sample.segment": 3,
+        "sample.branching": (3, 2, 2),
+    }
+    found = cost(make_plan("spo-tree", settings=settings, model="fresh"))
+    assert found.sampled_tokens == 5 * (3 * 3 + 6 * 3 + 12 * 1)
+    assert found.trained_tokens == found.sampled_tokens + 5 * (6 + 3 * (6 + 3) + 6 * (6 + 6))
