@@ -69,8 +69,9 @@ warm-start: $(VENV)/core ## remake the shipped warm start of chain by imitation 
 	rm -rf panoply/assets/chain-start
 	$(BIN)/panoply export runs/chain-start panoply/assets/chain-start --which last
 
-bench-text: $(VENV)/dev ## GRPO on text beside TRL's, equal work, on this machine's CPU (minutes; nothing else should run)
+bench-text: $(VENV)/dev ## GRPO on text beside TRL's, equal work, on this machine's CPU (minutes; nothing else should run), then docs/performance.md
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/text.py --again
+	$(BIN)/python -m benchmarks.gpu table
 
 bench-gpu: $(VENV)/dev ## the GPU benchmark, cell by cell, then docs/performance.md (skipped without CUDA)
 	$(BIN)/python -m benchmarks.gpu && $(BIN)/python -m benchmarks.gpu table

@@ -257,13 +257,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("There is no CUDA device here, so the GPU benchmark is skipped.")
         return 0
-    if len(given.cells) == 1:
-        run(given.cells[0])
+    if strange := set(given.cells) - CELLS.keys():
+        parser.error(f"there is no cell {', '.join(sorted(strange))}: see list")
+    due = [c for c in given.cells or CELLS if given.again or not (RESULTS / f"{c}.json").exists()]
+    if done := [c for c in given.cells if c not in due]:
+        print(f"{', '.join(done)}: there is a result already, --again measures once more.")
+    if len(due) == 1:
+        run(due[0])
         return 0
     failed = 0
-    for name in given.cells or CELLS:  # each in a process of its own: memory and compiled code start afresh
-        if given.again or not (RESULTS / f"{name}.json").exists():
-            failed |= subprocess.run([sys.executable, "-m", "benchmarks.gpu", name], check=False).returncode
+    for name in due:  # each in a process of its own: memory and compiled code start afresh
+        command = [sys.executable, "-m", "benchmarks.gpu", "--again", name]
+        failed |= subprocess.run(command, check=False).returncode
     return failed
 
 

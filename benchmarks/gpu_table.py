@@ -1,159 +1,255 @@
-"""docs/performance.md's GPU part, written from results/bench-gpu alone."""
+"""docs/performance.md, written from results/bench-gpu and results/bench-text alone: `python -m benchmarks.gpu table`."""
 # ruff: noqa: E501 (sentences of the page)
 
 from __future__ import annotations
 
 import json
+import statistics
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-RESULTS, PAGE = Path("results/bench-gpu"), Path("docs/performance.md")
-BEGIN, END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
+from benchmarks.gpu_curve import draw
+
+RESULTS, TEXT, PAGE = Path("results/bench-gpu"), Path("results/bench-text"), Path("docs/performance.md")
+CURVE = "gpu-learning.svg"
+ORDER = (
+    "anchor", "anchor-float16", "anchor-float32", "short", "far", "group-8", "prompt-1024",
+    "prompt-1024-completion-1024", "1.5B",
+)  # fmt: skip
+Cells = dict[str, Any]
 
 
 def write() -> None:
-    """Replace what stands between the two marks, or begin the page."""
-    cells = {p.stem: json.loads(p.read_text()) for p in sorted(RESULTS.glob("*.json"))}
-    body = f"{BEGIN}\n{render(cells)}\n{END}"
-    text = PAGE.read_text() if PAGE.exists() else f"# Performance\n\n{BEGIN}\n{END}\n"
-    if BEGIN not in text:
-        text += f"\n{BEGIN}\n{END}\n"
-    head, rest = text.split(BEGIN, 1)
-    PAGE.write_text(head + body + rest.split(END, 1)[1])
+    gpu, text = (_read(folder) for folder in (RESULTS, TEXT))
+    if "learn" in gpu:
+        (PAGE.parent / CURVE).write_text(draw(gpu["learn"], gpu.get("learn-trl")))
+    sections = [_head(), _gpu(gpu) if gpu else "", _learning(gpu), _cpu(text) if text else ""]
+    PAGE.write_text("\n".join(section for section in sections if section))
 
 
-def render(cells: dict[str, Any]) -> str:
-    parts = ["## One GPU\n", _about(cells), _steps(cells), _against(cells), _demands(cells)]
-    return "\n".join(part for part in [*parts, _agreement(cells), _learning(cells)] if part)
+def _read(folder: Path) -> Cells:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
-def _about(cells: dict[str, Any]) -> str:
-    known = cells.get("anchor") or next(iter(cells.values()))
-    dates = sorted({c["date"] for c in cells.values()})
-    return (
-        f"{known['machine']}, torch {known['torch']}, {', '.join(dates)}. Qwen2.5 layouts with random weights, ends switched "
-        "off, so that every step has the same tokens; GRPO without a KL term; float32 master weights beside the bf16 or "
-        "fp16 ones that sampler and learner share. Medians after two warm-up steps; seconds. The floor is what bytes "
-        "(sampling, 4.3 TB/s) and operations (learning, 790 TFLOP/s) take at the ceilings measured on such a machine. "
-        "`make bench-gpu` repeats it, cell by cell.\n"
-    )
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join(lines) + "\n"
 
 
-def _steps(cells: dict[str, Any]) -> str:
-    rows = [
-        "| shape (prompts × group × (prompt + completion)) | model | dtype | sampling | learning | step | tokens/s | peak GB | "
-        "share of the floor | ms a token |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+def _head() -> str:
+    return """# Performance
+
+How long one step of GRPO takes, where the time goes, and what the same step costs in TRL. A step is everything between two
+sets of weights: sampling, rewards, credit, and learning. Every number here comes from a file under `results/`, which the
+commands below write; the page itself is written from those files.
+
+```
+make bench-gpu        # one GPU: all cells that have no result yet, then this page
+make bench-text       # a CPU: minutes, and nothing else should run
+```
+"""
+
+
+# ------------------------------------------------------------------ one GPU
+
+
+def _gpu(cells: Cells) -> str:
+    known = next(c for c in cells.values() if "machine" in c and "torch" in c)
+    dates = ", ".join(sorted({c["date"] for c in cells.values()}))
+    parts = [
+        f"""## One GPU
+
+One {known["machine"]}, torch {known["torch"]}, {dates}. The models have the layouts of Qwen2.5 0.5B and 1.5B (vocabulary
+151,936) and random weights, and ends are switched off, so that every step has the same number of tokens. GRPO without a KL
+term; sampler and learner share the weights, beside which float32 masters are kept. Medians after two
+warm-up steps, of each phase and of the whole on its own.
+""",
+        _steps(cells),
+        _reading(cells),
+        _against(cells),
+        _agreement(cells),
+        """### Repeating it
+
+A cell is a command of its own, so that the table can be filled over several sittings; one that has a result is skipped.
+
+```
+python -m benchmarks.gpu list                 # the cells
+python -m benchmarks.gpu anchor short         # some of them
+python -m benchmarks.gpu --again anchor       # once more
+python -m benchmarks.gpu table                # this page
+```
+
+The cells of TRL need `trl` and `datasets`. Without CUDA the benchmark says so and stops.
+""",
     ]
-    for name, c in cells.items():
-        if "share_of_floor" not in c:
+    return "\n".join(part for part in parts if part)
+
+
+def _shape(c: Cells) -> str:
+    return f"{c['prompts']} × {c['group']} × ({c['prompt']:,} + {c['completion']:,})"
+
+
+def _steps(cells: Cells) -> str:
+    rows = []
+    for name in ORDER:
+        if (c := cells.get(name)) is None:
             continue
         share = c["share_of_floor"]
-        shape = f"{c['prompts']} × {c['group']} × ({c['prompt']} + {c['completion']})"
-        mark = " (beside TRL)" if name == "anchor-beside-trl" else ""
-        rows.append(
-            f"| {shape}{mark} | {c['model']} | {c['dtype']} | {c['sample']:.2f} | {c['learn']:.2f} | {c['step']:.2f} | "
-            f"{c['tokens_per_s']:,.0f} | {c['peak_gb']:.1f} | {share['sample']:.0%} / {share['learn']:.0%} | "
-            f"{c['ms_per_token']:.2f} |"
-        )
-    return "\n".join(rows) + "\n"
+        rows.append([
+            _shape(c) + (" [^1]" if "note" in c else ""), c["model"], c["dtype"], f"{c['sample']:.2f}", f"{c['learn']:.2f}",
+            f"**{c['step']:.2f}**", f"{c['tokens_per_s']:,.0f}", f"{c['ms_per_token']:.2f}", f"{c['peak_gb']:.0f}",
+            f"{share['sample']:.0%} / {share['learn']:.0%}",
+        ])  # fmt: skip
+    head = [
+        "prompts × group × (prompt + completion)", "model", "weights", "sampling, s", "learning, s", "step, s",
+        "tokens sampled / s of step", "ms a position", "peak, GB", "share of the floor",
+    ]  # fmt: skip
+    notes = [f"[^1]: {c['note']}\n" for name in ORDER if (c := cells.get(name)) and "note" in c]
+    return _table(head, rows) + "\n" + "".join(notes)
 
 
-def _against(cells: dict[str, Any]) -> str:
-    beside = cells.get("anchor-beside-trl") or cells.get("anchor")
-    theirs = [c for name, c in cells.items() if name.startswith("anchor-trl")]
-    if beside is None or not theirs:
-        return ""
-    rows = [
-        "The same work in TRL, on the same machine (16 × 8 × (128 + 512), 0.5B):\n",
-        "| | generation with scoring | training | step | peak GB | Panoply is faster by |",
-        "|---|---|---|---|---|---|",
+def _reading(cells: Cells) -> str:
+    lines = [
+        "How to read it: *ms a position* is sampling time divided by the completion's length, all rows advancing together. The *floor* is "
+        "what the fewest bytes (sampling, at 4.3 TB/s) and operations (learning, at 790 TFLOP/s) would take, both rates measured on "
+        "such a machine; the two shares are sampling's and learning's. A prompt is read once for its group, in sampling and in learning."
     ]
-    for c in theirs:
-        phases = f"{c['sample']:.2f} | {c['learn']:.2f}" if "sample" in c else "– | –"
-        peak = f"{c['peak_gb']:.1f}" if "peak_gb" in c else "–"
-        note = f" ({c['note'].rstrip('.').lower()})" if "note" in c else ""
-        rows.append(
-            f"| TRL {c['trl']}, {c['setting']}, micro-batch {c['micro_batch']}{note} | {phases} | {c['step']:.2f} | {peak} | "
-            f"{c['step'] / beside['step']:.1f}× |"
+    if (anchor := cells.get("anchor")) is not None:
+        lines.append(
+            f"Kernels and graphs are made once in a process, in {anchor['setup_s']:.1f} s here with the compiler's cache warm; the first step took "
+            f"{anchor['first_step_s']:.1f} s. Single steps of the first row took {min(s['step'] for s in anchor['steps'][1:]):.2f} to "
+            f"{max(s['step'] for s in anchor['steps'][1:]):.2f} s."
         )
-    rows.append(
-        f"| Panoply | {beside['sample']:.2f} | {beside['learn']:.2f} | {beside['step']:.2f} | {beside['peak_gb']:.1f} | |"
-    )
-    rows.append(
-        "\n*default*: float32 weights under bf16 autocast, gradient checkpointing, 8 rows at a time. *best*: bf16 weights, "
-        "no checkpointing, fused AdamW on the bf16 weights themselves (no float32 masters, which Panoply has), as many rows as pay. TRL's step time varied by ±6 % between steps.\n"
-    )
-    return "\n".join(rows)
-
-
-def _demands(cells: dict[str, Any]) -> str:
-    rows = ["| demand, anchor shape | measured | |", "|---|---|---|"]
-
-    def add(what: str, value: float, limit: float, unit: str, least: bool = False) -> None:
-        met = value >= limit if least else value <= limit
-        word = "at least" if least else "at most"
-        rows.append(
-            f"| {what} {word} {limit:g}{unit} | {value:.3g}{unit} | {'met' if met else '**not met**'} |"
-        )
-
-    if anchor := cells.get("anchor"):
-        add("step", anchor["step"], 1.6, " s")
-        add("generation", anchor["sample"], 0.95, " s")
-        add("training", anchor["learn"], 0.65, " s")
-        add("peak memory", anchor["peak_gb"], 30, " GB")
-        add("mean distance of log-probabilities, sampler and scorer, bf16", anchor["gap"], 1.2e-2, "")
-        add("ratios outside 1 ± 0.2 at step 0", anchor["off"], 1e-3, "")
-    if half := cells.get("anchor-float16"):
-        add("the same, fp16", half["gap"], 1.5e-3, "")
-    if whole := cells.get("anchor-float32"):
-        add("the same, fp32", whole["gap"], 1e-5, "")
-    beside = cells.get("anchor-beside-trl") or cells.get("anchor")
-    for name in ("anchor-trl-default", "anchor-trl-best"):
-        if beside and name in cells:
-            setting = cells[name]["setting"]
-            add(
-                f"TRL, {setting}, in the same run slower by",
-                cells[name]["step"] / beside["step"],
-                9,
-                "×",
-                least=True,
-            )
     if "short" in cells and "far" in cells:
         ratio = cells["far"]["ms_per_token"] / cells["short"]["ms_per_token"]
-        add("time a token, completion 2,048 against 128", ratio, 2, "×")
+        lines.append(f"Long completions: a position costs {ratio:.2f} times as much at 2,048 as at 128.")
     if "group-8" in cells and "prompt-1024" in cells:
         ratio = cells["prompt-1024"]["learn"] / cells["group-8"]["learn"]
-        add("training, group 16 against 8, prompt 1,024", ratio, 1.7, "×")
-    if anchor:
-        rows.append(
-            f"\nKernels and graphs: {anchor['setup_s']:.1f} s once in a process, in a first step of "
-            f"{anchor['first_step_s']:.1f} s on a fresh machine.\n"
-        )
-    return "\n".join(rows)
+        lines.append(f"Long prompts are shared: twice the group takes {ratio:.2f} times the learning time.")
+    return "\n\n".join(lines) + "\n"
 
 
-def _agreement(cells: dict[str, Any]) -> str:
-    if (e := cells.get("equality")) is None:
+def _against(cells: Cells) -> str:
+    rows = []
+    for ours, theirs in (("anchor", "anchor-trl"), ("prompt-1024", "prompt-1024-trl"), ("1.5B", "1.5B-trl")):
+        opponents = [c for name, c in cells.items() if name.startswith(theirs)]
+        if ours not in cells or not opponents:
+            continue
+        mine = cells[ours]
+        what = f"{_shape(mine)}, {mine['model']}"
+        rows.append([what, "**Panoply**", *_phases(mine), ""])
+        for c in sorted(opponents, key=lambda c: float(c["step"])):
+            mark = f"; {c['note'][0].lower()}{c['note'][1:].rstrip('.')}" if "note" in c else ""
+            setting = f"TRL {c['trl']}, {c['setting']}, {c['micro_batch']} rows at a time{mark}"
+            rows.append(["", setting, *_phases(c), f"{c['step'] / mine['step']:.1f}×"])
+    if not rows:
         return ""
-    return (
-        f"Before any clock: graphs draw {e['graphs_draw_eager_tokens']:.0%} of the tokens that eager decoding draws (fp32); "
-        f"logits differ from transformers' by {e['transformers_logits']:.1e} of the largest; packed bf16 and fp16 gradients "
-        f"from the padded fp32 one by {e['gradient_bfloat16']:.1%} and {e['gradient_float16']:.1%} in norm, weights rounded "
-        "too.\n"
+    head = ["the same work", "", "sampling and scoring, s", "training, s", "step, s", "peak, GB", "slower by"]
+    again = [
+        f"{c['again']['step']:.2f} s ({c['setting']})"
+        for name, c in cells.items()
+        if name.startswith("anchor-trl") and "again" in c
+    ]
+    text = """*default*: as TRL comes, float32 weights under bf16 autocast, gradient checkpointing, 8 rows at a time. *best*: bf16 weights,
+no checkpointing, fused AdamW on the bf16 weights themselves (without the float32 masters that Panoply keeps), as many rows as
+pay. One warm-up step and three timed ones unless the row says otherwise.
+"""
+    if again:
+        text += (
+            "\nThe first shape's rows of TRL were measured on another machine of the same kind; in the session of Panoply's row, one step "
+            f"after the warm-up took {' and '.join(again)}.\n"
+        )
+    return "### Beside TRL\n\n" + _table(head, rows) + "\n" + text
+
+
+def _phases(c: Cells) -> list[str]:
+    return [
+        f"{c[name]:{form}}" if name in c else "–"
+        for name, form in (("sample", ".2f"), ("learn", ".2f"), ("step", ".2f"), ("peak_gb", ".0f"))
+    ]
+
+
+def _agreement(cells: Cells) -> str:
+    rows = []
+    for name in ("anchor", "anchor-float16", "anchor-float32"):
+        if (c := cells.get(name)) is not None:
+            rows.append([c["dtype"], f"{c['gap']:.1e}", f"{c['off']:.0e}" if c["off"] else "0"])
+    if not rows:
+        return ""
+    text = (
+        "### Does the fast path say the same?\n\n"
+        "Mean distance between the log-probability a token was sampled with and the one the learner gives it, on unchanged weights, and "
+        "the share of ratios outside 1 ± 0.2. Every run measures both (`step0_gap`, `ratio_off`).\n\n"
+        + _table(["weights", "mean distance", "ratios outside 1 ± 0.2"], rows)
     )
+    if (e := cells.get("equality")) is not None:
+        text += (
+            f"\nCaptured graphs draw {e['graphs_draw_eager_tokens']:.0%} of the tokens that plain decoding draws (float32); logits differ from "
+            f"transformers' by {e['transformers_logits']:.1e} of the largest; packed bf16 and fp16 gradients differ from the padded float32 one "
+            f"by {e['gradient_bfloat16']:.1%} and {e['gradient_float16']:.1%} in norm, the weights' own rounding included.\n"
+        )
+    return text
 
 
-def _learning(cells: dict[str, Any]) -> str:
+def _learning(cells: Cells) -> str:
     if (c := cells.get("learn")) is None:
         return ""
+    curve = [p for p in c["curve"] if "held_out_sampled" in p]
+    first = next((p for p in curve if p["held_out_sampled"] > 0.8), curve[-1])
+    parts = " and ".join(f"{rate:.2f} on {name}" for name, rate in c["after"]["parts"].items())
+    text = f"""### A run that learns
+
+{c["parameters"] / 1e6:.0f} million new parameters in {c["dtype"]} on the world `mixed`: chains of sums and products, and pairs of numbers, in turn. Imitation of
+careless teachers takes {c["imitation_s"]:.0f} s and leaves success on 256 held-out problems at {c["before"]["sampled"]:.2f}; GRPO with 32 prompts × 16 is above 0.8 at step
+{first["step"]} after {first["seconds"]:.0f} s more, evaluations included, and ends at {c["after"]["sampled"]:.2f} ({parts}) after {c["curve"][-1]["seconds"]:.0f} s.
+
+![Success against seconds: Panoply and TRL]({CURVE})
+
+"""
+    if (t := cells.get("learn-trl")) is not None:
+        steps = len(t["curve"])
+        mine = c["curve"][steps - 1]
+        text += (
+            f"TRL {t['trl']} began with the same weights and saw the same problems in the same order for its first {steps} steps (float32 weights under "
+            f"bf16 autocast, its default; no checkpointing). It took {t['curve'][-1]['seconds']:.0f} s, {t['curve'][0]['seconds']:.0f} of them for the first step, where Panoply took {mine['seconds']:.0f}; success in training was "
+            f"{_late(t['curve'][:steps]):.2f} against {_late(c['curve'][:steps]):.2f} over the last ten of these steps.\n\n"
+        )
     rows = [
-        f"A real run: {c['parameters'] / 1e6:.0f}M parameters in {c['dtype']} on chain, levels mixed, "
-        f"{c['imitation_s']:.0f} s of imitation to {c['imitated']['sampled']:.2f} held out, then GRPO. {c.get('note', '')}\n",
-        "| GRPO step | seconds | success in training | held out |",
-        "|---|---|---|---|",
-    ]
-    for point in c["curve"]:
-        held = f"{point['held_out_sampled']:.3f}" if "held_out_sampled" in point else ""
-        rows.append(f"| {point['step']} | {point['seconds']:.0f} | {point['success']:.3f} | {held} |")
-    return "\n".join(rows) + "\n"
+        [str(p["step"]), f"{p['seconds']:.0f}", f"{p['success']:.2f}", f"{p['held_out_sampled']:.2f}", f"{p['held_out_greedy']:.2f}"]
+        for p in curve
+    ]  # fmt: skip
+    return text + _table(["step", "seconds", "in training", "held out, sampled", "held out, greedy"], rows)
+
+
+def _late(curve: Sequence[Cells]) -> float:
+    return statistics.mean(p["success"] for p in curve[-10:])
+
+
+# ------------------------------------------------------------------ a CPU
+
+
+def _cpu(cells: Cells) -> str:
+    some = next(iter(cells.values()))
+    dates = ", ".join(sorted({c["date"] for c in cells.values()}))
+    rows = []
+    for name, c in cells.items():
+        side, *kind, threads = name.split("-")
+        low, _, high = statistics.quantiles(c["steps"], n=4)
+        who = "**Panoply**" if side == "panoply" else f"TRL, {' '.join(kind)}"
+        rows.append([who, threads, f"{c['median']:.2f}", f"{low:.2f}–{high:.2f}"])
+    fastest = {
+        side: min((c["median"] for n, c in cells.items() if n.startswith(side)), default=None)
+        for side in ("trl-best", "trl-default", "panoply")
+    }
+    text = f"""## A CPU
+
+{some["cores"]} cores, torch {some["torch"]}, {dates}. 0.86 million parameters, 16 prompts × 8 completions of exactly 32 tokens, one clipped step
+without KL; both sides load the same folder. Medians of ten steps after three.
+
+"""
+    text += _table(["", "threads", "step, s", "quartiles"], rows)
+    if all(fastest.values()):
+        best, default, ours = (float(fastest[s] or 0) for s in ("trl-best", "trl-default", "panoply"))
+        text += f"\nAt its better thread count each: TRL takes {best / ours:.2f} times as long as Panoply with its best settings, {default / ours:.2f} times as it comes.\n"
+    return text

@@ -121,7 +121,7 @@ def _part_product(
 
 
 def part_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x · weightᵀ in [parts, rows, columns] float32 parts that `add_norm` sums, where `few` rows make that quicker.
+    """x · weightᵀ in [parts, rows, columns] float32 parts that `add_norm` sums, for at most 128 rows.
 
     The depth is cut because [rows, columns] alone has too few tiles for all multiprocessors.
     """
@@ -137,8 +137,9 @@ def part_product(x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def few(x: Tensor) -> bool:
-    return len(x) <= 128 and x.element_size() == 2
+def in_parts(x: Tensor, weight: Tensor) -> bool:
+    """Whether `part_product` is quicker than the library's: measured with 128 rows, by columns of 896 and of 1,536."""
+    return len(x) <= 128 and len(weight) <= 1024 and x.element_size() == 2
 
 
 @triton.jit

@@ -16,6 +16,8 @@ from panoply.experience import Ragged
 
 CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 28}
 """Logits held at a time when no chunk is given: what a core's cache likes, or a small share of GPU memory."""
+KEPT_VOCABULARY = 4096
+"""Below this, logits are computed again in no time."""
 KEPT_SHARE = 0.05
 """Of a GPU's memory, what softmaxes kept for the backward pass may take."""
 NEVER = -1e4
@@ -54,7 +56,9 @@ class Head:
         if not (torch.is_grad_enabled() and hidden.requires_grad and self.fused(hidden)) or entropy:
             return False
         needed = len(hidden) * vocab * hidden.element_size()
-        return hidden.element_size() == 2 and needed < KEPT_SHARE * torch.cuda.mem_get_info(hidden.device)[1]
+        if hidden.element_size() != 2 or vocab < KEPT_VOCABULARY:
+            return False
+        return needed < KEPT_SHARE * torch.cuda.mem_get_info(hidden.device)[1]
 
     def heat(self, rows: slice) -> Tensor | None:
         return None if self.temperature is None else self.temperature[rows]

@@ -289,9 +289,10 @@ class GraphDecoder:
 
 def _onto(x: Tensor, weight: tuple[Tensor, Tensor | None]) -> Tensor:
     """A product that `add_norm` adds to the stream: whole, or in parts."""
-    from panoply.kernels.decode import few, part_product
+    from panoply.kernels.decode import in_parts, part_product
 
-    return part_product(x, weight[0]) if weight[1] is None and few(x) else F.linear(x, *weight)
+    cut = weight[1] is None and in_parts(x, weight[0])
+    return part_product(x, weight[0]) if cut else F.linear(x, *weight)
 
 
 def bucket(rows: int) -> int:
