@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from panoply.errors import PanoplyError
+from panoply.policies.attention import Visibility
 from panoply.policies.decoder_config import DecoderConfig
 from panoply.policies.fused import run_blocks
 from panoply.policies.scoring import has_triton, wide_product
@@ -19,46 +20,7 @@ if TYPE_CHECKING:
     from panoply.policies.cache import Cache
     from panoply.policies.packing import Packing
 
-__all__ = ["Decoder", "DecoderConfig", "Visibility"]
-
-
-class Visibility:
-    """Which keys a query sees, as additive masks, each built once per forward pass for all layers.
-
-    Without segments a query sees the keys of earlier positions. Segment 0 is a prefix that all see, s > 0 a
-    suffix that only itself sees, -1 padding, which sees padding. With a cache, slot j holds position j.
-    """
-
-    def __init__(self, positions: Tensor, segments: Tensor | None, cached: bool, dtype: torch.dtype):
-        self.positions, self.segments, self.cached, self.dtype = positions, segments, cached, dtype
-        here = torch.arange(positions.shape[1], device=positions.device)
-        self.causal = not cached and segments is None and bool((positions == here).all())
-        self._masks: dict[tuple[int, int], Tensor | None] = {}
-
-    def mask(self, window: int, keys: int) -> Tensor | None:
-        """[B, 1, T, keys]; None where plain causal attention is the same."""
-        window = 0 if window >= keys else window
-        if (window, keys) not in self._masks:
-            plain = self.causal and not window
-            self._masks[window, keys] = None if plain else self.build(window, keys)
-        return self._masks[window, keys]
-
-    def build(self, window: int, keys: int) -> Tensor:
-        query = self.positions[:, :, None]
-        key = torch.arange(keys, device=query.device) if self.cached else self.positions[:, None, :]
-        visible = key <= query
-        if window:
-            visible = visible & (key > query - window)
-        if self.segments is not None:
-            own, other = self.segments[:, :, None], self.segments[:, None, :]
-            visible = visible & ((own == other) | ((other == 0) & (own > 0)))
-        mask = torch.zeros(visible.shape, dtype=self.dtype, device=query.device)
-        return mask.masked_fill_(~visible, float("-inf"))[:, None]
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-        """[B, T, heads, size] queries and [B, keys, kv_heads, size] keys and values to [B, T, heads, size]."""
-        mask = self.mask(window, k.shape[1])
-        return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask).transpose(1, 2)
+__all__ = ["Decoder", "DecoderConfig"]
 
 
 class Norm(nn.Module):
@@ -94,21 +56,6 @@ class Attention(nn.Module):
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         return rotate(q, rotation), rotate(k, rotation), v
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention, causal without a mask. Query heads may share key heads; how to say so decides the speed."""
-    rows, heads, length, size = q.shape
-    share = heads // k.shape[1]
-    if share > 1 and length == 1 and mask is not None:
-        # One query a row: the heads that share keys are so many queries of one head.
-        folded = F.scaled_dot_product_attention(q.view(rows, -1, share, size), k, v, attn_mask=mask)
-        return folded.reshape(rows, heads, 1, size)
-    if share > 1 and q.is_cuda:
-        # With `enable_gqa` CUDA falls back to kernels that are three times slower under a mask.
-        k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
-    grouped = k.shape[1] < heads
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -170,7 +117,7 @@ class Decoder(nn.Module):
     softcap = 0.0
     """None of these layouts caps its logits; others do."""
     fusing = True
-    """Whether what lies between matrix products is fused where rows are packed on a GPU."""
+    """Whether what lies between matrix products is fused where rows are packed."""
     checkpointing = False
     """Whether a block's inside is computed again in the backward pass, for a third more work and little memory."""
 
@@ -204,13 +151,15 @@ class Decoder(nn.Module):
 
     @property
     def packs(self) -> bool:
-        """Whether rows are best packed: where there is an attention kernel for it."""
-        return self.device.type == "cuda" and self.dtype in (torch.bfloat16, torch.float16)
+        """Whether rows are best packed: where there is an attention kernel for it, and on a CPU."""
+        return self.device.type == "cpu" or self.dtype in (torch.bfloat16, torch.float16)
 
     @property
     def fuses(self) -> bool:
         """Whether packed rows go through fused blocks."""
-        return self.fusing and self.packs and self.device.type == "cuda" and has_triton()
+        if self.device.type == "cpu":
+            return self.fusing and self.dtype in (torch.float32, torch.float64)
+        return self.fusing and self.packs and has_triton()
 
     def hidden(
         self,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError, needs_extra
-from panoply.policies.decoder import Visibility
+from panoply.policies.attention import Visibility
 from panoply.policies.scoring import wide_product
 
 if TYPE_CHECKING:

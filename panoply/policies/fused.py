@@ -1,4 +1,4 @@
-"""A decoder's blocks over packed rows on a GPU: matrix products, torch's flash attention, and a kernel between two.
+"""A decoder's blocks over packed rows: matrix products, attention, and one function, forward and backward, between two.
 
 The same function as `Block.forward`, with fewer passes over memory and nothing kept that is cheap to compute again.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,14 +16,21 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from panoply.experience import moved
-from panoply.policies.joined import joined
+from panoply.kernels import host
+from panoply.policies.joined import joined, product
 from panoply.policies.packing import Packing, pack, rotate_and_attend
 
 if TYPE_CHECKING:
     from panoply.policies.cache import Cache
-    from panoply.policies.decoder import Block, Decoder
+    from panoply.policies.decoder import Attention, Block, Decoder
 
 Rotation = tuple[Tensor, Tensor]
+
+
+def _kernels(device: torch.device) -> ModuleType:
+    if device.type == "cpu":
+        return host
+    return import_module("panoply.kernels.train")
 
 
 Keep = Callable[[int, Tensor], None]
@@ -37,9 +46,9 @@ def run_blocks(
     keep: Keep | None = None,
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """[1, N, width] embeddings to final states after the norm, and the states after `taps` blocks."""
-    from panoply.kernels.train import add_norm
-
     cos, sin = (r[0, :, 0].contiguous() for r in rotation)
+    if x.device.type == "cpu":
+        cos, sin = host.angles(cos, sin)
     total, change = x[0], None
     tapped = {0: x} if 0 in taps else {}
     recompute = model.checkpointing and torch.is_grad_enabled()
@@ -52,7 +61,7 @@ def run_blocks(
         if depth in taps:
             tapped[depth] = (total + change)[None]
     norm = model.model.norm
-    _, normed = add_norm(total, change, norm.weight, norm.eps)
+    _, normed = _kernels(x.device).add_norm(total, change, norm.weight, norm.eps)
     if model.config.layers in taps:
         tapped[model.config.layers] = normed[None]
     return normed[None], tapped
@@ -78,6 +87,18 @@ def prefill(model: Decoder, cache: Cache, rows: Sequence[Sequence[int]]) -> None
     run_blocks(model, x, model._rotation(position[None], x.dtype), packing, keep=keep)
 
 
+def _projected(attention: Attention, y: Tensor) -> tuple[Tensor, int, int]:
+    """[N, heads + 2 · kv_heads, size] queries, keys and values, not yet rotated, and how many heads of each."""
+    size = attention.head_dim
+    qkv = _products(y, [attention.q_proj, attention.k_proj, attention.v_proj]).view(len(y), -1, size)
+    heads = attention.q_proj.out_features // size
+    shared = (qkv.shape[1] - heads) // 2
+    if attention.qk_norm:
+        q, k, v = torch.split(qkv, [heads, shared, shared], dim=1)
+        qkv = torch.cat([attention.q_norm(q), attention.k_norm(k), v], dim=1)
+    return qkv, heads, shared
+
+
 def _block(
     block: Block,
     total: Tensor,
@@ -88,24 +109,20 @@ def _block(
     keep: Callable[[Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The stream and what is to be added to it, before a block and after it."""
-    from panoply.kernels.train import add_norm, gated_down
-
+    kernels = _kernels(total.device)
     attention, mlp = block.self_attn, block.mlp
-    size, norm = attention.head_dim, block.input_layernorm
-    total, y = add_norm(total, change, norm.weight, norm.eps)
-    qkv = _products(y, [attention.q_proj, attention.k_proj, attention.v_proj]).view(len(y), -1, size)
-    heads = attention.q_proj.out_features // size
-    if attention.qk_norm:
-        q, k, v = torch.split(qkv, [heads, (qkv.shape[1] - heads) // 2, (qkv.shape[1] - heads) // 2], dim=1)
-        qkv = torch.cat([attention.q_norm(q), attention.k_norm(k), v], dim=1)
+    norm = block.input_layernorm
+    total, y = kernels.add_norm(total, change, norm.weight, norm.eps)
+    qkv, heads, _ = _projected(attention, y)
     mixed = rotate_and_attend(qkv, (cos, sin), heads, packing, attention.window).flatten(1)
     if keep is not None:
         keep(qkv[:, heads:])
     norm = block.post_attention_layernorm
-    total, y = add_norm(total, attention.o_proj(mixed), norm.weight, norm.eps)
+    total, y = kernels.add_norm(total, attention.o_proj(mixed), norm.weight, norm.eps)
     both, down = _products(y, [mlp.gate_proj, mlp.up_proj]), mlp.down_proj
     if type(down) is nn.Linear and down.bias is None and down.weight.requires_grad:
-        return total, gated_down(both, down.weight)
+        added: Tensor = kernels.gated_down(both, down.weight)
+        return total, added
     gate, up = both.chunk(2, dim=1)
     wide: Tensor = nn.functional.silu(gate) * up
     return total, down(wide)
@@ -113,8 +130,6 @@ def _block(
 
 def _products(x: Tensor, layers: list[nn.Linear]) -> Tensor:
     """The layers' outputs side by side: one product where they are plain, so that their weights can be joined."""
-    from panoply.kernels.train import product
-
     if any(type(layer) is not nn.Linear or not layer.weight.requires_grad for layer in layers):
         return torch.cat([layer(x) for layer in layers], dim=1)
     weight, bias = joined(layers)

@@ -1,4 +1,4 @@
-"""Packed rows: all sequences end to end without padding, attended with torch's variable-length kernel.
+"""Packed rows: all sequences end to end without padding, attended with torch's variable-length kernel where it is.
 
 A suffix's keys are its prefix's and its own: keys and values, a small part of the work, are copied to each suffix, and
 everything else of a prefix is computed once.
@@ -7,14 +7,16 @@ everything else of a prefix is computed once.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from panoply.experience import moved
+from panoply.kernels import host
+from panoply.policies.padded import Layout, attend, lay
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,16 @@ class Packing:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
         """[1, N, heads, size] queries and [1, N, kv_heads, size] keys and values to [1, N, heads, size]."""
-        if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
-            qkv, still = torch.cat([q[0], k[0], v[0]], dim=1), q.new_zeros(q.shape[1], q.shape[3] // 2)
-            return rotate_and_attend(qkv, (still + 1, still), q.shape[2], self, window)[None]
-        keys, values = (_Spread.apply(x[0], self) for x in (k, v))  # type: ignore[no-untyped-call]
-        return self._one_by_one(q[0], keys, values, window)[None]
+        qkv = torch.cat([q[0], k[0], v[0]], dim=1)
+        if not _has_kernel(q):
+            return attend(qkv, q.shape[2], self.layout, window)[None]
+        still = q.new_zeros(q.shape[1], q.shape[3] // 2)
+        return rotate_and_attend(qkv, (still + 1, still), q.shape[2], self, window)[None]
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The pieces in padded rows, for devices and numbers without a kernel for pieces end to end."""
+        return lay(self)
 
     def spread(self, x: Tensor) -> Tensor:
         """[N, …] tokens to the list of keys."""
@@ -65,24 +72,6 @@ class Packing:
         total.index_add_(0, self.copied, g.index_select(0, self.copies).to(wide))
         total += out.index_select(0, self.prefix)
         return out.index_copy_(0, self.prefix, total.to(g.dtype))
-
-    def _one_by_one(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-        """The same a piece at a time: the reference, and the way for float32 on a GPU or a CPU."""
-        found = []
-        bounds = zip(self.queries.tolist(), self.keys.tolist(), strict=True)
-        (begin, first), *rest = bounds
-        for end, last in rest:
-            here, there = end - begin, last - first
-            query = torch.arange(there - here, there, device=q.device)[:, None]
-            key = torch.arange(there, device=q.device)
-            seen = key <= query
-            if window:
-                seen = seen & (key > query - window)
-            query, key, value = (x.transpose(0, 1) for x in (q[begin:end], k[first:last], v[first:last]))
-            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
-            found.append(mixed.transpose(0, 1))
-            begin, first = end, last
-        return torch.cat(found)
 
 
 def pack(length: Tensor, segment: Tensor, row: Tensor) -> Packing:
@@ -123,16 +112,23 @@ def pack(length: Tensor, segment: Tensor, row: Tensor) -> Packing:
     )
 
 
-class _Spread(torch.autograd.Function):
+class _Turn(torch.autograd.Function):
+    """Rotary positions on the first `turning` heads of [N, heads, size], in place."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, packing: Packing) -> Tensor:
-        ctx.packing = packing
-        return packing.spread(x)
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, turning: int) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.turning = turning
+        host.turn(qkv[:, :turning], cos, sin, qkv[:, :turning])
+        ctx.mark_dirty(qkv)
+        return qkv
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return ctx.packing.gather(g), None
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        host.turn(g[:, : ctx.turning], cos, sin, g[:, : ctx.turning], -1.0)
+        return g, None, None, None
 
 
 class _Flash(torch.autograd.Function):
@@ -187,6 +183,13 @@ class _Flash(torch.autograd.Function):
 def rotate_and_attend(
     qkv: Tensor, rotation: tuple[Tensor, Tensor], heads: int, packing: Packing, window: int
 ) -> Tensor:
-    """[N, heads + 2 · kv_heads, size], which is overwritten, to [N, heads, size]; half precision on a GPU."""
-    found: Tensor = _Flash.apply(qkv, *rotation, heads, packing, window)  # type: ignore[no-untyped-call]
-    return found
+    """[N, heads + 2 · kv_heads, size], which is overwritten with what was rotated, to [N, heads, size]."""
+    if _has_kernel(qkv):
+        found: Tensor = _Flash.apply(qkv, *rotation, heads, packing, window)  # type: ignore[no-untyped-call]
+        return found
+    turned = _Turn.apply(qkv, *rotation, (qkv.shape[1] + heads) // 2)  # type: ignore[no-untyped-call]
+    return attend(turned, heads, packing.layout, window)
+
+
+def _has_kernel(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from panoply.experience import Experience, moved
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import generation_config, load_model, save_model
 from panoply.policies.foreign import Foreign
-from panoply.policies.layout import lay_out
+from panoply.policies.layout import Rows, lay_out
 from panoply.policies.scoring import score_actions
 from panoply.policies.tokenizer import Tokenizer
 
@@ -111,15 +111,9 @@ class TextPolicy:
         `hidden:K` is the state, after K blocks, that the decision was predicted from.
         """
         taps = _taps(needs)
-        self._check_length(experience)
         found: dict[str, list[Tensor]] = {}
         order = []
-        # Attention costs as much as the rest of a block on rows of about six times the width.
-        dense, packed = 6 * self.model.config.width, self.packs
-        for rows in lay_out(experience, shared=self.shared, dense=dense, packed=packed):
-            part = rows.to(self.device)
-            laid: dict[str, Any] = {"packing": part.packing} if packed else {"segments": part.segments}
-            last, tapped = self.model.hidden_states(part.tokens, part.positions, **laid, taps=taps)
+        for rows, part, last, tapped in self._passes(experience, taps):
             scores = self._score_rows(experience, rows.decision, _pick(last, part.state), "entropy" in needs)
             scores |= {f"hidden:{k}": _pick(state, part.state) for k, state in tapped.items()}
             for name, column in scores.items():
@@ -132,13 +126,22 @@ class TextPolicy:
 
     def states(self, experience: Experience) -> Tensor:
         """The last hidden state [decisions, width] that each decision was predicted from."""
+        passes = list(self._passes(experience))
+        order = torch.cat([part.decision for _, part, _, _ in passes])
+        return torch.cat([_pick(last, part.state) for _, part, last, _ in passes])[order.argsort()]
+
+    def _passes(
+        self, experience: Experience, taps: Sequence[int] = ()
+    ) -> Iterator[tuple[Rows, Rows, Tensor, dict[int, Tensor]]]:
+        """Forward passes over all contexts: rows, the same beside the model, last states, and those at `taps`."""
         self._check_length(experience)
-        found, order = [], []
-        for rows in lay_out(experience, shared=self.shared, dense=6 * self.model.config.width):
+        # Attention costs as much as the rest of a block on rows of about six times the width.
+        dense, packed = 6 * self.model.config.width, self.packs
+        for rows in lay_out(experience, shared=self.shared, dense=dense, packed=packed):
             part = rows.to(self.device)
-            found.append(_pick(self.model.hidden(part.tokens, part.positions, part.segments), part.state))
-            order.append(part.decision)
-        return torch.cat(found)[torch.cat(order).argsort()]
+            laid: dict[str, Any] = {"packing": part.packing} if packed else {"segments": part.segments}
+            last, tapped = self.model.hidden_states(part.tokens, part.positions, **laid, taps=taps)
+            yield rows, part, last, tapped
 
     def _score_rows(
         self, experience: Experience, decision: Tensor, states: Tensor, entropy: bool

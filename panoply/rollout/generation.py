@@ -10,6 +10,7 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.rollout.graphs import GraphDecoder, graph_decoder
+from panoply.rollout.hosted import host_decoder
 from panoply.rollout.masks import BatchMask, View, combined
 from panoply.rollout.prefill import Prompts, chunks, feed, padded
 from panoply.rollout.requests import CachedModel, Complete, OnStop, Request, Turn
@@ -89,6 +90,7 @@ class Generation:
         else:
             self.cache = self.model.new_cache(self.size, capacity)
             self.history = torch.zeros(self.size, capacity, dtype=torch.long, device=self.device)
+        self.host = host_decoder(self.model, self.cache) if self.graphs is None else None
         early = self.sampling.min_tokens and self.sampling.stop_tokens
         looks = self.mask or self.masks or self.strings or self.complete
         self.plain = not (looks or early or self.sampling.truncates)
@@ -136,6 +138,8 @@ class Generation:
         slots = self.slots
         if self.graphs is not None:
             return self.graphs.logits(slots)
+        if self.host is not None:
+            return self.host.logits(slots.token, slots.position, self._width())
         self.cache.begin(slots.position[:, None], self._width())
         hidden = self.model.hidden(slots.token[:, None], slots.position[:, None], cache=self.cache)
         return self.model.logits(hidden[:, 0])

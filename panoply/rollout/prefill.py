@@ -93,7 +93,7 @@ class Prompts:
         for chunk in chunks([len(self.prompts[p]) for p in prompts], self.budget):
             tokens = [self.prompts[prompts[i]][:-1] for i in chunk]
             cache = self.model.new_cache(len(chunk), max(map(len, tokens)) + 1)
-            if isinstance(self.model, Decoder) and self.model.fuses:
+            if isinstance(self.model, Decoder) and self.model.fuses and self.model.device.type == "cuda":
                 prefill(self.model, cache, tokens)
             else:
                 feed(self.model, cache, tokens, [0] * len(chunk))

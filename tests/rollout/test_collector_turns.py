@@ -89,8 +89,8 @@ def test_what_is_recorded_is_what_the_policy_says(collector: Collector) -> None:
     found = collector.episodes(collector.tasks(4), 4)
     shared = collector.policy.score(found)["logp"]
     alone = TextPolicy(collector.policy.model, collector.policy.tokenizer, shared=False).score(found)["logp"]
-    assert (shared - found["logp"]).abs().max() < 1e-5
-    assert (alone - found["logp"]).abs().max() < 1e-5
+    torch.testing.assert_close(shared, found["logp"], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(alone, found["logp"], atol=1e-5, rtol=1e-5)
 
 
 def test_an_episode_does_not_depend_on_the_others(policies: dict[str, TextPolicy]) -> None:

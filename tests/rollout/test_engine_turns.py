@@ -99,13 +99,13 @@ def test_what_on_stop_is_shown(model: Decoder) -> None:
 
 def test_the_prefix_is_not_computed_again(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
-    hidden = Decoder.hidden
+    embed = type(model.model.embed_tokens).forward
 
-    def spy(self: Decoder, tokens: Tensor, *args: object, **kwargs: object) -> Tensor:
-        lengths.append(tokens.shape[1])
-        return hidden(self, tokens, *args, **kwargs)
+    def spy(self: torch.nn.Embedding, tokens: Tensor) -> Tensor:
+        lengths.append(tokens.shape[1] if tokens.ndim == 2 else 1)
+        return embed(self, tokens)
 
-    monkeypatch.setattr(Decoder, "hidden", spy)
+    monkeypatch.setattr(type(model.model.embed_tokens), "forward", spy)
     sampling = Sampling(max_tokens=4)
     TextEngine(model).generate(
         [Request([1] * 20, [0, 1])], sampling, lambda turn: [2, 3, 4] if turn.turn == 0 else None

@@ -1,0 +1,150 @@
+"""Decoding on a CPU: one token for all rows, in buffers whose views are made once per number of rows.
+
+With small models a step is mostly the cost of calling operators, so there are as few as can be: layers that share an
+input are one product, written where it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from panoply.kernels import host
+from panoply.policies.attention import attend
+from panoply.policies.cache import Cache
+from panoply.policies.decoder import Block, Decoder
+from panoply.policies.joined import joined
+from panoply.rollout.requests import CachedModel
+
+
+def host_decoder(model: CachedModel, cache: Cache) -> HostDecoder | None:
+    """None where blocks are not plain: on another device, with adapters, or of another architecture."""
+    if not isinstance(model, Decoder) or model.device.type != "cpu" or not model.fuses:
+        return None
+    layers = (m for block in model.model.layers for m in block.modules() if hasattr(m, "out_features"))
+    return HostDecoder(model, cache) if all(type(m) is nn.Linear for m in layers) else None
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """A block's matrices as they are multiplied with, [inputs, outputs], and their biases."""
+
+    qkv: tuple[Tensor, Tensor | None]
+    out: tuple[Tensor, Tensor | None]
+    both: tuple[Tensor, Tensor | None]
+    down: tuple[Tensor, Tensor | None]
+
+    @staticmethod
+    def of(block: Block) -> _Weights:
+        a, m = block.self_attn, block.mlp
+        groups = ([a.q_proj, a.k_proj, a.v_proj], [a.o_proj], [m.gate_proj, m.up_proj], [m.down_proj])
+        weights = (joined(layers) for layers in groups)
+        return _Weights(*((weight.t(), bias) for weight, bias in weights))
+
+
+class _Buffers:
+    """Where a step over some rows puts what it computes, and views of it."""
+
+    def __init__(self, model: Decoder, rows: int, weights: _Weights):
+        config, size, like = model.config, model.config.head_dim, model.head_weight
+        self.qkv, self.both = (like.new_empty(rows, w[0].shape[1]) for w in (weights.qkv, weights.both))
+        heads = self.qkv.view(rows, -1, size)
+        self.turning = heads[:, : config.heads + config.kv_heads]
+        self.q, self.k, self.v = torch.split(heads, [config.heads, config.kv_heads, config.kv_heads], dim=1)
+        self.query = self.q[:, :, None]
+        self.gate, self.up = self.both.chunk(2, dim=1)
+
+
+class HostDecoder:
+    """`logits` of what follows every row's newest token, which goes into the cache."""
+
+    @torch.no_grad()
+    def __init__(self, model: Decoder, cache: Cache):
+        self.model, self.cache = model, cache
+        self.weights = [_Weights.of(block) for block in self._blocks()]
+        self._buffers: dict[int, _Buffers] = {}
+        self._angles(cache.capacity)
+
+    def _blocks(self) -> Iterator[Block]:
+        return cast(Iterator[Block], iter(self.model.model.layers))
+
+    def _angles(self, positions: int) -> None:
+        self.cos, self.sin = host.angles(*self.model.rotation_table(positions).chunk(2, dim=-1))
+
+    def logits(self, token: Tensor, position: Tensor, width: int) -> Tensor:
+        """[B] tokens at [B] positions, none of which sees more than `width` slots, to [B, vocabulary]."""
+        rows, stack = len(token), self.model.model
+        if rows not in self._buffers:
+            self._buffers[rows] = _Buffers(self.model, rows, self.weights[0])
+        buffers = self._buffers[rows]
+        self.cache.begin(position[:, None], width)
+        if self.cache.capacity > len(self.cos):
+            self._angles(self.cache.capacity)
+        angles = self.cos.index_select(0, position), self.sin.index_select(0, position)
+        at, masks = (torch.arange(rows), position), _Masks(position, width, self.model.dtype)
+        x = stack.embed_tokens(token)
+        for index, (block, weights) in enumerate(zip(self._blocks(), self.weights, strict=True)):
+            x = self._block(block, weights, buffers, x, angles, self.cache.layer(index), at, masks)
+        norm = stack.norm
+        return self.model.logits(F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps))
+
+    def _block(
+        self,
+        block: Block,
+        weights: _Weights,
+        buffers: _Buffers,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor],
+        cache: tuple[Tensor, Tensor],
+        at: tuple[Tensor, Tensor],
+        masks: _Masks,
+    ) -> Tensor:
+        attention, norm = block.self_attn, block.input_layernorm
+        y = F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+        _product(y, weights.qkv, buffers.qkv)
+        if attention.qk_norm:
+            buffers.q.copy_(attention.q_norm(buffers.q))
+            buffers.k.copy_(attention.k_norm(buffers.k))
+        host.turn(buffers.turning, *angles, buffers.turning)
+        keys, values = cache
+        keys.index_put_(at, buffers.k)
+        values.index_put_(at, buffers.v)
+        rows, width = len(x), masks.width
+        keys, values = keys[:rows, :width].transpose(1, 2), values[:rows, :width].transpose(1, 2)
+        mixed = attend(buffers.query, keys, values, masks.of(attention.window)).view(rows, -1)
+        x = _product(mixed, weights.out).add_(x)
+        norm = block.post_attention_layernorm
+        y = F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+        _product(y, weights.both, buffers.both)
+        return _product(F.silu(buffers.gate).mul_(buffers.up), weights.down).add_(x)
+
+
+def _product(x: Tensor, weights: tuple[Tensor, Tensor | None], out: Tensor | None = None) -> Tensor:
+    weight, bias = weights
+    if bias is None:
+        return torch.mm(x, weight, out=out)
+    return torch.addmm(bias, x, weight, out=out)
+
+
+class _Masks:
+    """Additive masks [B, 1, 1, width], one per kind of window."""
+
+    def __init__(self, position: Tensor, width: int, dtype: torch.dtype):
+        self.position, self.width, self.dtype = position[:, None], width, dtype
+        self._found: dict[int, Tensor] = {}
+
+    def of(self, window: int) -> Tensor:
+        window = 0 if window >= self.width else window
+        if window not in self._found:
+            key = torch.arange(self.width)
+            hidden = key > self.position
+            if window:
+                hidden |= key <= self.position - window
+            mask = torch.zeros(hidden.shape, dtype=self.dtype).masked_fill_(hidden, -torch.inf)
+            self._found[window] = mask[:, None, None]
+        return self._found[window]
