@@ -79,9 +79,9 @@ CLAIM = Learns(
     "loses at most two points of success.",
     over="grpo",
     world="tools",
-    budget="episodes=12800",
+    budget="episodes=10240",
     metric="success/calls",
-    settings={"run.evaluate_every": 25},
+    settings={"run.evaluate_every": 0, "run.held_out": 512},
     keeps={"success": 0.02},
     also=("calls",),
 )

@@ -184,7 +184,7 @@ def _claim(optimiser: str) -> Learns:
         world="strings",
         budget="episodes=10240",
         metric="success",
-        settings={"world.bonus": 1.0, "run.evaluate_every": 10},
+        settings={"world.bonus": 1.0, "run.evaluate_every": 16},
         also=("true", "proxy", "format"),
     )
 

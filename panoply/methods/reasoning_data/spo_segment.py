@@ -121,7 +121,7 @@ CLAIM = Learns(
     method="spo-segment:run.evaluate_every=3",
     over="grpo:run.evaluate_every=8",
     world="chain",
-    budget="decisions=200k",
+    budget="decisions=120k",
 )
 
 
