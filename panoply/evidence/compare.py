@@ -4,129 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from panoply import api, registry
+from panoply import registry
 from panoply.checkpoint import write_atomically
-from panoply.errors import PanoplyError, unknown
+from panoply.errors import PanoplyError
 from panoply.evidence import pictures, pool, scores, statistics
-from panoply.evidence.scores import UNITS, Curve
-from panoply.parts import Part, show_value
+from panoply.evidence.arms import Arm, Budget, default_budget
+from panoply.evidence.scores import Curve
 from panoply.planning import Plan
 from panoply.report.text import table
 from panoply.run import fresh_folder, versions
 
 CACHE = Path("runs") / ".cache"
-POINTS = 10
-"""How many times a run is evaluated on its way."""
 THINNED = 41
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What every run may spend: so many episodes, decisions, steps or seconds."""
-
-    unit: str
-    amount: float
-
-    @classmethod
-    def parse(cls, word: str) -> Budget:
-        unit, _, amount = word.partition("=")
-        if unit not in UNITS:
-            raise unknown("unit of a budget", unit, UNITS)
-        try:
-            found = float(amount.replace("_", "").replace("k", "e3").replace("M", "e6"))
-        except ValueError:
-            found = 0.0
-        if not 0 < found < math.inf or (unit != "seconds" and found != int(found)):
-            raise PanoplyError(f"A budget is a number, such as {unit}=1000 or {unit}=20k, not '{word}'.")
-        return cls(unit, found)
-
-    def __str__(self) -> str:
-        return f"{self.amount:,.0f} {self.unit}" if self.unit != "seconds" else f"{self.amount:g} seconds"
-
-    def options(self, made: Plan) -> dict[str, Any]:
-        """As options of a run. Steps are then at most as many as the budget allows."""
-        if self.unit == "seconds":
-            return {"minutes": self.amount / 60, "steps": 10**6}
-        if self.unit == "steps":
-            return {"steps": int(self.amount)}
-        return {self.unit: int(self.amount), "steps": max(1, math.ceil(self.amount / episodes_a_step(made)))}
-
-
-def episodes_a_step(made: Plan) -> int:
-    """How many episodes a step of a method collects at least."""
-    slots = made.method.slots()
-    source = slots.get("sample", slots.get("data"))
-    settings = source.settings() if isinstance(source, Part) else {}
-    return int(settings.get("prompts", settings.get("batch", 1)) * settings.get("group", 1))
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One of the things compared: a method, with parts borrowed and settings changed."""
-
-    label: str
-    method: str
-    slots: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, word: str) -> Arm:
-        """`grpo`, `grpo:update.lr=1e-3`, `grpo+credit=gigpo`, `fast=grpo:sample.group=16,update.lr=1e-3`."""
-        label, named, spelled = word.partition("=")
-        if not named or re.search(r"[:+,]", label):
-            label, spelled = word, word
-        method, *changes = re.split(r"[:+,](?=[a-z_]+(?:\.\w+)*=)", spelled)
-        slots: dict[str, str] = {}
-        settings: dict[str, str] = {}
-        for change in changes:
-            path, _, value = change.partition("=")
-            if not value:
-                raise PanoplyError(f"'{word}' changes {path} to nothing: write METHOD:PATH=VALUE.")
-            (slots if path in api.SLOT_NAMES else settings)[path] = value
-        if not method or re.search(r"[:,=]", method):
-            raise PanoplyError(f"'{word}' is not a method with changes: write METHOD:PATH=VALUE,PATH=VALUE.")
-        return cls(label, method, slots, settings)
-
-    def spelled(self) -> str:
-        """What `parse` reads, without a name of its own."""
-        changes = [f"{path}={show_value(v)}" for path, v in {**self.slots, **self.settings}.items()]
-        return ":".join([self.method, *([",".join(changes)] if changes else [])])
-
-    def but(self, settings: Mapping[str, Any]) -> Arm:
-        return Arm(self.label, self.method, self.slots, {**self.settings, **settings})
-
-    def plan(self, world: str, seed: int, budget: Budget | None, **choices: Any) -> Plan:
-        """The plan of one run; refused here what cannot be run."""
-        if registry.is_recipe(self.method):
-            raise PanoplyError(f"'{self.method}' is a recipe of several runs, and only methods are compared.")
-        shared = dict(choices.pop("settings", None) or {})
-        settings = {**shared, **self.settings}
-        given = {**self.slots, **{k: v for k, v in choices.items() if v is not None}}
-        made = api.plan(self.method, world, seed=seed, threads=1, settings=settings, **given)
-        spending = budget.options(made) if budget else {}
-        steps = int(spending.get("steps", made.options.steps))
-        if budget and budget.unit == "seconds":
-            steps = 20 * POINTS
-        elif (
-            budget and budget.unit == "decisions"
-        ):  # an episode has about as many as an answer may have tokens
-            steps //= getattr(made.world(), "max_tokens", 1)
-        paced = {"run.evaluate_every": max(1, steps // POINTS), "run.keep": 1, "run.checkpoint_every": 50}
-        settings = {**paced, **settings}
-        return api.plan(self.method, world, seed=seed, threads=1, settings=settings, **{**given, **spending})
-
-
-def default_budget(arm: Arm, world: str, **choices: Any) -> Budget:
-    """As many episodes as the first method collects in its own number of steps."""
-    made = arm.plan(world, 0, None, **choices)
-    return Budget("episodes", made.options.steps * episodes_a_step(made))
 
 
 # ------------------------------------------------------------------ comparing
@@ -166,6 +61,13 @@ class Comparison:
     failed: dict[str, str]
     command: str = ""
     folder: Path | None = None
+    of: str = "success"
+    """What evaluations measure: success, or the return of control worlds."""
+
+    @property
+    def metric_shown(self) -> str:
+        names = {"success": f"held-out {self.of}", "area": f"area under held-out {self.of}"}
+        return names.get(self.metric, self.metric)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -227,13 +129,14 @@ class Comparison:
                 for r in finished
             ]
             name = "curves.svg" if len(self.worlds) == 1 else f"curves-{world}.svg"
-            shown = "held-out success" if self.metric in ("success", "area") else self.metric
-            wanted.append((folder / name, lines, budget.unit, f"{shown} on {world}"))
+            held_out = self.metric in ("success", "area") or scores.asks(self.metric)
+            drawn = f"held-out {self.of}" if held_out else self.metric
+            wanted.append((folder / name, lines, budget.unit, f"{drawn} on {world}"))
         taus = thresholds(self.results)
         profiles = [
             pictures.Line(r.arm.label, taus, list(statistics.profile(r.table(), taus))) for r in finished
         ]
-        wanted.append((folder / "profile.svg", profiles, f"{self.metric} above", "share of runs"))
+        wanted.append((folder / "profile.svg", profiles, f"{self.metric_shown} above", "share of runs"))
         return pictures.draw_all(wanted)
 
 
@@ -295,13 +198,21 @@ def compare(
         for w in worlds
         for arm in arms
     }
+    if len(worlds) > 1 and any(measured_in(order.plan) == "return" for order in orders.values()):
+        raise PanoplyError("Returns of several worlds are not on one scale: compare in one world at a time.")
     pool.run_all(list(orders.values()), Path(cache), workers, watch)
     pool.check_any(list(orders.values()), "this comparison")
     results = [_result(arm, worlds, orders, metric, fixed) for arm in arms]
     failed = {o.name: o.problem for o in orders.values() if o.problem is not None}
-    found = Comparison(fixed, metric, worlds, numbers, results, failed, command)
+    of = {measured_in(order.plan) for order in orders.values()}
+    found = Comparison(fixed, metric, worlds, numbers, results, failed, command, of=of.pop())
     found.save(Path(folder) if folder else fresh_folder(["compare", *worlds]))
     return found
+
+
+def measured_in(made: Plan) -> str:
+    """What is measured in a plan's world: success on problems, or returns."""
+    return "success" if made.world().medium == "text" else "return"
 
 
 def _result(
@@ -343,7 +254,7 @@ def shown(found: Comparison) -> str:
     budgets = {str(b) for b in found.budget.values()}
     spent = budgets.pop() if len(budgets) == 1 else ", ".join(f"{b} on {w}" for w, b in found.budget.items())
     notes = [
-        f"{found.metric} on {', '.join(found.worlds)}; every run {spent}, the same {len(found.seeds)} seeds and "
+        f"{found.metric_shown} on {', '.join(found.worlds)}; every run {spent}, the same {len(found.seeds)} seeds and "
         "held-out problems.",
         "IQM: interquartile mean over runs, with a stratified bootstrap interval. P: how likely a run scores higher "
         f"than one of {first}. Area: mean height of the curve over the budget. Seconds: a run's, on one thread.",

@@ -11,8 +11,9 @@ from typing import Any
 
 from panoply.errors import PanoplyError
 from panoply.evidence import pool, scores
+from panoply.evidence.arms import Arm, Budget
 from panoply.evidence.claims import SEEDS, TUNING_SEEDS, Found, Ranks, Verdict, together
-from panoply.evidence.compare import CACHE, Arm, Budget, thin
+from panoply.evidence.compare import CACHE, thin
 from panoply.evidence.statistics import interquartile_mean
 from panoply.parts import show_value
 

@@ -62,10 +62,10 @@ def read(folder: Path, metric: str, unit: str, budget: float) -> Scored:
     return Scored(float(value), curve, seconds, "diverged" in result)
 
 
-def rate(measured: Mapping[str, Any]) -> float | None:
-    """The held-out rate a run is judged by: the last one that has an interval."""
-    found = [measured[n] for n in measured if f"{n}_interval" in measured]
-    return float(found[-1]) if found else None
+def judged_by(measured: Mapping[str, Any]) -> str | None:
+    """The name of the held-out rate a run is judged by: the last one that has an interval."""
+    found = [name for name in measured if f"{name}_interval" in measured]
+    return found[-1] if found else None
 
 
 def spent(record: Mapping[str, Any], unit: str) -> float:
@@ -75,17 +75,14 @@ def spent(record: Mapping[str, Any], unit: str) -> float:
 
 def _held_out(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], unit: str) -> Curve:
     """The start, every evaluation that was logged, and the end."""
-    curve: Curve = []
-    start, end = rate(result["before"]), rate(result["after"])
-    if start is not None:
-        curve.append((0.0, start))
-    for record in records:
-        rates = [v for n, v in record.items() if n.startswith("held_out_")]
-        if rates:
-            curve.append((spent(record, unit), float(rates[-1])))
-    if records and end is not None and curve[-1][0] < spent(records[-1], unit) and "diverged" not in result:
-        curve.append((spent(records[-1], unit), end))
-    return curve
+    name = judged_by(result["before"])
+    if name is None:
+        return []
+    measured = [r for r in records if r.get(f"held_out_{name}") is not None]
+    curve = [(0.0, float(result["before"][name]))]
+    curve += [(spent(r, unit), float(r[f"held_out_{name}"])) for r in measured]
+    ended = records and records[-1] not in measured and "diverged" not in result
+    return [*curve, (spent(records[-1], unit), float(result["after"][name]))] if ended else curve
 
 
 def _logged(records: Sequence[Mapping[str, Any]], metric: str, unit: str) -> Curve:

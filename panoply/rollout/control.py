@@ -43,7 +43,7 @@ class ControlCollector:
     ):
         self.world, self.policy, self.seed, self.split = world, policy, seed, split
         self.needs = needs
-        self.state: dict[str, Any] = {"tasks": 0, "groups": 0, "episodes": 0}
+        self.state: dict[str, Any] = {"tasks": 0, "groups": 0, "episodes": 0, "decisions": 0}
         self.version = 0
         self._open: _Rows | None = None
         self._batches: dict[int, Envs] = {}
@@ -188,6 +188,7 @@ class ControlCollector:
         if heat is not None:
             columns["temperature"] = heat
         columns |= self._drawn(taken, columns, heat)
+        self.state["decisions"] = self.state.get("decisions", 0) + n
         return Experience(Table(columns), Table(context))
 
     @torch.no_grad()

@@ -18,7 +18,8 @@ import tiny
 import panoply as pp
 from panoply import cli
 from panoply.evidence import cache, pool
-from panoply.evidence.compare import Arm, Budget, Comparison, compare, default_budget, shown
+from panoply.evidence.arms import Arm, Budget, default_budget
+from panoply.evidence.compare import Comparison, compare, shown
 
 SMALL: dict[str, Any] = {
     "world": "chain",
@@ -321,3 +322,33 @@ def test_cached_runs_are_no_runs_of_the_user(made: tuple[Comparison, Path]) -> N
 
     assert list_runs(made[1]) == []
     assert cache.finished(Path(made[0].results[0].folders[0])) is not None
+
+
+# ------------------------------------------------------------------ control
+
+
+def test_control_worlds_count_decisions_and_measure_returns(tmp_path: Path) -> None:
+    arm = Arm.parse("ppo")
+    budget = default_budget(arm, "cartpole")
+    assert budget.unit == "decisions"
+    options = arm.plan("cartpole", 0, budget).options
+    assert options.decisions == budget.amount
+    found = compare(
+        "ppo:sample.envs=2,sample.length=8,update.minibatches=1", "b=ppo:sample.envs=2,sample.length=16",
+        world="cartpole", seeds=1, budget="decisions=64", workers=1, watch=Notes(), cache=tmp_path / "cache",
+        folder=tmp_path / "out", settings={"run.held_out": 2},
+    )  # fmt: skip
+    assert [tiny.result(Path(r.folders[0]))["decisions"] for r in found.results] == [64, 64]
+    assert found.results[0].table()[0][0] > 1, "returns, not rates"
+    assert "held-out return on cartpole; every run 64 decisions" in shown(found)
+
+
+def test_returns_of_several_worlds_are_not_averaged(tmp_path: Path) -> None:
+    with pytest.raises(pp.PanoplyError, match="not on one scale"):
+        compare(
+            "ppo",
+            "b=ppo:update.lr=1e-3",
+            world=["cartpole", "acrobot"],
+            budget="decisions=64",
+            cache=tmp_path,
+        )

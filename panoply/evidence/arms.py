@@ -1,0 +1,132 @@
+"""What is compared, and what each may spend: the notation `fast=grpo:update.lr=1e-3` and `episodes=20k`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from panoply import api, registry
+from panoply.errors import PanoplyError, unknown
+from panoply.evidence.scores import UNITS
+from panoply.parts import Part, show_value
+from panoply.planning import Plan
+
+POINTS = 10
+"""How many times a run is evaluated on its way."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every run may spend: so many episodes, decisions, steps or seconds."""
+
+    unit: str
+    amount: float
+
+    @classmethod
+    def parse(cls, word: str) -> Budget:
+        unit, _, amount = word.partition("=")
+        if unit not in UNITS:
+            raise unknown("unit of a budget", unit, UNITS)
+        try:
+            found = float(amount.replace("_", "").replace("k", "e3").replace("M", "e6"))
+        except ValueError:
+            found = 0.0
+        if not 0 < found < math.inf or (unit != "seconds" and found != int(found)):
+            raise PanoplyError(f"A budget is a number, such as {unit}=1000 or {unit}=20k, not '{word}'.")
+        return cls(unit, found)
+
+    def __str__(self) -> str:
+        return f"{self.amount:,.0f} {self.unit}" if self.unit != "seconds" else f"{self.amount:g} seconds"
+
+    def options(self, made: Plan) -> dict[str, Any]:
+        """As options of a run. Steps are then at most as many as the budget allows."""
+        if self.unit == "seconds":
+            return {"minutes": self.amount / 60, "steps": 10**6}
+        if self.unit == "steps":
+            return {"steps": int(self.amount)}
+        return {
+            self.unit: int(self.amount),
+            "steps": max(1, math.ceil(self.amount / a_step(made, self.unit))),
+        }
+
+
+def a_step(made: Plan, unit: str) -> int:
+    """How many episodes or decisions a step of a method collects at least."""
+    slots = made.method.slots()
+    source = slots.get("sample", slots.get("data"))
+    settings = source.settings() if isinstance(source, Part) else {}
+    if "envs" in settings:
+        return int(settings["envs"] * settings["length"]) if unit == "decisions" else 1
+    return int(settings.get("prompts", settings.get("batch", 1)) * settings.get("group", 1))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One of the things compared: a method, with parts borrowed and settings changed."""
+
+    label: str
+    method: str
+    slots: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, word: str) -> Arm:
+        """`grpo`, `grpo:update.lr=1e-3`, `grpo+credit=gigpo`, `fast=grpo:sample.group=16,update.lr=1e-3`."""
+        label, named, spelled = word.partition("=")
+        if not named or re.search(r"[:+,]", label):
+            label, spelled = word, word
+        method, *changes = re.split(r"[:+,](?=[a-z_]+(?:\.\w+)*=)", spelled)
+        slots: dict[str, str] = {}
+        settings: dict[str, str] = {}
+        for change in changes:
+            path, _, value = change.partition("=")
+            if not value:
+                raise PanoplyError(f"'{word}' changes {path} to nothing: write METHOD:PATH=VALUE.")
+            (slots if path in api.SLOT_NAMES else settings)[path] = value
+        if not method or re.search(r"[:,=]", method):
+            raise PanoplyError(f"'{word}' is not a method with changes: write METHOD:PATH=VALUE,PATH=VALUE.")
+        return cls(label, method, slots, settings)
+
+    def spelled(self) -> str:
+        """What `parse` reads, without a name of its own."""
+        changes = [f"{path}={show_value(v)}" for path, v in {**self.slots, **self.settings}.items()]
+        return ":".join([self.method, *([",".join(changes)] if changes else [])])
+
+    def but(self, settings: Mapping[str, Any]) -> Arm:
+        return Arm(self.label, self.method, self.slots, {**self.settings, **settings})
+
+    def plan(self, world: str, seed: int, budget: Budget | None, **choices: Any) -> Plan:
+        """The plan of one run; refused here what cannot be run."""
+        if registry.is_recipe(self.method):
+            raise PanoplyError(f"'{self.method}' is a recipe of several runs, and only methods are compared.")
+        shared = dict(choices.pop("settings", None) or {})
+        settings = {**shared, **self.settings}
+        given = {**self.slots, **{k: v for k, v in choices.items() if v is not None}}
+        made = api.plan(self.method, world, seed=seed, threads=1, settings=settings, **given)
+        spending = budget.options(made) if budget else {}
+        paced = {
+            "run.evaluate_every": self._pace(made, budget, spending),
+            "run.keep": 1,
+            "run.checkpoint_every": 50,
+        }
+        settings = {**paced, **settings}
+        return api.plan(self.method, world, seed=seed, threads=1, settings=settings, **{**given, **spending})
+
+    def _pace(self, made: Plan, budget: Budget | None, spending: Mapping[str, Any]) -> int:
+        """After how many steps to evaluate, so that it is done some ten times."""
+        steps = int(spending.get("steps", made.options.steps))
+        if budget and budget.unit == "seconds":
+            steps = 20 * POINTS
+        elif budget and budget.unit == "decisions" and a_step(made, "episodes") > 1:
+            steps //= getattr(made.world(), "max_tokens", 1)  # an answer has about as many
+        return max(1, steps // POINTS)
+
+
+def default_budget(arm: Arm, world: str, **choices: Any) -> Budget:
+    """As many episodes as the first method collects in its own number of steps; decisions, where it counts those."""
+    made = arm.plan(world, 0, None, **choices)
+    unit = "decisions" if a_step(made, "decisions") > a_step(made, "episodes") else "episodes"
+    return Budget(unit, made.options.steps * a_step(made, unit))
