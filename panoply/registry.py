@@ -169,7 +169,7 @@ def find(kind: Kind, name: str) -> Entry:
     matching = [e for e in _ENTRIES.values() if e.kind == kind and name in (e.id, e.name)]
     if not matching:
         matching = [e for e in entries(kind) if name in (e.id, e.name)]
-    if not matching and kind == "world" and (found := _gymnasium(slug)) is not None:
+    if not matching and kind == "world" and (found := implied(slug)) is not None:
         return found
     if not matching:
         same = [e.id for e in entries(kind) if e.name == slug]
@@ -178,11 +178,12 @@ def find(kind: Kind, name: str) -> Entry:
     return max(matching, key=lambda e: e.version)
 
 
-def _gymnasium(id: str) -> Entry | None:
-    """The world that an id of Gymnasium's stands for, if it is one."""
-    from panoply.worlds.control.gymnasium import entry_for
+def implied(name: str) -> Entry | None:
+    """The world that a name stands for without being registered: `logged:WORLD-MIX`, or an id of Gymnasium's."""
+    from panoply.worlds.control import gymnasium
+    from panoply.worlds.logged import logged
 
-    return entry_for(id)
+    return logged.entry_for(name) or gymnasium.entry_for(name)
 
 
 def _gymnasium_ids() -> list[str]:

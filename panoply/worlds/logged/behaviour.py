@@ -1,0 +1,131 @@
+"""Who acted in logged data: a scripted expert who, with a stated probability, does anything at all instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from panoply.errors import PanoplyError
+from panoply.seeds import stable_hash
+from panoply.worlds.control.draws import Draws
+from panoply.worlds.control.simulated import Simulated, Simulation
+from panoply.worlds.control.world import Array, Box, Discrete
+from panoply.worlds.logged.data import LoggedData
+
+Mix = Literal["random", "medium", "expert", "noisy", "mixed", "replay"]
+SIDE_BY_SIDE = 32
+"""Episodes that run at a time, all to their ends, so that short ones are not too many."""
+
+
+def behave(world: Simulated, mix: Mix, size: int, seed: int) -> LoggedData:
+    """At least `size` steps, in whole episodes.
+
+    - `random`: any action, uniformly. `expert`: the scripted one. `noisy`: it, but any action with probability 0.2.
+    - `medium`: any action as often as makes the mean return half-way between random and expert.
+    - `mixed`: four fifths of the steps random, the others expert.
+    - `replay`: any action at first always, at the end never, in between ever less, as in a learner's buffer.
+    """
+    if mix == "mixed":
+        return joined(
+            [behave(world, "random", size * 4 // 5, seed), behave(world, "expert", size // 5, seed + 1)]
+        )
+    if mix == "replay":
+        return episodes(world, lambda done: 1 - min(done / size, 1.0), size, seed)
+    slip = {"random": 1.0, "expert": 0.0, "noisy": 0.2}.get(mix)
+    constant = half_way(world, seed) if slip is None else slip
+    return episodes(world, lambda done: constant, size, seed)
+
+
+def half_way(world: Simulated, seed: int, rounds: int = 7, size: int = 64) -> float:
+    """The slip under which the mean return of `size` episodes is nearest the middle of random's and expert's."""
+    low, high = 0.0, 1.0
+    best, worst = (mean_return(world, slip, seed, size) for slip in (low, high))
+    for _ in range(rounds):
+        middle = (low + high) / 2
+        if mean_return(world, middle, seed, size) > (best + worst) / 2:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def mean_return(world: Simulated, slip: float, seed: int, size: int = 64) -> float:
+    """Of `size` episodes under a slip."""
+    return float(_wave(world.envs(size), slip, seed, 0).returns.mean())
+
+
+def episodes(world: Simulated, slip: Callable[[int], float], size: int, seed: int) -> LoggedData:
+    """Whole episodes until there are `size` steps; `slip` says how careless after so many steps."""
+    envs, found, steps = world.envs(SIDE_BY_SIDE), list[LoggedData](), 0
+    while steps < size:
+        found.append(_wave(envs, slip(steps), seed, len(found) * SIDE_BY_SIDE))
+        steps += len(found[-1])
+    return _first(joined(found), size)
+
+
+def _first(data: LoggedData, size: int) -> LoggedData:
+    """The first episodes that have `size` steps between them."""
+    ends = np.flatnonzero(data.last) + 1
+    kept = int(np.searchsorted(ends, size)) + 1
+    columns = {name: column[: ends[kept - 1]] for name, column in data.columns.items()}
+    return LoggedData(columns | {"final": data.columns["final"][:kept]})
+
+
+def _wave(envs: Simulation, slip: float, seed: int, first: int) -> LoggedData:
+    """One episode in each row."""
+    n = envs.size
+    seeds = np.array([stable_hash("logged", seed, first + i) >> 1 for i in range(n)])
+    envs.reset(np.arange(n), seeds)
+    live, kept, t = np.ones(n, bool), [], 0
+    final: Array = np.zeros((n, *envs.observations.shape[1:]), envs.observations.dtype)
+    while live.any():
+        seen = envs.observations.copy()
+        action, logp = _act(envs, slip, Draws(seeds, t).of("behaviour"))
+        step = envs.step(action)
+        row = {"observation": seen, "action": action, "reward": step.reward, "episode": np.arange(n)}
+        row |= {"terminated": step.terminated, "truncated": step.truncated, "turn": np.full(n, t)}
+        row |= {} if logp is None else {"logp": logp}
+        kept.append({name: column[live] for name, column in row.items()})
+        ended = live & (step.terminated | step.truncated)
+        final[ended] = envs.observations[ended]
+        live, t = live & ~ended, t + 1
+        if envs.horizon is None and t > 100_000:
+            raise PanoplyError("An episode without an end cannot be logged: give the world a horizon.")
+    columns = {name: np.concatenate([row[name] for row in kept]) for name in kept[0]}
+    order = np.argsort(columns["episode"], kind="stable")
+    columns = {name: column[order] for name, column in columns.items()}
+    columns["reward"] = columns["reward"].astype(np.float32)
+    return LoggedData(columns | {"final": final})
+
+
+def _act(envs: Simulation, slip: float, draws: Draws) -> tuple[Array, Array | None]:
+    """An action for each row, and its log-probability where actions can be counted."""
+    takes = envs.dynamics.takes
+    careless = draws.chance(slip)
+    if isinstance(takes, Box):
+        low, high = (np.asarray(side, np.float64).reshape(takes.shape) for side in (takes.low, takes.high))
+        anything = draws.uniform(*takes.shape, low=low, high=high)
+        if slip == 1.0:
+            return anything.astype(np.float32), None
+        wanted = envs.dynamics.expert(envs.state)
+        careless = careless.reshape(-1, *(1,) * len(takes.shape))
+        return np.where(careless, anything, wanted).astype(np.float32), None
+    if not isinstance(takes, Discrete):
+        raise PanoplyError("Logged data is made of worlds with one action at a time, discrete or continuous.")
+    anything = draws.below(takes.n)
+    wanted = anything if slip == 1.0 else envs.dynamics.expert(envs.state)
+    action = np.where(careless, anything, wanted)
+    chance = slip / takes.n + (1 - slip) * (action == wanted)
+    if slip == 1.0:
+        chance = np.full(len(action), 1 / takes.n)
+    return action, np.log(chance)
+
+
+def joined(several: list[LoggedData]) -> LoggedData:
+    """Data sets one after the other, episodes numbered anew."""
+    names = set.intersection(*(set(one.columns) for one in several))
+    columns: dict[str, Array] = {n: np.concatenate([one.columns[n] for one in several]) for n in names}
+    begins = columns["turn"] == 0
+    return LoggedData(columns | {"episode": np.cumsum(begins) - 1})

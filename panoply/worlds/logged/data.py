@@ -1,0 +1,150 @@
+"""Logged experience: what was seen, done and earned, episode by episode, in a folder of safetensors and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from panoply.errors import PanoplyError
+from panoply.experience import DEMONSTRATION, OPEN, TERMINATED, TRUNCATED, Column, Experience, Table
+from panoply.seeds import stable_hash
+from panoply.worlds.control.world import Array
+
+NEEDED = ("observation", "action", "reward", "terminated", "truncated", "episode", "turn", "final")
+TENSORS, ABOUT = "data.safetensors", "about.json"
+
+
+@dataclass(frozen=True)
+class LoggedData:
+    """Columns of equal length, one row a step, episodes one after the other and each in the order of time.
+
+    `final` has a row for each episode: what was seen after its last step. `logp`, where the behaviour's probabilities
+    are known, is the one the action was taken with.
+    """
+
+    columns: Mapping[str, Array]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        missing = [name for name in NEEDED if name not in self.columns]
+        if missing:
+            raise PanoplyError(
+                f"Logged data lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}."
+            )
+        rows = {name: len(column) for name, column in self.columns.items() if name != "final"}
+        if len(set(rows.values())) > 1:
+            raise PanoplyError(f"Columns of logged data differ in length: {rows}.")
+        if not len(self):
+            raise PanoplyError("Logged data has no steps.")
+        self._check_episodes()
+        for name in ("observation", "action", "reward", "final"):
+            if not np.isfinite(self.columns[name]).all():
+                raise PanoplyError(f"Logged data has numbers in '{name}' that are not finite.")
+
+    def _check_episodes(self) -> None:
+        episode, turn = self.columns["episode"], self.columns["turn"]
+        begins = np.append(True, episode[1:] != episode[:-1])
+        if len(np.unique(episode)) != begins.sum():
+            raise PanoplyError("Logged data is shuffled: the steps of an episode must stand together.")
+        expected = np.arange(len(episode)) - np.maximum.accumulate(
+            np.where(begins, np.arange(len(episode)), 0)
+        )
+        if (turn - turn[begins][np.cumsum(begins) - 1] != expected).any():
+            raise PanoplyError(
+                "Logged data is shuffled: the steps of an episode must be in the order of time."
+            )
+        ended = self.columns["terminated"] | self.columns["truncated"]
+        if ended[~self.last].any():
+            raise PanoplyError("Logged data is shuffled: an episode goes on after its end.")
+        if len(self.columns["final"]) != begins.sum():
+            raise PanoplyError(
+                f"Logged data has {begins.sum()} episodes and {len(self.columns['final'])} final observations."
+            )
+
+    def __len__(self) -> int:
+        return len(self.columns["reward"])
+
+    @cached_property
+    def last(self) -> Array:
+        """Which rows are the last of their episodes."""
+        episode = self.columns["episode"]
+        return np.append(episode[1:] != episode[:-1], True)
+
+    @property
+    def complete(self) -> Array:
+        """Of each episode, whether it came to an end or a time limit."""
+        ended: Array = (self.columns["terminated"] | self.columns["truncated"])[self.last]
+        return ended
+
+    @property
+    def returns(self) -> Array:
+        """The undiscounted return of each episode."""
+        begins = np.append(0, np.flatnonzero(self.last)[:-1] + 1)
+        return np.add.reduceat(self.columns["reward"].astype(np.float64), begins)
+
+    @property
+    def next_observation(self) -> Array:
+        """What was seen after each step."""
+        seen = np.roll(self.columns["observation"], -1, 0)
+        seen[self.last] = self.columns["final"]
+        return seen
+
+    def experience(self) -> Experience:
+        """The tables a collector would have made of it; the source is demonstration."""
+        columns, n = self.columns, len(self)
+        ends = np.flatnonzero(self.last)
+        after = np.arange(1, n + 1)
+        after[ends] = n + np.arange(len(ends))
+        end = np.where(columns["terminated"], TERMINATED, np.where(columns["truncated"], TRUNCATED, OPEN))
+        name = stable_hash("logged", self.about.get("name", ""))
+        made: dict[str, Column] = {
+            "task": torch.from_numpy(columns["episode"].astype(np.int64) ^ name),
+            "group": torch.from_numpy(columns["episode"].astype(np.int64)),
+            "episode": torch.from_numpy(columns["episode"].astype(np.int64)),
+            "turn": torch.from_numpy(columns["turn"].astype(np.int64)),
+            "context": torch.arange(n),
+            "next": torch.from_numpy(after),
+            "action": torch.from_numpy(columns["action"]),
+            "source": torch.full((n,), DEMONSTRATION),
+            "end": torch.from_numpy(end),
+            "signal:reward": torch.from_numpy(columns["reward"].astype(np.float32)),
+        }
+        if "logp" in columns:
+            made["logp"] = torch.from_numpy(columns["logp"].astype(np.float32))
+        seen = np.concatenate([columns["observation"], columns["final"]])
+        return Experience(Table(made), Table({"observation": torch.from_numpy(seen)}))
+
+    # -------------------------------------------------------------- files
+
+    def save(self, folder: Path) -> None:
+        """Write the folder as a whole, or not at all."""
+        hidden = folder.with_name(f".{folder.name}.{os.getpid()}")
+        hidden.mkdir(parents=True, exist_ok=True)
+        tensors = {name: np.ascontiguousarray(column) for name, column in self.columns.items()}
+        save_file(tensors, hidden / TENSORS)
+        (hidden / ABOUT).write_text(json.dumps(dict(self.about), indent=2) + "\n")
+        if folder.exists():
+            shutil.rmtree(folder)
+        hidden.rename(folder)
+
+    @staticmethod
+    def load(folder: Path) -> LoggedData:
+        if not (folder / TENSORS).is_file():
+            raise PanoplyError(f"There is no logged data in '{folder}': {TENSORS} is missing.")
+        try:
+            columns = load_file(folder / TENSORS)
+            about = json.loads((folder / ABOUT).read_text()) if (folder / ABOUT).is_file() else {}
+        except (SafetensorError, ValueError) as problem:
+            raise PanoplyError(f"The logged data in '{folder}' cannot be read: {problem}.") from problem
+        return LoggedData(columns, about)
