@@ -121,6 +121,7 @@ def _experience(
     collect: Collector, edges: Sequence[_Edge], tables: Sequence[tuple[Table, Table]]
 ) -> Experience:
     decisions, context = (Table.cat(list(several)) for several in zip(*tables, strict=True))
+    collect._count(decisions)
     row = decisions.tensor("context")
     is_last = Segments(row).is_last()
     first = collect.state["episodes"] - len(edges)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from panoply.costs import Lengths, Tokens
+from panoply.evidence.claims import Learns
 from panoply.experience import Experience, Segments
 from panoply.methods.base.grpo import TINY, grpo
 from panoply.methods.reasoning_data.spo_segment import doubtful
@@ -108,11 +109,21 @@ def _drawn(experience: Experience, advantage: Tensor, most: int) -> Tensor:
 
 TREE = {"sample.prompts": 8, "sample.branching": (4, 4, 2), "sample.segment": 6}
 
+CLAIM = Learns(
+    "Where one early mistake ruins an answer, credit for the branches of a tree of answers learns more than credit for "
+    "whole answers from as many sampled tokens.",
+    method="spo-tree:run.evaluate_every=6",
+    over="grpo:run.evaluate_every=8",
+    world="chain",
+    budget="decisions=120k",
+)
+
 
 @method(
     "spo-tree@1",
     paper=44,
     base="grpo",
+    claim=CLAIM,
     presets={"tiny": {k: v for k, v in TINY.items() if k != "sample.group"} | TREE},
 )
 def spo_tree() -> OnPolicy:
