@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.ui import make_episodes
 from panoply import api
 from panoply.progress import Progress
 
@@ -38,6 +39,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     api.train("grpo", "chain", run=root / "chain", steps=2, settings=settings, progress=quiet)
     shutil.copytree(root / "chain", root / "recipe" / "01-chain")
     shutil.copytree(root / "chain", root / ".cache" / "abc")
+    shutil.copytree(root / "chain", root / "long")
+    make_episodes(root / "long", 4000)
     older = root / "older"
     older.mkdir()
     (older / "run.json").write_text(json.dumps({"panoply": "0.0.1", "plan": {"method": "grpo", "steps": 9}}))

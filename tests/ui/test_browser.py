@@ -108,6 +108,24 @@ def test_the_group_stands_side_by_side(inspector: Any) -> None:
     assert context.get_attribute("aria-expanded") == "true"
 
 
+def test_a_long_episode_exists_only_where_it_is_seen(page: Any, serving: Any) -> None:
+    page.wait_for_selector(".run")
+    page.goto(f"http://127.0.0.1:{serving.port}/#/run/long/episode/0")
+    page.wait_for_selector(".t.selected")
+    assert page.locator(".lane").count() == 8
+    page.keyboard.press("End")
+    page.get_by_text("decision 4000 of 4000, turn 20 of 20").wait_for()
+    for _ in range(3):  # and up again by turns
+        page.keyboard.press("ArrowUp")
+    page.get_by_text("decision 3201 of 4000, turn 17 of 20").wait_for()
+    box = page.locator(".t.selected").bounding_box()
+    assert 0 < box["y"] < 900
+    page.wait_for_timeout(300)
+    beside = "e => [...document.elementsFromPoint(e.getBoundingClientRect().x + 2, e.getBoundingClientRect().y + 60)]"
+    assert page.locator(".t.selected").evaluate(f"{beside}.some((x) => x.classList.contains('t'))")
+    assert 200 < page.locator(".t").count() < 16_000  # of 32,000
+
+
 def test_the_gate_that_acted_is_named(page: Any) -> None:
     page.wait_for_selector(".run")
     page.locator(".run", has=page.locator(".run-sub[title='chain']")).locator("a").click()

@@ -20,7 +20,7 @@ def answers(runs: Path) -> Answers:
 def test_runs_are_listed_with_what_is_wrong_with_them(answers: Answers) -> None:
     told = answers.runs({})
     found = {r["id"]: r for r in told["runs"]}
-    good = {"tools-s0", "tools-s1", "chain", "recipe/01-chain", "older"}
+    good = {"tools-s0", "tools-s1", "chain", "recipe/01-chain", "older", "long"}
     assert set(found) == good | {"torn", "empty", "listed", "linking"}
     assert found["tools-s1"]["seed"] == 1
     assert found["tools-s0"]["status"] == "finished"

@@ -2,7 +2,10 @@
 
 import { h, many, show } from "./dom.js";
 
+const LONG = 1500;
 const CHUNK = 200;
+const KEPT = 12;
+const A_FRAME = 3;
 const ENDS = { 0: "open", 1: "ended", 2: "truncated" };
 
 /** Where decisions, prompts and tool outputs lie in a record. */
@@ -49,6 +52,19 @@ export class Episode {
   }
 }
 
+const waiting = [];
+
+/** Work that may come a frame or two later, a little at a time, so that no frame is late. */
+function soon(work) {
+  waiting.push(work);
+  if (waiting.length === 1) requestAnimationFrame(next);
+}
+
+function next() {
+  for (const work of waiting.splice(0, A_FRAME)) work();
+  if (waiting.length) requestAnimationFrame(next);
+}
+
 function visible(text) {
   if (text === "") return "·";
   return text.replace(/\n/g, "↵\n").replace(/\t/g, "⇥\t");
@@ -62,12 +78,14 @@ export class Lane {
     this.chunks = [];
     this.selected = -1;
     this.chunkOf = new Int32Array(episode.length);
+    this.filled = [];
     this.watcher = new IntersectionObserver((seen) => {
-      for (const s of seen) {
-        if (s.isIntersecting) this.fill(s.target.chunk);
-        else this.empty(s.target.chunk, s.boundingClientRect.height);
+      for (const { target: { chunk }, isIntersecting, boundingClientRect } of seen) {
+        chunk.near = isIntersecting;
+        if (isIntersecting) soon(() => { if (chunk.near) this.show(chunk); });
+        else if (chunk.filled) chunk.height = boundingClientRect.height;
       }
-    }, { root: scroller, rootMargin: "500px 0px" });
+    }, { root: scroller, rootMargin: "400px 0px" });
     const r = episode.record;
     const odd = episode.mean(r["logp@reference"] ? "logp@reference" : "logp");
     this.title = h("button", { class: "lane-title", onclick: () => pick(0) },
@@ -99,7 +117,7 @@ export class Lane {
     const several = this.episode.turns.length > 1;
     const body = h("div", { class: "turn-body" });
     if (turn.context) body.append(this.context(turn.context, k === 0 ? "prompt" : "tool output, observation"));
-    const long = this.episode.length > 1500;
+    const long = this.episode.length > LONG;
     const size = long ? CHUNK : turn.decisions.length;
     for (let start = 0; start < turn.decisions.length; start += size) {
       const box = h("div", { class: "chunk" });
@@ -137,6 +155,7 @@ export class Lane {
   fill(chunk) {
     if (chunk.filled) return;
     chunk.filled = true;
+    chunk.stale = false;
     const made = document.createDocumentFragment();
     for (const i of chunk.decisions) {
       const token = document.createElement("span");
@@ -147,14 +166,18 @@ export class Lane {
     }
     chunk.box.replaceChildren(made);
     chunk.box.style.minHeight = "";
+    if (this.episode.length <= LONG) return;
+    this.filled.push(chunk);
+    if (this.filled.length > KEPT) this.empty(this.filled.find((c) => !c.near && c !== chunk && !c.decisions.includes(this.selected)));
   }
 
   /** Out of sight: keep its height and let its tokens go. */
-  empty(chunk, height) {
-    if (!chunk.filled || chunk.decisions.includes(this.selected)) return;
-    if (height) chunk.box.style.minHeight = `${height}px`;
+  empty(chunk) {
+    if (!chunk) return;
+    if (chunk.height) chunk.box.style.minHeight = `${chunk.height}px`;
     chunk.box.replaceChildren();
     chunk.filled = false;
+    this.filled = this.filled.filter((c) => c !== chunk);
   }
 
   look(i) {
@@ -168,12 +191,20 @@ export class Lane {
     return look;
   }
 
+  /** Colour by another scale: what is in sight now, the rest when it comes into sight. */
   paint(scale) {
     this.scale = scale;
     for (const chunk of this.chunks) {
-      if (this.episode.length <= 1500) this.fill(chunk);
-      if (chunk.filled) for (const token of chunk.box.children) token.className = this.look(Number(token.dataset.i));
+      chunk.stale = chunk.filled;
+      if (chunk.near || this.episode.length <= LONG) this.show(chunk);
     }
+  }
+
+  show(chunk) {
+    this.fill(chunk);
+    if (!chunk.stale) return;
+    chunk.stale = false;
+    for (const token of chunk.box.children) token.className = this.look(Number(token.dataset.i));
   }
 
   /** Mark a decision and bring it into sight. */
@@ -183,7 +214,7 @@ export class Lane {
     if (i < 0) return;
     const k = this.episode.turnIndex[i];
     if (this.folded(k)) this.fold(k, false);
-    this.fill(this.chunks[this.chunkOf[i]]);
+    this.show(this.chunks[this.chunkOf[i]]);
     const token = this.token(i);
     token?.classList.add("selected");
     if (scroll) token?.scrollIntoView({ block: "nearest", inline: "nearest" });

@@ -97,8 +97,8 @@ export async function inspectorPage(run, at) {
     if (!offered.includes(column)) column = offered[0] ?? "advantage";
     if (!scales.has(column)) scales.set(column, new Scale(column, shown));
     const scale = scales.get(column);
-    for (const l of lanes) l.paint(scale);
     strip.set(lane.episode, scale);
+    for (const l of lanes) l.paint(scale);
     colours.replaceChildren(...offered.map((c) => h("button", { role: "radio", "aria-checked": String(c === column), "data-column": c, title: `${COLUMNS[c].about} (key ${COLUMNS[c].key})`, onclick: () => setColumn(c) }, COLUMNS[c].name)));
     const [low, high] = scale.ends();
     const ramp = h("span", { class: `ramp ${scale.kind.diverging ? "diverging" : "sequential"}`, role: "img", "aria-label": `colours from ${show(low)} to ${show(high)}` });

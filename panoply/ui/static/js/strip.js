@@ -9,7 +9,8 @@ const WIDEST = 22;
 export class Strip {
   constructor(pick) {
     this.canvas = h("canvas", { class: "strip", role: "img", "aria-label": "The whole episode at a glance", height: HEIGHT });
-    this.element = h("div", { class: "strip-box" }, this.canvas);
+    this.here = h("div", { class: "strip-here" });
+    this.element = h("div", { class: "strip-box" }, this.canvas, this.here);
     this.at = 0;
     const go = (event) => {
       const box = this.canvas.getBoundingClientRect();
@@ -27,12 +28,15 @@ export class Strip {
 
   mark(i) {
     this.at = i;
-    this.paint();
+    const wide = Math.max(5, this.width / this.episode.length);
+    this.here.style.width = `${wide}px`;
+    this.here.style.transform = `translateX(${Math.min(this.width - wide, (i * this.width) / this.episode.length)}px)`;
   }
 
   paint() {
     if (!this.episode?.length || !this.element.clientWidth) return;
     const width = Math.min(this.element.clientWidth, this.episode.length * WIDEST);
+    this.width = width;
     this.canvas.style.width = `${width}px`;
     const ratio = devicePixelRatio || 1;
     this.canvas.width = width * ratio;
@@ -41,6 +45,7 @@ export class Strip {
     pen.scale(ratio, ratio);
     const { length, record, gates, turns } = this.episode;
     const values = record[this.scale.column] ?? [];
+    const { diverging } = this.scale.kind;
     const low = colour("--low"), high = colour("--high"), single = colour("--single");
     const columns = Math.min(width, length);
     for (let c = 0; c < columns; c++) {
@@ -49,12 +54,12 @@ export class Strip {
       for (let i = from; i < to; i++) {
         const p = this.scale.place(values[i]);
         if (p === null) continue;
-        const strength = this.scale.kind.diverging ? Math.abs(p - 0.5) * 2 : p;
+        const strength = diverging ? Math.abs(p - 0.5) * 2 : p;
         if (strength >= far) { far = strength; sign = p - 0.5; }
       }
       if (!far) continue;
       pen.globalAlpha = 0.15 + 0.85 * far;
-      pen.fillStyle = this.scale.kind.diverging ? (sign < 0 ? low : high) : single;
+      pen.fillStyle = diverging ? (sign < 0 ? low : high) : single;
       const x = (c * width) / columns;
       pen.fillRect(x, 6, Math.max(1, width / columns - (width / columns > 4 ? 1 : 0)), HEIGHT - 14);
     }
@@ -63,9 +68,6 @@ export class Strip {
     for (const i of gates.keys()) pen.fillRect((i * width) / length, HEIGHT - 6, Math.max(2, width / length - 1), 4);
     pen.fillStyle = colour("--quiet");
     if (turns.length > 1 && turns.length < width / 3) for (const turn of turns) pen.fillRect((turn.decisions[0] * width) / length, 2, 1, HEIGHT - 8);
-    pen.strokeStyle = colour("--ink");
-    pen.lineWidth = 2;
-    const wide = Math.max(4, width / length);
-    pen.strokeRect(Math.min(width - wide, (this.at * width) / length), 4, wide, HEIGHT - 10);
+    this.mark(this.at);
   }
 }
