@@ -218,6 +218,7 @@ class Shelf:
             "seconds": last.get("seconds"),
             "before": before,
             "after": after if after is not None else _held_out(scores),
+            "measured": _word(result or {}, "after", "of") or "success",
             "reward": last.get("reward"),
             "created": str(config.get("created", "")),
             "version": str(config.get("panoply", "unknown")),

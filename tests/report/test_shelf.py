@@ -54,7 +54,11 @@ def test_a_change_is_seen_at_once(tmp_path: Path) -> None:
     (folder / "result.json").write_text(
         '{"after": {"greedy": 0.1, "greedy_interval": [0, 1], "sampled": 0.3, "n": 4}}'
     )
-    assert shelf.facts("a")["after"] == 0.1
+    assert (shelf.facts("a")["after"], shelf.facts("a")["measured"]) == (0.1, "success")
+    (folder / "result.json").write_text(
+        '{"after": {"of": "return", "greedy": 212, "greedy_interval": [150, 285]}}'
+    )
+    assert (shelf.facts("a")["after"], shelf.facts("a")["measured"]) == (212, "return")
 
 
 def test_curves_begin_with_what_was_measured_before(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ export class Episode {
       const i = decisionAt[p];
       if (i < 0) { context.push(pieces[p]); continue; }
       const last = this.turns.at(-1);
-      if (!last || last.turn !== turnOf(i) || context.length) {
+      if (!last || context.length || (record.tokens && last.turn !== turnOf(i))) {  // actions follow one another without a word between
         this.turns.push({ turn: turnOf(i), context: context.join(""), again: last?.turn === turnOf(i), decisions: [] });
         context = [];
       }

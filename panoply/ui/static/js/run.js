@@ -61,7 +61,7 @@ export async function runPage(id) {
     head.replaceChildren(h("dl", {},
       cell("status", h("span", { class: `badge ${f.status}` }, f.status)),
       cell("steps", `${f.step} of ${f.of ?? "?"}`), cell("time", duration(f.seconds)),
-      score ? cell("held-out success", h("span", {}, ...score)) : "", cell("seed", String(f.seed ?? "–")),
+      score ? cell(`held-out ${f.measured}`, h("span", {}, ...score)) : "", cell("seed", String(f.seed ?? "–")),
       cell("started", (f.created ?? "").replace("T", " ")), cell("panoply", f.version)));
     if (f.why) head.append(h("p", { class: "bad-text", role: "alert" }, f.why));
   }

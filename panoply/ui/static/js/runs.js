@@ -57,7 +57,7 @@ export async function runsPage() {
   function figures(run) {
     if (run.problem) return h("span", { class: "badge bad" }, "unreadable");
     const score = run.before === null && run.after === null ? h("span", { class: "score" }, show(run.reward)) :
-      h("span", { class: "score", title: "held-out success, before → now" }, run.before === null ? "" : `${show(run.before, 2)} → `, h("b", {}, show(run.after, 2)));
+      h("span", { class: "score", title: `held-out ${run.measured}, before → now` }, run.before === null ? "" : `${show(run.before, 2)} → `, h("b", {}, show(run.after, 2)));
     const under = run.status === "finished" ? h("span", { class: "quiet" }, `${run.step} steps`) :
       h("span", { class: `badge ${run.status}` }, run.status === "running" ? `${run.step} / ${run.of}` : run.status);
     return h("div", { class: "figures" }, score, under);
