@@ -1,0 +1,69 @@
+"""What the documentation says of speed is what the result files say."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny
+
+from benchmarks import gpu, gpu_table
+
+
+def test_the_page_is_written_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a new measurement: python -m benchmarks.gpu table."""
+    (tmp_path / "docs").mkdir()
+    shutil.copytree(tiny.ROOT / "results", tmp_path / "results")
+    monkeypatch.chdir(tmp_path)
+    gpu_table.write()
+    for name in ("performance.md", "gpu-learning.svg"):
+        assert (tmp_path / "docs" / name).read_text() == (tiny.ROOT / "docs" / name).read_text()
+
+
+def test_the_page_can_be_written_from_few_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ("results/bench-gpu/anchor.json", "results/bench-gpu/learn.json")
+    for name in (*kept, "docs/performance.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(tiny.ROOT / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    gpu_table.write()
+    page = (tmp_path / "docs" / "performance.md").read_text()
+    assert "## One GPU" in page
+    assert "TRL" not in page.split("### Repeating it")[0].split("## One GPU")[1]
+    assert "## A CPU" not in page
+
+
+def test_the_floor_of_a_step_by_hand() -> None:
+    """0.5B: 136.1 million weights of the head and 357.8 million of 24 blocks, 2 bytes each, read once a token."""
+    shape = gpu.Shape(prompts=1, group=1, prompt=2, completion=1)
+    head, block = 151936 * 896, 896 * 64 * (28 + 4) + 3 * 896 * 4864
+    kept = 4 * 24 * 2 * 64 * 2.5
+    assert shape.floor()["sample"] == pytest.approx((2 * (head + 24 * block) + kept) / 4.3e12)
+    attention = 12 * 24 * 14 * 64 * 2.5
+    assert shape.floor()["learn"] == pytest.approx(((6 * 24 * block + attention) * 3 + 8 * head) / 790e12)
+
+
+def test_without_a_gpu_the_benchmark_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    if gpu.torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    assert gpu.main([]) == 0
+    assert "skipped" in capsys.readouterr().out
+
+
+def test_a_cell_that_has_a_result_is_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "run", ran.append)
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path)
+    (tmp_path / "short.json").write_text("{}")
+    gpu.main(["short", "far"])
+    assert ran == ["far"]
+    assert "short: there is a result already" in capsys.readouterr().out
+    gpu.main(["--again", "short"])
+    assert ran == ["far", "short"]
+    with pytest.raises(SystemExit):
+        gpu.main(["near"])
+    assert "there is no cell near" in capsys.readouterr().err
