@@ -14,6 +14,7 @@ from panoply import registry
 from panoply.checkpoint import Checkpoint, DiskError, clear_errors
 from panoply.errors import DeviceError, PanoplyError, unknown
 from panoply.kinds import kind_of
+from panoply.own import is_data_file, own_data
 from panoply.planning import Options, Plan, make_plan, world_settings
 from panoply.regimes import REGIMES
 from panoply.run import Run, fresh_folder, model_folder
@@ -83,52 +84,8 @@ def plan_recipe(name: str, world: str | None = None, **choices: Any) -> dict[str
 
 def _for_all_stages(entry: registry.Entry, world: str | None, choices: Mapping[str, Any]) -> dict[str, Any]:
     """What the user chose for a recipe, and where it runs."""
-    home = "jsonl" if _is_file(choices.get("data")) else entry.world or "chain"
+    home = "jsonl" if is_data_file(choices.get("data")) else entry.world or "chain"
     return {**{k: v for k, v in choices.items() if v not in (None, False, (), [])}, "world": world or home}
-
-
-def _is_file(data: Any) -> bool:
-    """Whether `--data` names a file and not a part."""
-    return isinstance(data, str) and data.endswith((".jsonl", ".json"))
-
-
-def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """A data file and reward functions as the world `jsonl`, or the choices as they are."""
-    found = dict(choices)
-    named = found.get("reward") or []
-    named = [named] if isinstance(named, str) else list(named)
-    functions = [word for word in named if ".py:" in word]
-    data = found.get("data")
-    if not (isinstance(data, str) and _is_file(data)):
-        if functions:
-            raise PanoplyError(
-                "A reward function judges answers to your own prompts: name them with --data FILE.jsonl."
-            )
-        if len(named) > 1:
-            raise PanoplyError("Only reward functions, FILE.py:NAME, can be several.")
-        return world, {**found, "reward": named[0]} if named else found
-    if world not in ("jsonl", "jsonl@1", None):
-        raise PanoplyError(f"--data {data} is a world of its own: leave --world {world} out.")
-    if not found.get("model"):
-        raise PanoplyError("Your own data needs a model of your own: name its folder with --model.")
-    split = [word.rpartition("=") if "=" in word else (word, "", "1") for word in functions]
-    try:
-        weights = tuple(float(weight) for _, _, weight in split)
-    except ValueError as error:
-        raise PanoplyError("A reward's weight is a number: --reward FILE.py:NAME=0.5.") from error
-    made = {
-        "world.data": os.path.abspath(data),
-        "world.model": str(model_folder(found["model"]).resolve()),
-        "world.rewards": tuple(os.path.abspath(source) for source, _, _ in split),
-        "world.weights": weights,
-    }
-    others = [word for word in named if word not in functions]
-    kept = {k: v for k, v in found.items() if k not in ("data", "reward")}
-    return "jsonl", {
-        **kept,
-        "reward": others[0] if others else None,
-        "settings": {**made, **(found.get("settings") or {})},
-    }
 
 
 def train(

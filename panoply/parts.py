@@ -167,34 +167,40 @@ def part(
             raise unknown(kind, given, known)
 
     def register(function: Callable[..., Any]) -> Callable[..., Part]:
-        name = function.__name__.rstrip("_")
-        keywords = [p for p in inspect.signature(function).parameters.values() if p.kind == p.KEYWORD_ONLY]
-        for p in keywords:
-            if p.annotation is p.empty:
-                raise PanoplyError(
-                    f"The setting '{p.name}' of {slot}.{name} has no type: write one after a colon."
-                )
-        taken = _PARTS[slot].get(name)
-        if taken is not None and taken.__module__ != function.__module__:
-            raise PanoplyError(
-                f"'{slot}.{name}' is registered twice, by {taken.__module__} and {function.__module__}."
-            )
-        fields = [
-            (p.name, Any) if p.default is p.empty else (p.name, Any, dataclasses.field(default=p.default))
-            for p in keywords
-        ]
-        made: Any = dataclasses.make_dataclass(name, fields, bases=(Part,), frozen=True, repr=False)
-        made.__repr__ = Part.__str__
-        made.__doc__, made.__module__ = function.__doc__, function.__module__
+        made = _dataclass_of(slot, function)
         made.info = PartInfo(
-            slot, name, function, equation, unit, stream,
+            slot, made.__name__, function, equation, unit, stream,
             needs if callable(needs) else frozenset(needs),
             idle, state, prepare, inert, impossible, dict(bounds or {}), frozenset(gives), cost,
         )  # fmt: skip
-        _PARTS[slot][name] = made
+        _PARTS[slot][made.__name__] = made
         return typing.cast(Callable[..., Part], made)
 
     return register
+
+
+def _dataclass_of(slot: str, function: Callable[..., Any]) -> Any:
+    """A frozen dataclass whose fields are the function's keywords."""
+    name = function.__name__.rstrip("_")
+    keywords = [p for p in inspect.signature(function).parameters.values() if p.kind == p.KEYWORD_ONLY]
+    for p in keywords:
+        if p.annotation is p.empty:
+            raise PanoplyError(
+                f"The setting '{p.name}' of {slot}.{name} has no type: write one after a colon."
+            )
+    taken = _PARTS[slot].get(name)
+    if taken is not None and taken.__module__ != function.__module__:
+        raise PanoplyError(
+            f"'{slot}.{name}' is registered twice, by {taken.__module__} and {function.__module__}."
+        )
+    fields = [
+        (p.name, Any) if p.default is p.empty else (p.name, Any, dataclasses.field(default=p.default))
+        for p in keywords
+    ]
+    made: Any = dataclasses.make_dataclass(name, fields, bases=(Part,), frozen=True, repr=False)
+    made.__repr__ = Part.__str__
+    made.__doc__, made.__module__ = function.__doc__, function.__module__
+    return made
 
 
 def registered(slot: str) -> Mapping[str, type[Part]]:
@@ -220,8 +226,8 @@ def value_to_json(value: Any) -> Any:
 def check(where: str, value: Any, annotation: Any) -> Any:
     """The value, coerced where that is harmless (2 → 2.0, list → tuple), or one clear sentence."""
     for option in options(annotation):
-        fits, coerced = _fits(value, option)
-        if fits:
+        good, coerced = fits(value, option)
+        if good:
             return coerced
     raise PanoplyError(f"{where} takes {describe(annotation)}, not {value!r}.")
 
@@ -233,7 +239,8 @@ def options(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def _fits(value: Any, annotation: Any) -> tuple[bool, Any]:
+def fits(value: Any, annotation: Any) -> tuple[bool, Any]:
+    """Whether a value is what one annotation (no union) asks for, and the value, coerced where that is harmless."""
     origin = typing.get_origin(annotation)
     if annotation is Any:
         return True, value
@@ -246,7 +253,7 @@ def _fits(value: Any, annotation: Any) -> tuple[bool, Any]:
         if not isinstance(value, tuple | list):
             return False, value
         wanted = [inner[0]] * len(value) if len(inner) == 2 and inner[1] is ... else list(inner)
-        pairs = [_fits(v, a) for v, a in zip(value, wanted, strict=False)]
+        pairs = [fits(v, a) for v, a in zip(value, wanted, strict=False)]
         return len(wanted) == len(value) and all(f for f, _ in pairs), tuple(v for _, v in pairs)
     if annotation is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin
 
 from panoply import parts as part_module
 from panoply.errors import PanoplyError, unknown
-from panoply.parts import SLOTS, Part, _fits, options
+from panoply.parts import SLOTS, Part, fits, options
 from panoply.recipes import Recipe
 from panoply.regimes import Method
 
@@ -258,8 +258,8 @@ def parse(where: str, text: str, annotation: Any) -> Any:
     guesses.append(word)
     for option in options(annotation):
         for guess in guesses:
-            fits, coerced = _fits(guess, option)
-            if fits:
+            good, coerced = fits(guess, option)
+            if good:
                 return coerced
         if option is Part:
             slot = where.rsplit(".", 1)[-1]
