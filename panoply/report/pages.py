@@ -108,7 +108,8 @@ def _method_page(entry: Entry, preset: str | None) -> str:
     if descended:
         pieces += ["", "divergence really descended", indent(descended)]
     pieces += _measured(entry)
-    pieces += ["", f"more: panoply show {next(iter(resolved.parts()))[1].info.id} explains one part"]
+    part = next(iter(resolved.parts()))[1].info.id
+    pieces += ["", f"more: panoply show {part} explains one part, panoply show run the settings of any run"]
     return "\n".join(pieces)
 
 
