@@ -127,11 +127,13 @@ def test_too_little_memory_for_one_sequence_is_said(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("depth", [100, 896, 1000])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_parts_of_a_product_sum_to_it(rows: int, depth: int, dtype: torch.dtype) -> None:
-    from panoply.kernels.decode import add_norm, part_product
+    from panoply.kernels.decode import add_norm, in_parts, part_product
 
     torch.manual_seed(0)
     x = torch.randn(rows, depth, device="cuda", dtype=dtype)
     weight = torch.randn(900, depth, device="cuda", dtype=dtype) / 30
+    if not in_parts(x, weight):
+        pytest.skip("this GPU has too little shared memory")
     parts, product = part_product(x, weight), x.double() @ weight.double().t()
     assert (parts.sum(0) - product).norm() < 1e-6 * product.norm()
 
