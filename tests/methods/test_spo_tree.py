@@ -83,6 +83,7 @@ def test_a_tree_is_edges_after_prefixes(tiny_collector: Collector) -> None:
     """Every edge begins where its node's prefix ends; siblings share it, and their children begin with theirs."""
     tasks = tiny_collector.tasks(3)
     made = grow(tiny_collector, tasks, (3, 2, 2), 2)
+    assert tiny_collector.state["decisions"] == len(made)
     prompt = len(tasks[0].prompt)
     tokens, shared = made.context.ragged("tokens").tolist(), made.context.tensor("shared").tolist()
     rows = made.by("context").first(made["group"]).tolist()
