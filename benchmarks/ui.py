@@ -241,6 +241,7 @@ def main() -> None:
         found = {
             "date": datetime.date.today().isoformat(),
             "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+            "load": round(os.getloadavg()[0], 2),
             "unit": "milliseconds",
             "runs": chosen.runs,
             "decisions": chosen.decisions,

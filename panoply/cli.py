@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _main(arguments: list[str]) -> int:
-    parser = _parser()
+    parser = _parser(arguments[:1] if arguments and arguments[0] in ORDER else ORDER)
     if not arguments:
         parser.print_help()
         return 0
@@ -77,10 +77,11 @@ def _main(arguments: list[str]) -> int:
     return run(chosen)
 
 
-def _parser() -> Parser:
+def _parser(names: Sequence[str] = ORDER) -> Parser:
+    """The parser of some commands; a command that only looks does not wait for what others import."""
     parser = Parser(prog="panoply", description="Policy optimization in which a paper is a diff.")
     parser.add_argument("--version", action="version", version=f"panoply {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
-    for name in ORDER:
+    for name in names:
         importlib.import_module(f"panoply.commands.{name}").add(commands)
     return parser

@@ -38,3 +38,11 @@ def test_import() -> None:
             break
     assert best < 0.3
     assert loaded == ["", ""], f"loaded: {loaded}"
+
+
+def test_commands_that_only_look_do_not_load_torch() -> None:
+    program = "import sys; sys.argv = ['panoply', 'ui', 'nowhere']\n"
+    program += "try: from panoply.cli import main; main()\nexcept SystemExit: print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
+    assert "There is no folder 'nowhere'" in found.stderr

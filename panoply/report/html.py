@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from panoply.errors import PanoplyError
 from panoply.report.curves import curve, differences
 from panoply.report.episodes import Index
 from panoply.report.shelf import RESULT
@@ -20,9 +21,11 @@ EPISODES, DECISIONS = 6, 1500
 
 
 def write_report(study: Study, file: Path, title: str | None = None) -> Path:
-    from panoply.checkpoint import write_atomically
-
-    write_atomically(file, render(study, title))
+    page = render(study, title)
+    try:
+        file.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise PanoplyError(f"Cannot write {file}: {error.strerror}.") from error
     return file
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from panoply.errors import needs_extra
+from panoply.errors import PanoplyError, needs_extra
 from panoply.report.curves import Experiment, curve
 
 if TYPE_CHECKING:
@@ -43,7 +43,10 @@ STYLE = {
 def draw(experiments: Sequence[Experiment], metrics: Sequence[str], folder: Path) -> list[Path]:
     """One picture a metric, in two formats. Lines are means over seeds, bands reach from the lowest to the highest."""
     pyplot, rc_context = _matplotlib()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PanoplyError(f"Cannot write pictures to {folder}: {error.strerror}.") from error
     made = []
     with rc_context(STYLE):
         for metric in metrics:

@@ -41,7 +41,13 @@ class Catalogue:
             entries = registry.entries()
         claims = self._claims()
         works = [
-            {**e.facts(), "name": e.name, "about": e.doc.split("\n")[0], "claims": claims.get(e.name, [])}
+            {
+                **e.facts(),
+                "name": e.name,
+                "about": e.doc.split("\n")[0],
+                "claimed": e.claim is not None,
+                "claims": claims.get(e.name, []),
+            }
             for e in entries
         ]
         return {"works": works}

@@ -33,6 +33,8 @@ HEADERS = {
     "cache-control": "no-store",
 }
 
+ELSEWHERE = "Another page may not ask this server for anything: paste the address into the address bar."
+
 
 class Guard:
     """An ASGI layer before everything else.
@@ -71,9 +73,9 @@ class Guard:
         if host not in self.hosts:
             return _no("This server answers only to 127.0.0.1 and localhost.", 421)
         if headers.get("origin", f"http://{host}") != f"http://{host}":
-            return _no("Another page may not ask this server for anything.", 403)
+            return _no(ELSEWHERE, 403)
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            return _no("Another page may not ask this server for anything.", 403)
+            return _no(ELSEWHERE, 403)
         if scope["method"] not in ("GET", "HEAD"):
             return _no("This server only lets you look.", 405)
         query = parse_qs(scope["query_string"].decode("latin-1"))

@@ -154,6 +154,19 @@ def test_pictures_without_matplotlib(
     assert "pip install 'panoply-rl[report]'" in capsys.readouterr().err
 
 
+def test_what_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, "a")
+    (tmp_path / "file").touch()
+    for words, said in (
+        (["-o", str(tmp_path / "no" / "r.html")], "No such file or directory"),
+        (["-o", str(tmp_path / "r.html"), "--pictures", str(tmp_path / "file")], "File exists"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["report", str(tmp_path / "a"), *words])
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------ episodes
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,58 @@ def test_search_and_keyboard_in_the_list(page: Any) -> None:
     page.get_by_role("heading", name="1 run ticked").wait_for()
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="grpo on tools").wait_for()
+
+
+def test_a_running_run_is_drawn_while_it_learns(page: Any, runs: Path) -> None:
+    folder = runs / "live"
+    shutil.copytree(runs / "chain", folder, ignore=shutil.ignore_patterns("result.json", "metrics.jsonl"))
+    rows = (runs / "chain" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    with open(folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # as a training does
+            (folder / "metrics.jsonl").write_text(rows[0])
+            page.reload()
+            page.get_by_role("heading", name="1 run, running now").wait_for()
+            badge = page.locator(".run", has=page.locator(".run-sub[title='live']")).locator(".badge.running")
+            assert badge.inner_text() == "1 / 2"
+            with open(folder / "metrics.jsonl", "a") as metrics:
+                metrics.write(rows[1])
+            page.locator(".badge.running", has_text="2 / 2").wait_for()
+        finally:
+            shutil.rmtree(folder)
+
+
+SHADES = """(shades) => {
+  const pen = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const rgb = (...layers) => {
+    for (const layer of layers) { pen.fillStyle = layer; pen.fillRect(0, 0, 1, 1); }
+    return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const light = (c) => c.map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
+  const contrast = (a, b) => (Math.max(light(a), light(b)) + 0.05) / (Math.min(light(a), light(b)) + 0.05);
+  const found = {};
+  for (const shade of shades) {
+    const token = document.createElement('span');
+    token.className = `t ${shade}`;
+    document.body.append(token);
+    const { color, backgroundColor } = getComputedStyle(token);
+    found[shade] = contrast(rgb(color), rgb(variable('--card'), backgroundColor));
+    token.remove();
+  }
+  const quiet = rgb(variable('--quiet'));
+  for (const paper of ['--paper', '--card', '--sunk']) found[paper] = contrast(quiet, rgb(variable(paper)));
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_is_readable_on_every_shade(page: Any, theme: str) -> None:
+    page.wait_for_selector(".run")
+    page.evaluate("theme => { document.documentElement.dataset.theme = theme; }", theme)
+    found = page.evaluate(SHADES, ["d0", "d5", "d10", "d15", "d20", "q5", "q10"])
+    assert {name: ratio for name, ratio in found.items() if ratio < 4.5} == {}
 
 
 def test_an_unreadable_run_says_why(page: Any) -> None:

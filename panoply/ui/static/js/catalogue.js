@@ -6,8 +6,8 @@ import { h, remember, show } from "./dom.js";
 
 let works = null;
 
-function verdict(claims) {
-  if (!claims.length) return h("span", { class: "quiet" }, "not measured");
+function verdict({ claims, claimed }) {
+  if (!claims.length) return h("span", { class: "quiet" }, claimed ? "not measured" : "–");
   return h("span", { class: "claims" }, ...claims.map((c) => h("span", { class: `badge ${c.verdict}` }, c.verdict)));
 }
 
@@ -31,7 +31,7 @@ export async function cataloguePage() {
     count.textContent = `${shown.length} of ${works.length} works`;
     body.replaceChildren(...shown.map((w) => h("tr", {}, h("th", { scope: "row" }, h("a", { href: `#/work/${encodeURIComponent(w.id)}` }, w.name)),
       h("td", {}, w.kind), h("td", {}, w.family ?? "–"), h("td", {}, w.base ?? "–"), h("td", { class: "about" }, w.about),
-      h("td", {}, verdict(w.claims)), h("td", { class: "num" }, w.claims.map(difference).join(" ")), h("td", { class: "num" }, w.claims.map((c) => (Array.isArray(c.seeds) ? c.seeds.length : c.seeds) ?? "").join(" ")))));
+      h("td", {}, verdict(w)), h("td", { class: "num" }, w.claims.map(difference).join(" ")), h("td", { class: "num" }, w.claims.map((c) => (Array.isArray(c.seeds) ? c.seeds.length : c.seeds) ?? "").join(" ")))));
   }
 
   async function load() {

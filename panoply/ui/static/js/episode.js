@@ -38,6 +38,12 @@ export class Episode {
 
   has(column) { return this.record[column]?.some((v) => v !== null) ?? false; }
 
+  /** The decision that was least expected. */
+  oddest() {
+    const logp = this.record["logp@reference"] ?? this.record.logp ?? [];
+    return logp.reduce((best, v, i) => (v !== null && v < (logp[best] ?? Infinity) ? i : best), 0);
+  }
+
   text(i) { return this.record.pieces[this.record.position[i]] ?? ""; }
 
   total(column, decisions = null) {
@@ -108,7 +114,7 @@ export class Lane {
   }
 
   context(text, name) {
-    const made = h("button", { class: "context", "aria-expanded": "false", onclick: () => made.setAttribute("aria-expanded", String(made.getAttribute("aria-expanded") !== "true")) },
+    const made = h("button", { class: "context", "aria-expanded": "false", title: name, onclick: () => made.setAttribute("aria-expanded", String(made.getAttribute("aria-expanded") !== "true")) },
       h("span", { class: "context-name" }, name), h("span", { class: "context-text" }, text));
     return made;
   }

@@ -34,9 +34,9 @@ export async function inspectorPage(run, at) {
   const legend = h("div", { class: "scale" });
   const strip = new Strip((i) => select(i));
   const colours = h("div", { class: "segments", role: "radiogroup", "aria-label": "Colour by" });
-  const groupButton = h("button", { class: "small", title: "g", "aria-pressed": "false", onclick: () => setGroup(!wide) }, "");
-  const folds = h("button", { class: "small", title: "t", onclick: foldAll }, "fold turns");
-  const contexts = h("button", { class: "small", title: "o", onclick: openContexts }, "open prompts");
+  const groupButton = h("button", { class: "small", title: "The whole group, or this episode alone (g)", "aria-pressed": "false", onclick: () => setGroup(!wide) }, "");
+  const folds = h("button", { class: "small", title: "Fold or open all turns (t)", onclick: foldAll }, "turns ▾");
+  const contexts = h("button", { class: "small", title: "Open or fold prompts and tool outputs (o)", onclick: openContexts }, "prompts ▸");
 
   const list = new Rows({
     height: 58, label: "recorded episodes", draw: (e) => episodeRow(run, e, at),
@@ -61,7 +61,7 @@ export async function inspectorPage(run, at) {
     if (gone) return;
     for (const old of lanes) old.leave();
     scales.clear();
-    const chosen = lane?.selected ?? 0;
+    const chosen = Math.max(0, lane?.selected ?? 0);
     lanes = wanted.map((e) => {
       const made = new Lane(new Episode(records.get(e.at)), e, {
         scroller,
@@ -78,10 +78,11 @@ export async function inspectorPage(run, at) {
     groupButton.setAttribute("aria-pressed", String(wide));
     groupButton.hidden = siblings.length < 2;
     folds.hidden = lane.episode.turns.length < 2;
+    contexts.hidden = !scroller.querySelector(".context");
     paint();
     const picked = remember("picked");
     remember("picked", null);
-    select(Math.min(picked ?? Math.max(0, chosen), lane.episode.length - 1));
+    select(Math.min(picked ?? (order === "surprise" && !chosen ? lane.episode.oddest() : chosen), lane.episode.length - 1));
     centre();
   }
 
@@ -112,13 +113,13 @@ export async function inspectorPage(run, at) {
   function foldAll() {
     const folded = !lane.sections.every((_, k) => lane.folded(k));
     for (const l of lanes) l.foldAll(folded);
-    folds.textContent = folded ? "open turns" : "fold turns";
+    folds.textContent = folded ? "turns ▸" : "turns ▾";
   }
 
   function openContexts() {
     const open = contexts.getAttribute("aria-pressed") !== "true";
     contexts.setAttribute("aria-pressed", String(open));
-    contexts.textContent = open ? "fold prompts" : "open prompts";
+    contexts.textContent = open ? "prompts ▾" : "prompts ▸";
     for (const l of lanes) l.openContexts(open);
   }
 

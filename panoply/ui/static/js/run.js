@@ -24,10 +24,10 @@ export function episodeRow(run, e, current = null) {
     h("span", { class: "numbers" },
       h("span", { class: "pill" }, `step ${e.step}`),
       h("span", { class: e.return > 0 ? "pill good" : "pill" }, `R ${show(e.return, 2)}`),
-      h("span", { class: "pill", title: "surprise, 0 to 1" }, `✦ ${show(e.surprise, 2)}`),
-      e.turns > 1 ? h("span", { class: "pill" }, `${e.turns} turns`) : null,
-      h("span", { class: "pill" }, `${e.decisions} dec.`),
       e.gated ? h("span", { class: "pill gate" }, `${e.gated} gated`) : null,
+      h("span", { class: "pill", title: "surprise, 0 to 1" }, `✦ ${show(e.surprise, 2)}`),
+      e.turns > 1 && e.turns < e.decisions ? h("span", { class: "pill" }, `${e.turns} turns`) : null,
+      h("span", { class: "pill" }, `${e.decisions} dec.`),
       e.left_out ? h("span", { class: "pill" }, "left out") : null));
 }
 
