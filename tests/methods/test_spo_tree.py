@@ -166,3 +166,13 @@ def test_cost() -> None:
     found = cost(make_plan("spo-tree", settings=settings, model="fresh"))
     assert found.sampled_tokens == 5 * (3 * 3 + 6 * 3 + 12 * 1)
     assert found.trained_tokens == found.sampled_tokens + 5 * (6 + 3 * (6 + 3) + 6 * (6 + 6))
+
+
+def test_a_tree_is_no_deeper_than_its_answers_are_long(tiny_collector: Collector) -> None:
+    """Answers have at most 7 tokens: after three levels of 2 one is left, and the fourth is the last."""
+    task = tiny_collector.tasks(1)[0]
+    made = grow(tiny_collector, [task], (2,) * 6, 2)
+    begins = made.context.tensor("shared") - len(task.prompt)
+    assert tiny_collector.world.max_tokens == 7
+    assert int(begins.max()) <= 6
+    assert int(made.context.ragged("tokens").lengths.max()) <= len(task.prompt) + 7
