@@ -20,7 +20,7 @@ from panoply.progress import Progress
 from panoply.run import Run
 
 METHODS = [e.name for e in registry.entries("method")]
-SMALL = {"sample.prompts": 8, "sample.group": 4, "data.batch": 8}
+SMALL = {"sample.prompts": 8, "sample.group": 4, "data.batch": 8, "data.data.batch": 8}
 
 
 def small(name: str) -> Plan:
