@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -14,11 +15,28 @@ from benchmarks import gpu, gpu_table
 def test_the_page_is_written_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a new measurement: python -m benchmarks.gpu table."""
     (tmp_path / "docs").mkdir()
-    shutil.copytree(tiny.ROOT / "results", tmp_path / "results")
+    shutil.copytree(tiny.ROOT / "results" / "bench-gpu", tmp_path / "results" / "bench-gpu")
     monkeypatch.chdir(tmp_path)
     gpu_table.write()
     for name in ("performance.md", "gpu-learning.svg"):
-        assert (tmp_path / "docs" / name).read_text() == (tiny.ROOT / "docs" / name).read_text()
+        shown = (tiny.ROOT / "docs" / name).read_text().split(gpu_table.CPU)[0]
+        assert shown.strip() == (tmp_path / "docs" / name).read_text().strip()
+
+
+def test_a_cpus_cells_become_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "results" / "bench-text"
+    folder.mkdir(parents=True)
+    (tmp_path / "docs").mkdir()
+    about = {"date": "2026-01-02", "torch": "2.13.0", "cores": 2, "tokens": 21.5}
+    for side, seconds in (("panoply", 0.25), ("trl-best", 0.5), ("trl-default", 1.0)):
+        facts = {**about, "steps": [seconds] * 4, "median": seconds}
+        (folder / f"{side}-2-ends.json").write_text(json.dumps(facts))
+    monkeypatch.chdir(tmp_path)
+    gpu_table.write()
+    page = (tmp_path / "docs" / "performance.md").read_text()
+    row = "| completions end by themselves | TRL, best | 2 | 21.5 | 0.500 | 0.500–0.500 |"
+    assert row in page
+    assert "TRL takes 2.00 times as long with its best settings, 4.00 times as it comes." in page
 
 
 def test_the_page_can_be_written_from_few_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
