@@ -109,7 +109,8 @@ def _method_page(entry: Entry, preset: str | None) -> str:
         pieces += ["", "divergence really descended", indent(descended)]
     pieces += _measured(entry)
     part = next(iter(resolved.parts()))[1].info.id
-    pieces += ["", f"more: panoply show {part} explains one part, panoply show run the settings of any run"]
+    nexts = [(f"panoply show {part}", "one part"), ("panoply show run", "the settings of any run")]
+    pieces += ["", "more", indent(table(nexts))]
     return "\n".join(pieces)
 
 
