@@ -5,7 +5,11 @@ export async function ask(what, query = {}) {
   const answer = await fetch(`/api/${what}?${words}`);
   const text = await answer.text();
   let found = null;
-  try { found = JSON.parse(text); } catch { /* a refusal in plain words */ }
+  try {
+    found = JSON.parse(text);
+  } catch {
+    /* a refusal in plain words */
+  }
   if (!answer.ok) throw new Error(found?.error ?? text.trim() ?? `The server answered ${answer.status}.`);
   return found;
 }

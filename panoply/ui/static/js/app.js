@@ -1,14 +1,15 @@
 // The shell: which page is shown, light or dark, and the help.
 
+import { cataloguePage } from "./catalogue.js";
 import { h } from "./dom.js";
-import { runsPage } from "./runs.js";
-import { runPage } from "./run.js";
 import { inspectorPage } from "./inspector.js";
-import { cataloguePage, workPage } from "./catalogue.js";
+import { runPage } from "./run.js";
+import { runsPage } from "./runs.js";
+import { workPage } from "./work.js";
 
 const view = document.getElementById("view");
-let leave = null;
 let turn = 0;
+let current = {};
 
 const ROUTES = [
   [/^#\/run\/(.+)\/episode\/(\d+)$/, (m) => inspectorPage(decodeURIComponent(m[1]), Number(m[2]))],
@@ -31,43 +32,106 @@ async function go() {
   try {
     made = await open(route.exec(hash) ?? []);
   } catch (error) {
-    made = { element: h("div", { class: "page" }, h("div", { class: "sorry", role: "alert" }, h("h1", {}, "This cannot be shown"), h("p", {}, error.message), h("p", {}, h("a", { href: "#/runs" }, "Back to the runs")))) };
+    made = {
+      element: h(
+        "div",
+        { class: "page" },
+        h(
+          "div",
+          { class: "sorry", role: "alert" },
+          h("h1", {}, "This cannot be shown"),
+          h("p", {}, error.message),
+          h("p", {}, h("a", { href: "#/runs" }, "Back to the runs")),
+        ),
+      ),
+    };
   }
-  if (mine !== turn) { made.leave?.(); return; }
-  leave?.();
-  leave = made.leave ?? null;
+  if (mine !== turn) {
+    made.leave?.();
+    return;
+  }
+  current.leave?.();
   current = made;
   document.title = made.title ? `${made.title} – Panoply` : "Panoply";
   view.replaceChildren(made.element);
-  made.shown?.();
+  made.enter?.();
 }
 
-let current = {};
-
 const root = document.documentElement;
-const kept = (() => { try { return localStorage.getItem("theme"); } catch { return null; } })();
+const kept = (() => {
+  try {
+    return localStorage.getItem("theme");
+  } catch {
+    return null;
+  }
+})();
 if (kept) root.dataset.theme = kept;
 
 function switchTheme() {
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
-  try { localStorage.setItem("theme", root.dataset.theme); } catch { /* not kept */ }
+  try {
+    localStorage.setItem("theme", root.dataset.theme);
+  } catch {
+    /* not kept */
+  }
   current.redraw?.();
 }
 
 const KEYS = [
-  ["anywhere", [["?", "these keys"], ["d", "light or dark"], ["Esc", "back, or close"]]],
-  ["runs", [["/", "search"], ["↑ ↓  j k", "move"], ["space  x", "tick a run"], ["Enter", "open it"], ["u", "untick all"]]],
-  ["decisions", [["← →", "decision before, after"], ["↑ ↓", "turn before, after"], ["j k", "next, previous episode"], ["Home End", "first, last decision"],
-    ["1 … 9", "colour by advantage, ratio, entropy …"], ["c", "next decision on which a gate acted"], ["g", "whole group, or this episode alone"], ["f", "fold this turn"], ["t", "fold or open all turns"], ["o", "open or fold prompts and tool outputs"]]],
+  [
+    "anywhere",
+    [
+      ["?", "these keys"],
+      ["d", "light or dark"],
+      ["Esc", "back, or close"],
+    ],
+  ],
+  [
+    "runs",
+    [
+      ["/", "search"],
+      ["↑ ↓  j k", "move"],
+      ["space  x", "tick a run"],
+      ["Enter", "open it"],
+      ["u", "untick all"],
+    ],
+  ],
+  [
+    "decisions",
+    [
+      ["← →", "decision before, after"],
+      ["↑ ↓", "turn before, after"],
+      ["j k", "next, previous episode"],
+      ["Home End", "first, last decision"],
+      ["1 … 9", "colour by advantage, ratio, entropy …"],
+      ["c", "next decision on which a gate acted"],
+      ["g", "whole group, or this episode alone"],
+      ["f", "fold this turn"],
+      ["t", "fold or open all turns"],
+      ["o", "open or fold prompts and tool outputs"],
+    ],
+  ],
 ];
 
 function help() {
   const box = document.getElementById("help");
-  if (box.open) { box.close(); return; }
+  if (box.open) {
+    box.close();
+    return;
+  }
   const close = h("button", { class: "plain", onclick: () => box.close(), "aria-label": "Close" }, "✕");
-  box.replaceChildren(h("header", {}, h("h2", {}, "Keys"), close), ...KEYS.map(([title, rows]) =>
-    h("section", {}, h("h3", {}, title), h("dl", {}, ...rows.flatMap(([key, about]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, about)])))));
+  box.replaceChildren(
+    h("header", {}, h("h2", {}, "Keys"), close),
+    ...KEYS.map(([title, rows]) =>
+      h(
+        "section",
+        {},
+        h("h3", {}, title),
+        h("dl", {}, ...rows.flatMap(([key, about]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, about)])),
+      ),
+    ),
+  );
   box.showModal();
 }
 

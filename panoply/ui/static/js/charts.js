@@ -29,35 +29,72 @@ export function chart(box, { title, curves, x = "step", height = 210, sync = "pa
     const at = series.length;
     const lone = c.runs.length < 2;
     series.push({
-      label: c.label, stroke, width: 1.8, spanGaps: true,
+      label: c.label,
+      stroke,
+      width: 1.8,
+      spanGaps: true,
       dash: c.place >= COLOURS ? [6, 4] : undefined,
       points: { show: c.x.length < 40, size: 5, fill: stroke },
     });
     for (const side of ["lowest", "highest"]) {
-      series.push({ label: `${c.label} ${side}`, show: !lone, stroke: "transparent", width: 0, spanGaps: true, points: { show: false } });
+      series.push({
+        label: `${c.label} ${side}`,
+        show: !lone,
+        stroke: "transparent",
+        width: 0,
+        spanGaps: true,
+        points: { show: false },
+      });
     }
     if (!lone) bands.push({ series: [at + 2, at + 1], fill: stroke + "2b" });
   }
-  const ink = colour("--quiet"), grid = colour("--line");
-  const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { show: false }, font: "11px system-ui", labelFont: "11px system-ui" };
+  const ink = colour("--quiet"),
+    grid = colour("--line");
+  const axis = {
+    stroke: ink,
+    grid: { stroke: grid, width: 1 },
+    ticks: { show: false },
+    font: "11px system-ui",
+    labelFont: "11px system-ui",
+  };
   const note = document.createElement("div");
   note.className = "chart-note";
   note.hidden = true;
-  const plot = new uPlot({
-    width: Math.max(200, box.clientWidth), height, title: undefined, series, bands,
-    legend: { show: false },
-    padding: [10, 12, 0, 0],
-    scales: { x: { time: false } },
-    axes: [{ ...axis, size: 26, values: (_, vs) => vs.map(short) }, { ...axis, size: 52, values: (_, vs) => vs.map(short) }],
-    cursor: { sync: { key: sync }, points: { size: 7 }, drag: { x: true, y: false } },
-    hooks: { setCursor: [(u) => tell(u, note, held, x)] },
-  }, data, box);
+  const plot = new uPlot(
+    {
+      width: Math.max(200, box.clientWidth),
+      height,
+      title: undefined,
+      series,
+      bands,
+      legend: { show: false },
+      padding: [10, 12, 0, 0],
+      scales: { x: { time: false } },
+      axes: [
+        { ...axis, size: 26, values: (_, vs) => vs.map(short) },
+        { ...axis, size: 52, values: (_, vs) => vs.map(short) },
+      ],
+      cursor: { sync: { key: sync }, points: { size: 7 }, drag: { x: true, y: false } },
+      hooks: { setCursor: [(u) => tell(u, note, held, x)] },
+    },
+    data,
+    box,
+  );
   plot.over.append(note);
   plot.over.setAttribute("role", "img");
-  plot.over.setAttribute("aria-label", `${title}: ${held.map((c) => `${c.label} ends at ${short(c.mean.at(-1))}`).join("; ")}`);
+  plot.over.setAttribute(
+    "aria-label",
+    `${title}: ${held.map((c) => `${c.label} ends at ${short(c.mean.at(-1))}`).join("; ")}`,
+  );
   const resize = new ResizeObserver(() => plot.setSize({ width: Math.max(200, box.clientWidth), height }));
   resize.observe(box);
-  return { plot, destroy() { resize.disconnect(); plot.destroy(); } };
+  return {
+    plot,
+    destroy() {
+      resize.disconnect();
+      plot.destroy();
+    },
+  };
 }
 
 function tell(u, note, held, x) {

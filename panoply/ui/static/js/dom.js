@@ -36,7 +36,9 @@ export function remember(key, value) {
   try {
     if (value === undefined) return JSON.parse(sessionStorage.getItem(key) ?? "null");
     sessionStorage.setItem(key, JSON.stringify(value));
-  } catch { /* a browser that keeps nothing still shows everything */ }
+  } catch {
+    /* a browser that keeps nothing still shows everything */
+  }
   return value ?? null;
 }
 
@@ -49,10 +51,23 @@ export class Rows {
     this.at = 0;
     this.made = new Map();
     this.space = h("div", { class: "space" });
-    this.box = h("div", { class: "rows", role: "listbox", "aria-label": label, "aria-multiselectable": "true", tabindex: "0" }, this.space);
+    this.box = h(
+      "div",
+      { class: "rows", role: "listbox", "aria-label": label, "aria-multiselectable": "true", tabindex: "0" },
+      this.space,
+    );
     this.box.addEventListener("scroll", () => this.paint(), { passive: true });
     this.box.addEventListener("keydown", (event) => {
-      const steps = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
+      const steps = {
+        ArrowDown: 1,
+        ArrowUp: -1,
+        j: 1,
+        k: -1,
+        PageDown: 10,
+        PageUp: -10,
+        Home: -Infinity,
+        End: Infinity,
+      };
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.key in steps) this.go(this.at + steps[event.key]);
       else if (!act || !this.items.length || !act(event.key, this.items[this.at], this.at)) return;
@@ -80,15 +95,22 @@ export class Rows {
     this.at = Math.max(0, Math.min(this.items.length - 1, to));
     const top = this.at * this.height;
     if (top < this.box.scrollTop) this.box.scrollTop = top;
-    else if (top + this.height > this.box.scrollTop + this.box.clientHeight) this.box.scrollTop = top + this.height - this.box.clientHeight;
+    else if (top + this.height > this.box.scrollTop + this.box.clientHeight)
+      this.box.scrollTop = top + this.height - this.box.clientHeight;
     this.paint();
   }
 
   paint() {
     const first = Math.max(0, Math.floor(this.box.scrollTop / this.height) - 4);
-    const last = Math.min(this.items.length - 1, Math.ceil((this.box.scrollTop + this.box.clientHeight) / this.height) + 4);
+    const last = Math.min(
+      this.items.length - 1,
+      Math.ceil((this.box.scrollTop + this.box.clientHeight) / this.height) + 4,
+    );
     for (const [i, row] of this.made) {
-      if (i < first || i > last) { row.remove(); this.made.delete(i); }
+      if (i < first || i > last) {
+        row.remove();
+        this.made.delete(i);
+      }
     }
     for (let i = first; i <= last; i++) {
       if (!this.made.has(i)) {

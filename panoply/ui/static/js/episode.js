@@ -15,28 +15,46 @@ export class Episode {
     this.length = record.position.length;
     const { pieces, position } = record;
     const decisionAt = new Int32Array(pieces.length).fill(-1);
-    position.forEach((p, i) => { if (p >= 0 && p < pieces.length) decisionAt[p] = i; });
+    position.forEach((p, i) => {
+      if (p >= 0 && p < pieces.length) decisionAt[p] = i;
+    });
     const turnOf = (i) => record.turn?.[i] ?? 0;
     this.turns = [];
     let context = [];
     for (let p = 0; p < pieces.length; p++) {
       const i = decisionAt[p];
-      if (i < 0) { context.push(pieces[p]); continue; }
+      if (i < 0) {
+        context.push(pieces[p]);
+        continue;
+      }
       const last = this.turns.at(-1);
-      if (!last || context.length || (record.tokens && last.turn !== turnOf(i))) {  // actions follow one another without a word between
-        this.turns.push({ turn: turnOf(i), context: context.join(""), again: last?.turn === turnOf(i), decisions: [] });
+      if (!last || context.length || (record.tokens && last.turn !== turnOf(i))) {
+        // actions follow one another without a word between
+        this.turns.push({
+          turn: turnOf(i),
+          context: context.join(""),
+          again: last?.turn === turnOf(i),
+          decisions: [],
+        });
         context = [];
       }
       this.turns.at(-1).decisions.push(i);
     }
     this.after = context.join("");
     this.turnIndex = new Int32Array(this.length).fill(0);
-    this.turns.forEach((turn, k) => turn.decisions.forEach((i) => { this.turnIndex[i] = k; }));
+    this.turns.forEach((turn, k) =>
+      turn.decisions.forEach((i) => {
+        this.turnIndex[i] = k;
+      }),
+    );
     this.gates = new Map();
-    for (const [name, rows] of Object.entries(this.record.gates)) for (const i of rows) this.gates.set(i, [...(this.gates.get(i) ?? []), name]);
+    for (const [name, rows] of Object.entries(this.record.gates))
+      for (const i of rows) this.gates.set(i, [...(this.gates.get(i) ?? []), name]);
   }
 
-  has(column) { return this.record[column]?.some((v) => v !== null) ?? false; }
+  has(column) {
+    return this.record[column]?.some((v) => v !== null) ?? false;
+  }
 
   /** The decision that was least expected. */
   oddest() {
@@ -44,7 +62,9 @@ export class Episode {
     return logp.reduce((best, v, i) => (v !== null && v < (logp[best] ?? Infinity) ? i : best), 0);
   }
 
-  text(i) { return this.record.pieces[this.record.position[i]] ?? ""; }
+  text(i) {
+    return this.record.pieces[this.record.position[i]] ?? "";
+  }
 
   total(column, decisions = null) {
     const values = this.record[column];
@@ -85,22 +105,44 @@ export class Lane {
     this.selected = -1;
     this.chunkOf = new Int32Array(episode.length);
     this.filled = [];
-    this.watcher = new IntersectionObserver((seen) => {
-      for (const { target: { chunk }, isIntersecting, boundingClientRect } of seen) {
-        chunk.near = isIntersecting;
-        if (isIntersecting) soon(() => { if (chunk.near) this.show(chunk); });
-        else if (chunk.filled) chunk.height = boundingClientRect.height;
-      }
-    }, { root: scroller, rootMargin: "400px 0px" });
+    this.watcher = new IntersectionObserver(
+      (seen) => {
+        for (const {
+          target: { chunk },
+          isIntersecting,
+          boundingClientRect,
+        } of seen) {
+          chunk.near = isIntersecting;
+          if (isIntersecting)
+            soon(() => {
+              if (chunk.near) this.show(chunk);
+            });
+          else if (chunk.filled) chunk.height = boundingClientRect.height;
+        }
+      },
+      { root: scroller, rootMargin: "400px 0px" },
+    );
     const r = episode.record;
     const odd = episode.mean(r["logp@reference"] ? "logp@reference" : "logp");
-    this.title = h("button", { class: "lane-title", onclick: () => pick(0) },
+    this.title = h(
+      "button",
+      { class: "lane-title", onclick: () => pick(0) },
       h("b", {}, `episode ${r.episode}`),
-      h("span", {}, `R ${show(episode.total("reward"), 2)}`), h("span", {}, `Â ${show(episode.mean("advantage"), 2)}`),
-      h("span", { title: "mean log-probability" }, `log π ${show(odd, 2)}`), h("span", { title: "surprise" }, `✦ ${show(summary?.surprise, 2)}`),
-      h("span", {}, many(episode.length, "decision")), h("span", {}, ENDS[r.end] ?? ""), r.left_out ? h("span", { class: "pill" }, "left out by select") : null);
+      h("span", {}, `R ${show(episode.total("reward"), 2)}`),
+      h("span", {}, `Â ${show(episode.mean("advantage"), 2)}`),
+      h("span", { title: "mean log-probability" }, `log π ${show(odd, 2)}`),
+      h("span", { title: "surprise" }, `✦ ${show(summary?.surprise, 2)}`),
+      h("span", {}, many(episode.length, "decision")),
+      h("span", {}, ENDS[r.end] ?? ""),
+      r.left_out ? h("span", { class: "pill" }, "left out by select") : null,
+    );
     this.sections = episode.turns.map((turn, k) => this.section(turn, k));
-    this.body = h("div", { class: "lane-body" }, ...this.sections, episode.after ? this.context(episode.after, "after") : null);
+    this.body = h(
+      "div",
+      { class: "lane-body" },
+      ...this.sections,
+      episode.after ? this.context(episode.after, "after") : null,
+    );
     this.element = h("article", { class: "lane", "aria-label": `episode ${r.episode}` }, this.title, this.body);
     this.body.addEventListener("click", (event) => {
       const token = event.target.closest("[data-i]");
@@ -114,8 +156,17 @@ export class Lane {
   }
 
   context(text, name) {
-    const made = h("button", { class: "context", "aria-expanded": "false", title: name, onclick: () => made.setAttribute("aria-expanded", String(made.getAttribute("aria-expanded") !== "true")) },
-      h("span", { class: "context-name" }, name), h("span", { class: "context-text" }, text));
+    const made = h(
+      "button",
+      {
+        class: "context",
+        "aria-expanded": "false",
+        title: name,
+        onclick: () => made.setAttribute("aria-expanded", String(made.getAttribute("aria-expanded") !== "true")),
+      },
+      h("span", { class: "context-name" }, name),
+      h("span", { class: "context-text" }, text),
+    );
     return made;
   }
 
@@ -140,23 +191,41 @@ export class Lane {
     if (!several) return h("section", { class: "turn" }, body);
     const reward = this.episode.total("reward", turn.decisions);
     const gated = turn.decisions.filter((i) => this.episode.gates.has(i)).length;
-    const head = h("button", { class: "turn-head", "aria-expanded": "true", onclick: () => this.fold(k) },
-      h("b", {}, `turn ${turn.turn + 1}${turn.again ? " (goes on)" : ""}`), h("span", {}, many(turn.decisions.length, "decision")),
-      reward ? h("span", { class: "good" }, `r ${show(reward, 2)}`) : null, gated ? h("span", { class: "gate" }, `${gated} gated`) : null,
-      h("span", { class: "first-words" }, turn.decisions.slice(0, 40).map((i) => this.episode.text(i)).join("")));
+    const head = h(
+      "button",
+      { class: "turn-head", "aria-expanded": "true", onclick: () => this.fold(k) },
+      h("b", {}, `turn ${turn.turn + 1}${turn.again ? " (goes on)" : ""}`),
+      h("span", {}, many(turn.decisions.length, "decision")),
+      reward ? h("span", { class: "good" }, `r ${show(reward, 2)}`) : null,
+      gated ? h("span", { class: "gate" }, `${gated} gated`) : null,
+      h(
+        "span",
+        { class: "first-words" },
+        turn.decisions
+          .slice(0, 40)
+          .map((i) => this.episode.text(i))
+          .join(""),
+      ),
+    );
     return h("section", { class: "turn", "data-turn": String(k) }, head, body);
   }
 
-  folded(k) { return this.sections[k].classList.contains("folded"); }
+  folded(k) {
+    return this.sections[k].classList.contains("folded");
+  }
 
   fold(k, folded = !this.folded(k)) {
     this.sections[k].classList.toggle("folded", folded);
     this.sections[k].querySelector(".turn-head")?.setAttribute("aria-expanded", String(!folded));
   }
 
-  foldAll(folded) { this.sections.forEach((_, k) => this.fold(k, folded)); }
+  foldAll(folded) {
+    this.sections.forEach((_, k) => this.fold(k, folded));
+  }
 
-  openContexts(open) { for (const c of this.element.querySelectorAll(".context")) c.setAttribute("aria-expanded", String(open)); }
+  openContexts(open) {
+    for (const c of this.element.querySelectorAll(".context")) c.setAttribute("aria-expanded", String(open));
+  }
 
   fill(chunk) {
     if (chunk.filled) return;
@@ -174,7 +243,8 @@ export class Lane {
     chunk.box.style.minHeight = "";
     if (this.episode.length <= LONG) return;
     this.filled.push(chunk);
-    if (this.filled.length > KEPT) this.empty(this.filled.find((c) => !c.near && c !== chunk && !c.decisions.includes(this.selected)));
+    if (this.filled.length > KEPT)
+      this.empty(this.filled.find((c) => !c.near && c !== chunk && !c.decisions.includes(this.selected)));
   }
 
   /** Out of sight: keep its height and let its tokens go. */
@@ -229,8 +299,10 @@ export class Lane {
   token(i) {
     if (i < 0 || i >= this.episode.length) return null;
     const chunk = this.chunks[this.chunkOf[i]];
-    return chunk?.filled ? chunk.box.children[i - chunk.decisions[0]] ?? null : null;
+    return chunk?.filled ? (chunk.box.children[i - chunk.decisions[0]] ?? null) : null;
   }
 
-  leave() { this.watcher.disconnect(); }
+  leave() {
+    this.watcher.disconnect();
+  }
 }

@@ -3,119 +3,177 @@
 import { ask } from "./api.js";
 import { chart } from "./charts.js";
 import { Rows, bare, duration, h, remember, show } from "./dom.js";
+import { SURPRISING, address, episodeRow, orders, sorted } from "./recorded.js";
 
-export const ORDERS = {
-  newest: { name: "newest first", by: (e) => e.step ?? 0 },
-  return: { name: "highest return", by: (e) => e.return ?? -Infinity },
-  surprise: { name: "most surprising", by: (e) => e.surprise },
-  gated: { name: "most gated", by: (e) => e.gated / Math.max(1, e.decisions) },
-};
-
-export const SURPRISING = "High reward for text that was not expected: the product of an episode's ranks by return and by mean −log-probability among all that were recorded. A hacked reward shows here first.";
-
-export function sorted(episodes, order) {
-  const { by } = ORDERS[order];
-  return [...episodes].sort((a, b) => by(b) - by(a) || a.at - b.at);
-}
-
-export function episodeRow(run, e, current = null) {
-  return h("a", { class: `episode${e.at === current ? " current" : ""}`, href: `#/run/${encodeURIComponent(run)}/episode/${e.at}`, tabindex: "-1", title: e.left_out ? "left out by select" : "" },
-    h("span", { class: "said" }, e.snippet || "–"),
-    h("span", { class: "numbers" },
-      h("span", { class: "pill" }, `step ${e.step}`),
-      h("span", { class: e.return > 0 ? "pill good" : "pill" }, `R ${show(e.return, 2)}`),
-      e.gated ? h("span", { class: "pill gate" }, `${e.gated} gated`) : null,
-      h("span", { class: "pill", title: "surprise, 0 to 1" }, `✦ ${show(e.surprise, 2)}`),
-      e.turns > 1 && e.turns < e.decisions ? h("span", { class: "pill" }, `${e.turns} turns`) : null,
-      h("span", { class: "pill" }, `${e.decisions} dec.`),
-      e.left_out ? h("span", { class: "pill" }, "left out") : null));
-}
+const FIRST = 6;
+const MOST = 24;
 
 export async function runPage(id) {
   const found = await ask("run", { run: id });
-  const facts = found.facts;
-  if (facts.problem) throw new Error(facts.problem);
-  const recorded = await ask("episodes", { run: id });
-  let charts = [];
-  let timer = 0;
-  let all = false;
-  let order = remember("order") ?? "newest";
-  const grid = h("div", { class: "grid" });
-  const head = h("div", { class: "facts" });
-  const more = h("button", { class: "small", onclick: () => { all = !all; draw(); } });
+  if (found.facts.problem) throw new Error(found.facts.problem);
+  const page = new RunPage(id, found, (await ask("episodes", { run: id })).episodes);
+  await page.draw();
+  page.wait();
+  return page;
+}
 
-  const list = new Rows({ height: 58, label: "episodes", draw: (e) => episodeRow(id, e), act(key, e) { if (key !== "Enter") return false; location.hash = `#/run/${encodeURIComponent(id)}/episode/${e.at}`; return true; } });
-  const about = h("p", { class: "quiet" });
-  const orders = h("select", { "aria-label": "Order of episodes", onchange: () => { order = remember("order", orders.value); fill(); } }, ...Object.entries(ORDERS).map(([key, o]) => h("option", { value: key, selected: key === order }, o.name)));
-  const words = h("input", { type: "search", placeholder: "Search what was said", "aria-label": "Search episodes", oninput: fill });
-
-  function fill() {
-    const text = words.value.toLowerCase();
-    list.set(sorted(recorded.episodes.filter((e) => e.snippet.toLowerCase().includes(text)), order));
-    about.textContent = order === "surprise" ? SURPRISING : "";
+class RunPage {
+  constructor(id, found, episodes) {
+    Object.assign(this, { id, found, episodes, facts: found.facts });
+    this.title = `${bare(this.facts.method)} on ${bare(this.facts.world)}`;
+    this.order = remember("order") ?? "newest";
+    this.charts = [];
+    this.all = false;
+    this.head = h("div", { class: "facts" });
+    this.grid = h("div", { class: "grid" });
+    this.more = h("button", { class: "small", onclick: () => this.switchAll() });
+    this.about = h("p", { class: "quiet" });
+    this.number = h("h2");
+    this.words = h("input", {
+      type: "search",
+      placeholder: "Search what was said",
+      "aria-label": "Search episodes",
+      oninput: () => this.fill(),
+    });
+    this.list = new Rows({
+      height: 58,
+      label: "episodes",
+      draw: (e) => episodeRow(id, e),
+      act: (key, e) => key === "Enter" && ((location.hash = address(id, e)), true),
+    });
+    this.list.box.classList.add("boxed");
+    this.element = this.layout();
+    this.tell();
+    this.fill();
   }
 
-  function tell(f) {
-    const score = f.after === null ? null : [f.before === null ? "" : `${show(f.before, 2)} → `, h("b", {}, show(f.after, 2))];
-    const cell = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
-    head.replaceChildren(h("dl", {},
-      cell("status", h("span", { class: `badge ${f.status}` }, f.status)),
-      cell("steps", `${f.step} of ${f.of ?? "?"}`), cell("time", duration(f.seconds)),
-      score ? cell(`held-out ${f.measured}`, h("span", {}, ...score)) : "", cell("seed", String(f.seed ?? "–")),
-      cell("started", (f.created ?? "").replace("T", " ")), cell("panoply", f.version)));
-    if (f.why) head.append(h("p", { class: "bad-text", role: "alert" }, f.why));
+  layout() {
+    const { id, facts, found } = this;
+    const known = found.command && found.command !== "python";
+    return h(
+      "div",
+      { class: "page run-page" },
+      h("p", { class: "crumbs" }, h("a", { href: "#/runs" }, "Runs"), " / ", id),
+      h("h1", {}, this.title, h("span", { class: "seed" }, ` seed ${facts.seed ?? "–"}`)),
+      this.head,
+      known && h("pre", { class: "command" }, found.command),
+      this.grid,
+      this.more,
+      h("div", { class: "two" }, this.recorded(), configuration(found)),
+    );
   }
 
-  async function draw() {
-    const first = await ask("curves", { runs: id, metrics: "", together: "0" });
-    const metrics = all ? first.metrics : first.metrics.slice(0, 6);
-    const answer = metrics.length ? await ask("curves", { runs: id, metrics: metrics.slice(0, 24).join(","), together: "0" }) : { curves: {} };
-    for (const c of charts) c.destroy();
-    charts = [];
-    grid.replaceChildren();
-    more.textContent = all ? "fewer metrics" : `all ${first.metrics.length} metrics`;
-    more.hidden = first.metrics.length <= 6;
-    if (!metrics.length) grid.append(h("p", { class: "quiet" }, "No step has been logged yet."));
-    for (const metric of Object.keys(answer.curves)) {
-      const box = h("div", { class: "plot" });
-      grid.append(h("figure", { class: "card" }, h("figcaption", {}, metric), box));
-      charts.push(chart(box, { title: metric, curves: answer.curves[metric].map((c) => ({ ...c, place: 0 })), height: 170, sync: "run" }));
-    }
+  recorded() {
+    const choice = orders(this.order, (order) => {
+      this.order = order;
+      this.fill();
+    });
+    const head = h("div", { class: "panel-head" }, this.number, h("span", { class: "grow" }), this.words, choice);
+    return h("section", { class: "card wide", "aria-label": "Episodes" }, head, this.about, this.list.box);
   }
 
-  async function watch() {
-    if (!document.hidden) {
-      try {
-        const now = await ask("run", { run: id });
-        if (JSON.stringify(now.facts) !== JSON.stringify(found.facts)) {
-          found.facts = now.facts;
-          tell(now.facts);
-          await draw();
-          const size = recorded.episodes.length;
-          recorded.episodes = (await ask("episodes", { run: id })).episodes;
-          if (recorded.episodes.length !== size) fill();
-        }
-      } catch { /* the server is gone; what is shown stays */ }
-    }
-    timer = setTimeout(watch, found.facts.status === "running" ? 2000 : 10000);
+  /** The facts at the top, which change while the run goes on. */
+  tell() {
+    const f = this.facts;
+    const from = f.before === null ? "" : `${show(f.before, 2)} → `;
+    const cells = [
+      ["status", h("span", { class: `badge ${f.status}` }, f.status)],
+      ["steps", `${f.step} of ${f.of ?? "?"}`],
+      ["time", duration(f.seconds)],
+      f.after !== null && [`held-out ${f.measured}`, h("span", {}, from, h("b", {}, show(f.after, 2)))],
+      ["seed", String(f.seed ?? "–")],
+      ["started", (f.created ?? "").replace("T", " ")],
+      ["panoply", f.version],
+    ];
+    const cell = ([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
+    this.head.replaceChildren(h("dl", {}, ...cells.filter(Boolean).map(cell)));
+    if (f.why) this.head.append(h("p", { class: "bad-text", role: "alert" }, f.why));
   }
 
-  tell(facts);
-  fill();
-  await draw();
-  timer = setTimeout(watch, 2000);
-  const chosen = new Set(found.chosen);
-  const command = found.command && found.command !== "python" ? h("pre", { class: "command" }, found.command) : "";
-  const element = h("div", { class: "page run-page" },
-    h("p", { class: "crumbs" }, h("a", { href: "#/runs" }, "Runs"), " / ", id),
-    h("h1", {}, `${bare(facts.method)} on ${bare(facts.world)}`, h("span", { class: "seed" }, ` seed ${facts.seed ?? "–"}`)),
-    head, command, grid, more,
-    h("div", { class: "two" },
-      h("section", { class: "card wide", "aria-label": "Episodes" }, h("div", { class: "panel-head" }, h("h2", {}, `Episodes (${recorded.episodes.length})`), h("span", { class: "grow" }), words, orders), about,
-        recorded.episodes.length ? list.box : h("p", { class: "quiet" }, "None recorded yet. run.episodes_every says how often some are.")),
-      h("section", { class: "card wide", "aria-label": "Configuration" }, h("h2", {}, "Configuration"), h("p", { class: "quiet" }, "Settings the user chose are marked."),
-        h("div", { class: "scroll tall" }, h("table", { class: "settings" }, h("tbody", {}, ...found.settings.map(([path, value]) => h("tr", { class: chosen.has(path) ? "chosen" : "" }, h("th", { scope: "row" }, path), h("td", {}, value)))))))));
-  list.box.classList.add("boxed");
-  return { element, title: `${bare(facts.method)} on ${bare(facts.world)}`, shown: () => list.paint(), redraw: draw, leave() { clearTimeout(timer); for (const c of charts) c.destroy(); },
-    key(event) { if (event.key === "Escape") { location.hash = "#/runs"; return true; } return false; } };
+  fill() {
+    const text = this.words.value.toLowerCase();
+    const matching = this.episodes.filter((e) => e.snippet.toLowerCase().includes(text));
+    this.list.set(sorted(matching, this.order));
+    this.number.textContent = `Episodes (${this.episodes.length})`;
+    const none = "None recorded yet: run.episodes_every says how often some are.";
+    this.about.textContent = !this.episodes.length ? none : this.order === "surprise" ? SURPRISING : "";
+  }
+
+  async draw() {
+    const curves = (metrics) => ask("curves", { runs: this.id, metrics: metrics.join(","), together: "0" });
+    const { metrics } = await curves([]);
+    const named = metrics.slice(0, this.all ? MOST : FIRST);
+    const found = (await curves(named)).curves;
+    for (const c of this.charts) c.destroy();
+    const boxes = named.map(() => h("div", { class: "plot" }));
+    const figures = named.map((metric, i) => h("figure", { class: "card" }, h("figcaption", {}, metric), boxes[i]));
+    const none = h("p", { class: "quiet" }, "No step has been logged yet.");
+    this.grid.replaceChildren(...(named.length ? figures : [none]));
+    const drawn = (metric) => found[metric].map((c) => ({ ...c, place: 0 }));
+    this.charts = named.map((m, i) => chart(boxes[i], { title: m, curves: drawn(m), height: 170, sync: "run" }));
+    this.more.textContent = this.all ? "fewer metrics" : `all ${metrics.length} metrics`;
+    this.more.hidden = metrics.length <= FIRST;
+  }
+
+  switchAll() {
+    this.all = !this.all;
+    this.draw();
+  }
+
+  /** Look again and again, and draw what has changed. */
+  wait() {
+    const look = async () => {
+      const { facts } = await ask("run", { run: this.id });
+      if (JSON.stringify(facts) === JSON.stringify(this.facts)) return;
+      this.facts = facts;
+      this.tell();
+      await this.draw();
+      this.episodes = (await ask("episodes", { run: this.id })).episodes;
+      this.fill();
+    };
+    this.timer = setTimeout(
+      async () => {
+        // where the server is gone, what is shown stays
+        if (!document.hidden) await look().catch(() => {});
+        if (this.timer) this.wait();
+      },
+      this.facts.status === "running" ? 2000 : 8000,
+    );
+  }
+
+  // ---------------------------------------------------------------- as a page
+
+  enter() {
+    this.list.paint();
+  }
+
+  redraw() {
+    this.draw();
+  }
+
+  leave() {
+    clearTimeout(this.timer);
+    this.timer = 0;
+    for (const c of this.charts) c.destroy();
+  }
+
+  key(event) {
+    if (event.key !== "Escape") return false;
+    location.hash = "#/runs";
+    return true;
+  }
+}
+
+function configuration({ settings, chosen }) {
+  const mine = new Set(chosen);
+  const row = ([path, value]) =>
+    h("tr", { class: mine.has(path) ? "chosen" : "" }, h("th", { scope: "row" }, path), h("td", {}, value));
+  const table = h("table", { class: "settings" }, h("tbody", {}, ...settings.map(row)));
+  return h(
+    "section",
+    { class: "card wide", "aria-label": "Configuration" },
+    h("h2", {}, "Configuration"),
+    h("p", { class: "quiet" }, "Settings the user chose are marked."),
+    h("div", { class: "scroll tall" }, table),
+  );
 }

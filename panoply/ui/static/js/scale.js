@@ -1,15 +1,41 @@
 // From a column of numbers to colours. Diverging scales have 21 steps with 10 in the middle, the others 11.
 
 export const COLUMNS = {
-  advantage: { name: "advantage", key: "1", diverging: true, about: "credit: what is reinforced (blue) and what is discouraged (orange)" },
-  ratio: { name: "ratio", key: "2", diverging: true, log: true, about: "π_now / π_sampled as the surrogate saw it in the last update; 1 is neutral" },
+  advantage: {
+    name: "advantage",
+    key: "1",
+    diverging: true,
+    about: "credit: what is reinforced (blue) and what is discouraged (orange)",
+  },
+  ratio: {
+    name: "ratio",
+    key: "2",
+    diverging: true,
+    log: true,
+    about: "π_now / π_sampled as the surrogate saw it in the last update; 1 is neutral",
+  },
   entropy: { name: "entropy", key: "3", about: "how open the choice was" },
   reward: { name: "reward", key: "4", diverging: true, about: "on the decision that earned it" },
   value: { name: "value", key: "5", diverging: true, centre: "middle", about: "what the critic expected" },
-  logp: { name: "log-prob", key: "6", flip: true, about: "stronger means less expected by the policy that took it" },
-  "logp@reference": { name: "log-prob of reference", key: "7", flip: true, about: "stronger means less expected by the reference" },
+  logp: {
+    name: "log-prob",
+    key: "6",
+    flip: true,
+    about: "stronger means less expected by the policy that took it",
+  },
+  "logp@reference": {
+    name: "log-prob of reference",
+    key: "7",
+    flip: true,
+    about: "stronger means less expected by the reference",
+  },
   "logp@now": { name: "log-prob now", key: "8", flip: true, about: "under the weights of the last update" },
-  "logp@old": { name: "log-prob before", key: "9", flip: true, about: "under the weights before the first update" },
+  "logp@old": {
+    name: "log-prob before",
+    key: "9",
+    flip: true,
+    about: "under the weights before the first update",
+  },
 };
 
 export class Scale {
@@ -24,7 +50,10 @@ export class Scale {
     this.max = values.at(-1) ?? 0;
     this.middle = this.kind.centre ? at(0.5) : 0;
     if (this.kind.diverging) {
-      const far = Math.max(Math.abs(at(0.02) - this.middle), Math.abs(at(0.98) - this.middle)) || Math.max(Math.abs(this.min - this.middle), Math.abs(this.max - this.middle)) || 1;
+      const far =
+        Math.max(Math.abs(at(0.02) - this.middle), Math.abs(at(0.98) - this.middle)) ||
+        Math.max(Math.abs(this.min - this.middle), Math.abs(this.max - this.middle)) ||
+        1;
       this.low = this.middle - far;
       this.high = this.middle + far;
     } else {

@@ -8,7 +8,12 @@ const WIDEST = 22;
 
 export class Strip {
   constructor(pick) {
-    this.canvas = h("canvas", { class: "strip", role: "img", "aria-label": "The whole episode at a glance", height: HEIGHT });
+    this.canvas = h("canvas", {
+      class: "strip",
+      role: "img",
+      "aria-label": "The whole episode at a glance",
+      height: HEIGHT,
+    });
     this.here = h("div", { class: "strip-here" });
     this.element = h("div", { class: "strip-box" }, this.canvas, this.here);
     this.at = 0;
@@ -16,8 +21,13 @@ export class Strip {
       const box = this.canvas.getBoundingClientRect();
       if (this.episode?.length) pick(Math.floor(((event.clientX - box.left) / box.width) * this.episode.length));
     };
-    this.canvas.addEventListener("pointerdown", (event) => { this.canvas.setPointerCapture(event.pointerId); go(event); });
-    this.canvas.addEventListener("pointermove", (event) => { if (event.buttons) go(event); });
+    this.canvas.addEventListener("pointerdown", (event) => {
+      this.canvas.setPointerCapture(event.pointerId);
+      go(event);
+    });
+    this.canvas.addEventListener("pointermove", (event) => {
+      if (event.buttons) go(event);
+    });
     new ResizeObserver(() => this.paint()).observe(this.element);
   }
 
@@ -46,16 +56,23 @@ export class Strip {
     const { length, record, gates, turns } = this.episode;
     const values = record[this.scale.column] ?? [];
     const { diverging } = this.scale.kind;
-    const low = colour("--low"), high = colour("--high"), single = colour("--single");
+    const low = colour("--low"),
+      high = colour("--high"),
+      single = colour("--single");
     const columns = Math.min(width, length);
     for (let c = 0; c < columns; c++) {
-      const from = Math.floor((c * length) / columns), to = Math.max(from + 1, Math.floor(((c + 1) * length) / columns));
-      let far = 0, sign = 0;
+      const from = Math.floor((c * length) / columns),
+        to = Math.max(from + 1, Math.floor(((c + 1) * length) / columns));
+      let far = 0,
+        sign = 0;
       for (let i = from; i < to; i++) {
         const p = this.scale.place(values[i]);
         if (p === null) continue;
         const strength = diverging ? Math.abs(p - 0.5) * 2 : p;
-        if (strength >= far) { far = strength; sign = p - 0.5; }
+        if (strength >= far) {
+          far = strength;
+          sign = p - 0.5;
+        }
       }
       if (!far) continue;
       pen.globalAlpha = 0.15 + 0.85 * far;
@@ -67,7 +84,8 @@ export class Strip {
     pen.fillStyle = colour("--gate");
     for (const i of gates.keys()) pen.fillRect((i * width) / length, HEIGHT - 6, Math.max(2, width / length - 1), 4);
     pen.fillStyle = colour("--quiet");
-    if (turns.length > 1 && turns.length < width / 3) for (const turn of turns) pen.fillRect((turn.decisions[0] * width) / length, 2, 1, HEIGHT - 8);
+    if (turns.length > 1 && turns.length < width / 3)
+      for (const turn of turns) pen.fillRect((turn.decisions[0] * width) / length, 2, 1, HEIGHT - 8);
     this.mark(this.at);
   }
 }
