@@ -159,8 +159,13 @@ def test_masked_decisions_do_not_learn() -> None:
         assert_same(gradient(dataset(toy), masked), gradient(dataset(toy), made.take(train)), rel=1e-12)
 
 
-@pytest.fixture(scope="module")
-def answers() -> tuple[TextPolicy, Experience]:
+CUDA = pytest.param(
+    "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+)
+
+
+@pytest.fixture(scope="module", params=["cpu", CUDA])
+def answers(request: pytest.FixtureRequest) -> tuple[TextPolicy, Experience]:
     """A small language model in float64, and groups of answers it sampled."""
     world = Chain(operations=2)
     config = DecoderConfig(**{**world.default_model(), "width": 16, "layers": 2, "heads": 2, "inner": 16})
@@ -171,6 +176,7 @@ def answers() -> tuple[TextPolicy, Experience]:
     columns = {"logp": made["logp"] + noise[0], "logp@reference": made["logp"] + noise[1]}
     episodes = made.by("episode")
     advantage = torch.randn(len(episodes), generator=dice, dtype=torch.float64)
+    policy.model.to(request.param)
     return policy, made.with_columns(advantage=episodes.rows(advantage), **columns)
 
 
@@ -184,3 +190,19 @@ def test_prefix_sharing_does_not_matter(answers: tuple[TextPolicy, Experience], 
     for scorer in (policy, apart):
         for rows in (made, shuffled(made)):
             assert_same(learner(scorer, method, micro_tokens=micro_tokens).gradient(rows), expected, rel=1e-9)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_splits_and_order_change_half_precision_by_its_rounding_only(dtype: torch.dtype) -> None:
+    world = Chain(operations=2)
+    config = DecoderConfig(**{**world.default_model(), "width": 64, "layers": 2, "heads": 2, "inner": 64})
+    policy = TextPolicy.fresh(config, world.tokenizer, seed=1, dtype=dtype, device="cuda")
+    made = groups(prompts=3, group=4)(Collector(world, policy, seed=0))
+    made = made.with_columns(advantage=made.by("episode").rows(torch.linspace(-1, 2, 12)))
+    method = on_policy(surrogate=clip(), reduce=sequence_mean())
+    whole = learner(policy, method).gradient(made)
+    for rows in (made, shuffled(made)):
+        found = learner(policy, method, micro_tokens=40).gradient(rows)
+        for name, slope in whole.items():
+            assert (found[name] - slope).norm() < 8 * torch.finfo(dtype).eps * slope.norm(), name

@@ -84,12 +84,14 @@ def test_float32_scores_as_the_cpu_does() -> None:
         assert (ours[name].cpu() - slope).abs().max() < 1e-4 * slope.abs().max(), name
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("fusing", [True, False])
 def test_packed_half_precision_is_near_float32(
-    dtype: torch.dtype, limit: float, shared: bool, fusing: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, shared: bool, fusing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Within five roundings: seen are 3.0 to 4.2, which change from run to run with the order of atomic sums."""
+    limit = 5 * torch.finfo(dtype).eps
     monkeypatch.setattr(Decoder, "fusing", fusing)
     data = experience(RAGGED)
     narrow, wide = policy(dtype), policy()
