@@ -30,6 +30,7 @@ class Batch:
     prepared: Mapping[str, Any] = field(default_factory=dict)
     whole: frozenset[str] = frozenset()
     """Streams known to hold all the decisions, so that nobody has to look (which on a GPU means to wait)."""
+    _ratios: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def __getitem__(self, column: str) -> Tensor:
         return self.experience[column]
@@ -57,7 +58,10 @@ class Batch:
 
     def log_ratio(self, against: str = "behaviour") -> Tensor:
         """log π_now − log π_against per decision, in float32 at least, clamped to ±20."""
-        return self._free_log_ratio(against).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        if against not in self._ratios:
+            free = self._free_log_ratio(against)
+            self._ratios[against] = free.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        return self._ratios[against]
 
     def episode_log_ratio(self, against: str) -> Tensor:
         """Σ_t log π_now/π_against, one value per episode, in the order of `by("episode")`."""

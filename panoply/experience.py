@@ -23,6 +23,8 @@ STREAMS: dict[str, tuple[int, ...]] = {
 }
 """Streams are normalised apart, each by its own count, and then mixed."""
 
+KEYS = {"task", "group", "episode", "turn", "state", "context", "next", "source", "train"}
+"""Columns that say what belongs together."""
 Unit = Literal["decision", "turn", "episode", "group", "pair"]
 
 
@@ -126,7 +128,21 @@ class Table(Mapping[str, Column]):
         return column
 
     def plus(self, columns: Mapping[str, Column]) -> Table:
-        return Table({**self._columns, **columns})
+        """The same rows with more columns, or other ones."""
+        if not self._columns:
+            return Table(columns)
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._columns = {**self._columns, **self._checked(columns)}
+        return made
+
+    def _checked(self, columns: Mapping[str, Column]) -> Mapping[str, Column]:
+        for name, column in columns.items():
+            if len(column) != self.rows:
+                raise ValueError(
+                    f"columns differ in length: {name} has {len(column)}, the others {self.rows}"
+                )
+        return columns
 
     def take(self, rows: Tensor) -> Table:
         """Some rows, by index. Columns are gathered when they are first asked for."""
@@ -180,10 +196,7 @@ class _Taken(Table):
         return f"Table({self.rows} rows: {', '.join(self)})"
 
     def plus(self, columns: Mapping[str, Column]) -> Table:
-        for name, column in columns.items():
-            if len(column) != self.rows:
-                raise ValueError(f"columns differ in length: {name} has {len(column)}, not {self.rows}")
-        return _Taken(self._source, self._at, {**self._columns, **columns})
+        return _Taken(self._source, self._at, {**self._columns, **self._checked(columns)})
 
 
 class Segments:
@@ -328,8 +341,10 @@ class Experience:
 
     def with_columns(self, **columns: Column) -> Experience:
         """The same rows with columns added or replaced (write `logp@x` as `**{"logp@x": …}`)."""
-        whole = set() if columns.keys() & {"source", "train"} else set(self._whole)
-        return Experience(self.decisions.plus(columns), self.context, self.pairs, _whole=whole)
+        if columns.keys() & KEYS:
+            return Experience(self.decisions.plus(columns), self.context, self.pairs)
+        known = (self._segments, self._whole, self._looked_up)  # what is known of the rows stays true
+        return Experience(self.decisions.plus(columns), self.context, self.pairs, *known)
 
     def without(self, *names: str) -> Experience:
         """The same rows with columns left out."""

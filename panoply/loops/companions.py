@@ -51,7 +51,7 @@ class Together:
 
     def __init__(self, policy: Policy, models: Mapping[str, Annotator]):
         self.policy, self.models = policy, models
-        self.model = getattr(policy, "model", None)
+        self.model, self.small = getattr(policy, "model", None), getattr(policy, "small", False)
 
     def score(self, experience: Experience, needs: frozenset[str]) -> dict[str, Tensor]:
         found = self.policy.score(experience, needs - {"value"})

@@ -19,7 +19,7 @@ from torch import Tensor
 from panoply.batch import LOG_RATIO_LIMIT, Batch
 from panoply.errors import DeviceError, PanoplyError, device_errors
 from panoply.experience import Experience, Segments, Unit
-from panoply.loops.masters import Masters
+from panoply.loops.masters import Flat, Masters
 from panoply.loops.room import TRIAL, CudaMeter, Meter, fitting
 from panoply.loops.samples import Watch
 from panoply.loops.totals import Totals
@@ -78,7 +78,8 @@ class Learner:
         self.total_steps = total_steps
         self.micro_tokens = micro_tokens
         self.settings = self.update.settings()
-        self.masters = Masters({n: p for n, p in policy.named_parameters() if p.requires_grad})
+        learning = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+        self.masters = Flat(learning) if getattr(policy, "small", False) else Masters(learning)
         self.parameters = self.masters.moving
         self.optimiser: torch.optim.Optimizer = self.update(self.parameters.values())
         self.watch: Watch | None = None
@@ -93,7 +94,7 @@ class Learner:
         """Move the weights once by the gradient on this mini-batch; returns metrics."""
         with device_errors("learning"):
             metrics = self._accumulate(experience, step)
-            metrics["gradient_norm"] = self._clip_gradient()
+            metrics["gradient_norm"] = self.masters.clip(self.settings["clip"])
             _guard(metrics)
             metrics["lr"] = self._set_rate(step)
             self.optimiser.step()
@@ -104,7 +105,8 @@ class Learner:
         """The gradient of the loss on a mini-batch by parameter name, without moving (for tests and probes)."""
         self._accumulate(experience, step)
         return {
-            n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in self.parameters.items()
+            n: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+            for n, p in self.masters.named().items()
         }
 
     def _accumulate(self, experience: Experience, step: int) -> dict[str, float]:
@@ -138,7 +140,7 @@ class Learner:
         self, micro: Experience, active: Sequence[_Active], prepared: Mapping[str, Any], totals: Totals
     ) -> None:
         """Forward and backward over one micro-batch."""
-        whole = frozenset(n for n in {t.info.stream for t, _, _ in active} if bool(micro.stream(n).all()))
+        whole = frozenset(n for n in {t.info.stream for t, _, _ in active} if micro.holds_all(n))
         batch = Batch(self._beside(micro), self.policy.score(micro, self.needs), prepared, whole)
         loss = self._loss(batch, active, totals)
         if loss.requires_grad:
@@ -221,10 +223,14 @@ class Learner:
     def _with_weights(self, experience: Experience, active: Sequence[_Active]) -> Experience:
         """Add each term's weights, normalised once over the mini-batch by its stream's own count."""
         columns: dict[str, Tensor] = {}
+        shares: dict[str, Tensor] = {}
         for term, column, _ in active:
             mask = experience.stream(term.info.stream)
             if term.info.unit == "decision":
-                columns[column] = self.reduce(experience, mask)
+                stream = term.info.stream
+                if stream not in shares:
+                    shares[stream] = self.reduce(experience, mask)
+                columns[column] = shares[stream]
                 if term.info.slot == "surrogate" and "weight" in experience:
                     columns[column] = columns[column] * experience["weight"]
             else:
@@ -241,7 +247,7 @@ class Learner:
             values, stats = term(view)
             shares = view[column] if term.info.unit == "decision" else view[column][0]
             term_loss = (values * shares.to(values.dtype)).sum()
-            loss = loss + DESCENT[term.info.slot] * weight * term_loss
+            loss = loss + (DESCENT[term.info.slot] * weight) * term_loss
             totals.add(term, term_loss.detach(), stats)
             if self.watch is not None:
                 self.watch.see(term, view, stats)
@@ -280,7 +286,7 @@ class Learner:
 
     def _awake(self, rows: Experience, active: Sequence[_Active]) -> Experience:
         """Leave out units on which no term has a gradient (every advantage exactly 0): same gradient, less work."""
-        if any(term.info.idle is None for term, _, _ in active):
+        if "tokens" not in rows.context or any(term.info.idle is None for term, _, _ in active):
             return rows
         awake = torch.zeros(len(rows), dtype=torch.bool, device=rows["action"].device)
         for term, _, _ in active:
@@ -294,9 +300,6 @@ class Learner:
         limit = limit or self.micro_tokens
         if len(rows) == 0:
             return
-        if "tokens" not in rows.context:
-            yield rows
-            return
         if tokens(rows) <= limit:
             yield rows
             return
@@ -309,6 +312,8 @@ class Learner:
         """Every epoch, the units in a fresh order, in `minibatches` parts of about equal number."""
         if len(experience) == 0:
             return
+        for term in self.terms:
+            experience.holds_all(term.info.stream)  # known of all, it need not be looked for in any part
         for _ in range(self.settings["epochs"]):
             if self.settings["minibatches"] == 1:
                 yield experience
@@ -317,21 +322,10 @@ class Learner:
             units = int(label.max()) + 1
             place = torch.randperm(units, generator=generator).to(label.device)
             part = place[label] * self.settings["minibatches"] // units
-            for i in range(self.settings["minibatches"]):
-                if bool((part == i).any()):
-                    yield experience.take(part == i)
+            sizes = [size for size in part.bincount().tolist() if size]
+            yield from (experience.take(rows) for rows in part.argsort(stable=True).split(sizes))
 
     # -------------------------------------------------------------- moving
-
-    def _clip_gradient(self) -> float:
-        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        if not gradients:
-            return 0.0
-        norm = torch.nn.utils.get_total_norm(gradients)
-        limit = self.settings["clip"]
-        if limit > 0:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), limit, norm)
-        return float(norm)
 
     def _set_rate(self, step: int) -> float:
         rate = self.settings["lr"] * at(self.settings["schedule"], step, self.total_steps)

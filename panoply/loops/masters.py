@@ -26,6 +26,10 @@ class Masters:
         half = any(w.dtype == torch.float16 for w in self.weights.values())
         self.scale = SCALE if half else 1.0
 
+    def named(self) -> dict[str, nn.Parameter]:
+        """What carries the gradient of each weight."""
+        return self.moving
+
     def clear(self) -> None:
         """Forget all gradients."""
         for parameter in (*self.weights.values(), *self.moving.values()):
@@ -61,6 +65,16 @@ class Masters:
         if self.scale != 1.0 and grads:
             torch._foreach_div_(grads, self.scale)
 
+    def clip(self, limit: float) -> float:
+        """Scale all gradients so that their norm is at most `limit` (0: as it is); the norm it was."""
+        gradients = [p.grad for p in self.moving.values() if p.grad is not None]
+        if not gradients:
+            return 0.0
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if limit > 0:
+            torch.nn.utils.clip_grads_with_norm_(self.moving.values(), limit, norm)
+        return float(norm)
+
     @torch.no_grad()
     def publish(self) -> None:
         """Round the masters into the weights, in place: whoever holds those samples from the new policy."""
@@ -75,3 +89,40 @@ class Masters:
         if name in self.masters:
             self.masters[name].copy_(value)
             self.weights[name].copy_(value)
+
+
+class Flat(Masters):
+    """All weights, and all gradients, as pieces of one vector each, for models whose weights are few and small.
+
+    The optimiser then moves one tensor: the arithmetic is the same, without the many small operations.
+    """
+
+    def __init__(self, weights: Mapping[str, nn.Parameter]):
+        super().__init__({})
+        self.pieces = dict(weights)
+        whole = nn.Parameter(torch.cat([w.detach().flatten() for w in weights.values()]))
+        whole.grad = torch.zeros_like(whole)
+        self.moving = {"weights": whole}
+        sizes = [w.numel() for w in weights.values()]
+        numbers, slopes = torch.split(whole.detach(), sizes), torch.split(whole.grad, sizes)
+        for weight, number, slope in zip(weights.values(), numbers, slopes, strict=True):
+            weight.data = number.view_as(weight)
+            weight.grad = slope.view_as(weight)
+
+    def named(self) -> dict[str, nn.Parameter]:
+        return self.pieces
+
+    @property
+    def gradient(self) -> Tensor:
+        found = self.moving["weights"].grad
+        assert found is not None
+        return found
+
+    def clear(self) -> None:
+        self.gradient.zero_()
+
+    def clip(self, limit: float) -> float:
+        norm = float(torch.linalg.vector_norm(self.gradient))
+        if 0 < limit < norm:
+            self.gradient.mul_(limit / (norm + 1e-6))
+        return norm

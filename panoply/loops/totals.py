@@ -27,8 +27,8 @@ class Totals:
     def __init__(self) -> None:
         self.loss: Tensor | float = 0.0
         self.values: dict[str, Tensor | float] = defaultdict(float)
-        self.sums: dict[str, Tensor | float] = defaultdict(float)
-        self.counts: dict[str, int] = defaultdict(int)
+        self.sums: list[tuple[list[str], int, Tensor]] = []
+        """Names of columns, their length, and the sum of each in one tensor."""
         self.maxima: dict[str, Tensor] = {}
 
     def add(self, term: Part, value: Tensor, stats: Mapping[str, Tensor]) -> None:
@@ -36,18 +36,28 @@ class Totals:
         self.add_stats(stats)
 
     def add_stats(self, stats: Mapping[str, Tensor]) -> None:
+        alike: dict[tuple[int, torch.dtype], dict[str, Tensor]] = defaultdict(dict)
         for name, column in stats.items():
-            if len(column) == 0:
+            if column.numel() == 0:
                 continue
             if name.endswith("/max"):
                 name = name.removesuffix("/max")
                 most = column.max()
-                self.maxima[name] = torch.maximum(self.maxima.get(name, most), most)
+                self.maxima[name] = torch.maximum(self.maxima[name], most) if name in self.maxima else most
             else:
-                self.sums[name] += column.double().sum()
-                self.counts[name] += len(column)
+                column = column if column.is_floating_point() else column.float()
+                alike[len(column), column.dtype][name] = column
+        for (rows, _), columns in alike.items():
+            total = torch.stack(list(columns.values())).sum(1, dtype=torch.float64)
+            self.sums.append((list(columns), rows, total))
 
     def means(self) -> dict[str, float]:
-        means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+        sums: dict[str, float] = defaultdict(float)
+        counts: dict[str, int] = defaultdict(int)
+        for names, rows, totals in self.sums:
+            for name, total in zip(names, totals.tolist(), strict=True):
+                sums[name] += total
+                counts[name] += rows
+        means = {name: total / counts[name] for name, total in sums.items()}
         plain = {name: float(value) for name, value in {**self.values, **self.maxima}.items()}
         return {"loss": float(self.loss), **plain, **means}

@@ -17,6 +17,8 @@ def unit_labels(rows: Experience, terms: Sequence[Part]) -> Tensor:
     At least a context row, since cutting one only repeats work; episodes joined by a pair stay together too.
     """
     units = {t.info.unit for t in terms}
+    if units == {"decision"} and "tokens" not in rows.context:
+        return torch.arange(len(rows), device=rows["action"].device)
     keys = ["context"]
     if units & {"episode", "turn", "pair", "group"}:
         keys.append("group" if "group" in units else "episode")
@@ -54,12 +56,16 @@ def fresh_tokens(context: Table) -> Tensor:
 
 
 def tokens(rows: Experience) -> int:
-    """What all contexts add to a forward pass."""
+    """What all contexts add to a forward pass; where they are observations, one a decision."""
+    if "tokens" not in rows.context:
+        return len(rows)
     return int(fresh_tokens(rows.context).sum())
 
 
 def unit_tokens(rows: Experience, label: Tensor) -> Tensor:
     """What each unit, by the labels of its decisions, adds to a forward pass."""
+    if "tokens" not in rows.context:
+        return label.bincount()
     sequences, fresh = rows.by("context"), fresh_tokens(rows.context)
     cost = torch.zeros(int(label.max()) + 1, dtype=torch.long, device=label.device)
     return cost.index_add(0, sequences.first(label), fresh[sequences.keys])

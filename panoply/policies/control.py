@@ -25,6 +25,8 @@ from panoply.seeds import torch_rng
 from panoply.worlds.control.world import ControlWorld, Space, space_from_json, space_to_json
 
 ARCHITECTURE = "PanoplyControl"
+SMALL = 10_000_000
+"""Weights up to which one vector of all of them is faster to move than many tensors."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,9 @@ class ControlModel:
 
     def __init__(self, model: _Network, spec: PolicySpec, observation: Space, action: Space):
         self.model, self.spec, self.observation, self.action = model, spec, observation, action
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        self.device = next(model.parameters()).device
+        self.small = sum(p.numel() for p in model.parameters()) <= SMALL
+        """Whether the learner is to keep all weights in one vector."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self.model.named_parameters()
@@ -149,6 +150,7 @@ class ControlPolicy(ControlModel):
 
     def to(self, device: torch.device) -> ControlPolicy:
         self.model.to(device)
+        self.device = device
         return self
 
     def copy(self) -> ControlPolicy:

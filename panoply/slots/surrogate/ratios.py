@@ -95,16 +95,17 @@ def clip(
     ratio = log_ratio.exp()
     bounded = ratio.clamp(1 - low, 1 + high)
     if kind == "min":
-        value = torch.minimum(ratio * advantage, bounded * advantage)
-        acted = (ratio * advantage > bounded * advantage).detach()
+        free, held = ratio * advantage, bounded * advantage
+        value = torch.minimum(free, held)
+        acted = free.detach() > held.detach()
     elif kind == "mask":
         acted = (ratio != bounded).detach()
         value = ratio * advantage * (~acted)
     else:
         acted = (ratio != bounded).detach()
         value = bounded.detach() * advantage * batch.now["logp"]
-    moved = acted & (advantage != 0)
-    stats = {"clip_high": moved & (ratio > 1 + high), "clip_low": moved & (ratio < 1 - low)}
+    moved, now = acted & (advantage != 0), ratio.detach()
+    stats = {"clip_high": moved & (now > 1 + high), "clip_low": moved & (now < 1 - low)}
     if dual is not None:
         floored = (advantage < 0) & (value < dual * advantage)
         value = torch.where(floored, dual * advantage, value)
