@@ -200,7 +200,11 @@ def _asked(settings: Mapping[str, Any], method: Method) -> dict[str, Any]:
     """Settings a world asks for and the method has; the signal to reward also where a part wraps `signal`."""
     known, found = method.settings(), dict(settings)
     if "reward.name" in found:
-        inner = [path for path, held in known.items() if held == "signal" and path.startswith("reward.")]
+        inner = [
+            path
+            for path, held in known.items()
+            if held in ("signal", "verdict") and path.startswith("reward.")
+        ]
         found |= {f"{path}.name": found["reward.name"] for path in inner}
     return {path: value for path, value in found.items() if path in known}
 

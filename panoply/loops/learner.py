@@ -55,6 +55,27 @@ class _Active(NamedTuple):
     weight: float
 
 
+class _Look:
+    """What a solver (see slots/update/natural.py) may ask of the mini-batch whose gradient it was given."""
+
+    def __init__(self, learner: Learner, experience: Experience, step: int):
+        self.learner, self.active = learner, learner._active(step)
+        self.rows = learner._with_weights(experience, self.active)
+        self.leaves: list[Tensor] = list(learner.masters.named().values())
+
+    def logp(self) -> Tensor:
+        return self.learner.policy.score(self.rows, frozenset())["logp"]
+
+    @torch.no_grad()
+    def judge(self) -> tuple[float, float]:
+        batch = Batch(
+            self.learner._beside(self.rows), self.learner.policy.score(self.rows, self.learner.needs)
+        )
+        loss = self.learner._loss(batch, self.active, Totals())
+        gap = batch.log_ratio("behaviour")
+        return float(loss), float((gap.exp() - 1 - gap).mean())
+
+
 class Learner:
     """`more` are terms of models that learn together with the policy."""
 
@@ -97,7 +118,10 @@ class Learner:
             metrics["gradient_norm"] = self.masters.clip(self.settings["clip"])
             _guard(metrics)
             metrics["lr"] = self._set_rate(step)
-            self.optimiser.step()
+            if getattr(self.optimiser, "looks", False):
+                self.optimiser.step(_Look(self, experience, step))  # type: ignore[call-overload]
+            else:
+                self.optimiser.step()
             self.masters.publish()
         return metrics
 

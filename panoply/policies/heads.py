@@ -18,6 +18,8 @@ from panoply.errors import PanoplyError
 from panoply.worlds.control.world import Box, Discrete, MultiDiscrete, Space
 
 Array = NDArray[Any]
+EDGE = 1 - 1e-6
+"""How close to its bounds a squashed action comes: nearer, float32 could not tell what it was before."""
 LOG_STD = (-20.0, 2.0)
 """Where a standard deviation that depends on the state is kept, as a logarithm."""
 
@@ -128,7 +130,8 @@ class Gaussian(Head):
         spread = np.exp(log_std) * np.sqrt(np.asarray(heat, np.float32))[..., None]
         drawn = mean + spread * noise
         if self.squash:
-            acted = self.low + (self.high - self.low) * (np.tanh(drawn) + 1) / 2
+            unit = np.clip(np.tanh(drawn), -EDGE, EDGE)
+            acted = self.low + (self.high - self.low) * (unit + 1) / 2
             return Drawn(self._shaped(acted), self._shaped(acted))
         return Drawn(self._shaped(drawn), self._shaped(np.clip(drawn, self.low, self.high)))
 
@@ -151,7 +154,7 @@ class Gaussian(Head):
         volume: Tensor | float = 0.0
         if self.squash:
             low, high = (torch.as_tensor(b, device=out.device) for b in (self.low, self.high))
-            unit = (2 * (flat - low) / (high - low) - 1).clamp(-1 + 1e-6, 1 - 1e-6)
+            unit = (2 * (flat - low) / (high - low) - 1).clamp(-EDGE, EDGE)
             flat = unit.atanh()
             volume = ((1 - unit**2).log() + ((high - low) / 2).log()).sum(-1)
         z = (flat - mean) * (-log_std).exp()

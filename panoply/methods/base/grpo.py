@@ -24,8 +24,22 @@ TINY = {
 }
 """For models of about a million parameters: a larger step, a wider upper bound, no pull to the start."""
 
+CONTROL = {
+    "sample.prompts": 4,
+    "sample.group": 8,
+    "reduce": "token_mean",
+    "regularise.kl": "none",
+    "update.lr": 1e-3,
+    "update.clip": 0.5,
+    "update.epochs": 8,
+    "update.minibatches": 4,
+    "run.steps": 60,
+    "run.evaluate_every": 10,
+}
+"""Groups of 8 episodes from one start; small networks take large steps, several of them on one batch."""
 
-@method("grpo@1", presets={"tiny": TINY})
+
+@method("grpo@1", presets={"tiny": TINY, "control": CONTROL})
 def grpo() -> OnPolicy:
     """Group Relative Policy Optimization (DeepSeekMath, arXiv 2402.03300).
 

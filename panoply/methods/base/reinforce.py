@@ -12,9 +12,10 @@ from panoply.slots.surrogate.ratios import log_likelihood
 from panoply.slots.update.optimisers import adam
 
 TINY = {"update.lr": 3e-4, "update.beta2": 0.95, "update.schedule.warmup": 10, "run.steps": 150}
+CONTROL = {"sample.prompts": 16, "update.lr": 5e-3, "run.steps": 200}
 
 
-@method("reinforce@1", presets={"tiny": TINY})
+@method("reinforce@1", presets={"tiny": TINY, "control": CONTROL})
 def reinforce() -> OnPolicy:
     """REINFORCE with a moving baseline (Williams 1992).
 

@@ -21,8 +21,18 @@ TINY = {
     "run.steps": 150,
 }
 
+CONTROL = {
+    "sample.prompts": 4,
+    "sample.group": 8,
+    "reward.beta": 0.0,
+    "reduce": "token_mean",
+    "update.lr": 3e-3,
+    "update.clip": 0.5,
+    "run.steps": 100,
+}
 
-@method("rloo@1", base="grpo", presets={"tiny": TINY})
+
+@method("rloo@1", base="grpo", presets={"tiny": TINY, "control": CONTROL})
 def rloo() -> OnPolicy:
     """REINFORCE leave-one-out (arXiv 2402.14740; Kool et al. 2019).
 

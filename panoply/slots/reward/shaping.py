@@ -14,7 +14,11 @@ from panoply.slots.reward.signals import signal
 _SIGNAL = signal()
 
 
-@part("reward", equation="{right} if {name} else {wrong}", needs={"world:verify"})
+@part(
+    "reward",
+    equation="{right} if {name} else {wrong}",
+    needs=lambda held: frozenset({"world:verify", f"signal:{held.name}"}),
+)
 def verdict(
     experience: Experience, *, name: str = "success", right: float = 1.0, wrong: float = -1.0
 ) -> Tensor:

@@ -24,7 +24,7 @@ def _cost(held: Any, of: Lengths) -> Tokens:
     "sample",
     equation="{prompts} prompts × {group} episodes at temperature {temperature} whose {name} varies, "
     "in at most {rounds} rounds",
-    needs={"world:verify"},
+    needs=lambda held: frozenset({"world:verify", f"signal:{held.name}"}),
     bounds={**LIMITS, "rounds": "at least 1"},
     impossible=greedy_groups,
     cost=_cost,

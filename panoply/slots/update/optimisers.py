@@ -59,3 +59,24 @@ def sgd(
 ) -> torch.optim.Optimizer:
     """Plain stochastic gradient descent."""
     return torch.optim.SGD(list(parameters), lr=lr, momentum=momentum)
+
+
+@part(
+    "update",
+    equation="RMSprop, lr {lr}",
+    bounds={**LIMITS, "decay": "from 0 up to 1", "epsilon": "above 0"},
+    cost=lambda held: 1,
+)
+def rmsprop(
+    parameters: Iterable[torch.nn.Parameter],
+    *,
+    lr: float = 7e-4,
+    decay: float = 0.99,
+    epsilon: float = 1e-5,
+    clip: float = 0.5,
+    schedule: Part = _FLAT,
+    epochs: int = 1,
+    minibatches: int = 1,
+) -> torch.optim.Optimizer:
+    """RMSprop (Hinton 2012): each weight's step is divided by the root of its recent squared gradients."""
+    return torch.optim.RMSprop(list(parameters), lr=lr, alpha=decay, eps=epsilon)

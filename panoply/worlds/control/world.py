@@ -161,11 +161,17 @@ class ControlWorld(ABC):
     """What a method may ask for: `step`, `verify` (it says what was earned), `fork` (snapshots), `reset_to`, `model`
     (exact transitions), `params`, `differentiable`."""
     preset: ClassVar[str] = "control"
-    settings: ClassVar[Mapping[str, Any]] = {"reward.name": "reward", "run.held_out": 20}
+    settings: ClassVar[Mapping[str, Any]] = {
+        "reward.name": "reward",
+        "sample.name": "reward",
+        "run.held_out": 20,
+    }
     """Settings of a method that this world asks for, where the method has them and the user says nothing."""
     defaults: ClassVar[Mapping[str, Any]] = {
-        "sample.prompts": 8,
+        "sample.prompts": 4,
         "sample.group": 8,
+        "reward.beta": 0.0,
+        "regularise.kl.weight": 0.0,
         "update.lr": 1e-3,
         "update.clip": 0.5,
         "run.steps": 100,

@@ -1,0 +1,140 @@
+"""Steps measured by how far the policy moves, not by how far its weights do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from panoply.parts import Part, part
+from panoply.slots.schedule.schedules import constant
+from panoply.slots.update.optimisers import LIMITS
+
+_FLAT = constant()
+
+
+class Look(Protocol):
+    """What a solver may ask of the mini-batch whose gradient it was given."""
+
+    leaves: list[Tensor]
+    """The weights, in the order in which the optimiser moves them."""
+
+    def logp(self) -> Tensor:
+        """Log-probabilities of the decisions, with their graph."""
+
+    def judge(self) -> tuple[float, float]:
+        """At the weights as they are: the loss, and how far the policy is from the one that acted (KL)."""
+
+
+class Natural(torch.optim.Optimizer):
+    """Moves along F⁻¹g, the Fisher matrix F being that of the policy's own decisions.
+
+    F·v = mean of ∇log π·(∇log π·v) is two passes through the graph of the log-probabilities; F⁻¹g comes from conjugate
+    gradients. The step is as long as the quadratic model allows for a KL of `delta`; with `search` it is shortened
+    until the loss has really fallen and the KL really stays below it.
+    """
+
+    looks = True
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], **settings: Any):
+        super().__init__(list(parameters), settings)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        look: Look = closure
+        group = self.param_groups[0]
+        weights = group["params"]
+        gradient = torch.cat(
+            [(w.grad if w.grad is not None else torch.zeros_like(w)).flatten() for w in weights]
+        )
+        if not bool(gradient.any()):
+            return
+        product = fisher(look.logp(), look.leaves, group["damping"])
+        direction = conjugate(product, gradient, group["iterations"])
+        curvature = float(direction @ product(direction))
+        if not curvature > 0:
+            return
+        stride = group["lr"] * (2 * group["delta"] / curvature) ** 0.5
+        start = torch.cat([w.detach().flatten() for w in weights])
+        before, _ = look.judge() if group["search"] else (0.0, 0.0)
+        for _ in range(max(1, group["search"])):
+            _write(weights, start - stride * direction)
+            if not group["search"]:
+                return
+            loss, kl = look.judge()
+            if loss < before and kl <= group["delta"]:
+                return
+            stride *= group["shrink"]
+        _write(weights, start)
+
+
+def fisher(logp: Tensor, leaves: list[Tensor], damping: float) -> Callable[[Tensor], Tensor]:
+    """v ↦ (F + damping)·v."""
+    weight = torch.ones_like(logp, requires_grad=True)
+    slopes = torch.autograd.grad(logp, leaves, weight, create_graph=True, allow_unused=True)
+    used = [(s, leaf) for s, leaf in zip(slopes, leaves, strict=True) if s is not None]
+    sizes = [leaf.numel() for leaf in leaves]
+
+    def product(v: Tensor) -> Tensor:
+        pieces = dict(zip(map(id, leaves), v.split(sizes), strict=True))  # type: ignore[no-untyped-call]
+        along = sum((s.flatten() * pieces[id(leaf)]).sum() for s, leaf in used)
+        (forward,) = torch.autograd.grad(along, weight, retain_graph=True)
+        back = torch.autograd.grad(logp, leaves, forward / len(logp), retain_graph=True, allow_unused=True)
+        flat = [torch.zeros_like(x) if b is None else b for b, x in zip(back, leaves, strict=True)]
+        return torch.cat([b.flatten() for b in flat]) + damping * v
+
+    return product
+
+
+def conjugate(product: Callable[[Tensor], Tensor], b: Tensor, iterations: int) -> Tensor:
+    """x with product(x) ≈ b, by conjugate gradients (Hestenes and Stiefel 1952)."""
+    x, residual = torch.zeros_like(b), b.clone()
+    direction, squared = residual.clone(), residual @ residual
+    for _ in range(iterations):
+        moved = product(direction)
+        stride = squared / (direction @ moved)
+        x += stride * direction
+        residual -= stride * moved
+        new = residual @ residual
+        if float(new) < 1e-10:
+            break
+        direction = residual + new / squared * direction
+        squared = new
+    return x
+
+
+@torch.no_grad()
+def _write(weights: list[Tensor], flat: Tensor) -> None:
+    for weight, piece in zip(weights, flat.split([w.numel() for w in weights]), strict=True):  # type: ignore[no-untyped-call]
+        weight.copy_(piece.view_as(weight))
+
+
+@part(
+    "update",
+    equation="F⁻¹g to a KL of {delta}",
+    bounds={**LIMITS, "delta": "above 0", "damping": "at least 0", "iterations": "at least 1"},
+    cost=lambda held: 0,
+)
+def natural(
+    parameters: Iterable[torch.nn.Parameter],
+    *,
+    delta: float = 0.01,
+    damping: float = 0.1,
+    iterations: int = 15,
+    search: int = 0,
+    shrink: float = 0.8,
+    lr: float = 1.0,
+    clip: float = 0.0,
+    schedule: Part = _FLAT,
+    epochs: int = 1,
+    minibatches: int = 1,
+) -> torch.optim.Optimizer:
+    """The natural gradient (Kakade 2001), as long as a KL of `delta` allows; with `search` TRPO's (arXiv 1502.05477).
+
+    search: how many shorter steps are tried, each `shrink` of the one before, until the surrogate has improved within
+    the KL; if none has, the weights stay. lr: a share of the full step.
+    """
+    return Natural(
+        parameters, lr=lr, delta=delta, damping=damping, iterations=iterations, search=search, shrink=shrink
+    )

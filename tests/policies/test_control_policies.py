@@ -1,0 +1,145 @@
+"""Control policies: densities by hand and by torch's own distributions, masks, noise, folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import distributions
+
+from panoply.errors import PanoplyError
+from panoply.experience import Experience, Table
+from panoply.policies.build import open_folder
+from panoply.policies.control import ControlPolicy, PolicySpec, ValueNet, open_policy
+from panoply.policies.heads import Categorical, Gaussian
+from panoply.policies.mlp import Features
+from panoply.worlds.control.gymnasium import Gymnasium
+from panoply.worlds.control.world import Box, Discrete, MultiDiscrete
+
+BOX = Box((3,))
+ARM = Box((2,), (-2.0, 0.0), (2.0, 1.0))
+
+
+def experience(observation: torch.Tensor, action: torch.Tensor, **context: Any) -> Experience:
+    rows = torch.arange(len(action))
+    return Experience(
+        Table({"context": rows, "action": action, "episode": rows}),
+        Table({"observation": observation, **context}),
+    )
+
+
+def test_a_masked_categorical_by_hand() -> None:
+    """Logits log 1, log 2, log 5 without the last one: ⅓ and ⅔."""
+    out, mask = torch.tensor([[1.0, 2.0, 5.0]]).log(), torch.tensor([[True, True, False]])
+    found = Categorical((3,)).score(out, torch.tensor([1]), mask, None, entropy=True)
+    assert float(found["logp"]) == pytest.approx(np.log(2 / 3))
+    assert float(found["entropy"]) == pytest.approx(-(np.log(1 / 3) / 3 + 2 * np.log(2 / 3) / 3))
+    noise = Categorical((3,)).noise(np.random.default_rng(0), 20_000)
+    drawn = Categorical((3,)).act(np.tile(out.numpy(), (20_000, 1)), noise, mask.numpy(), 1.0).action
+    assert np.bincount(drawn, minlength=3) / 20_000 == pytest.approx([1 / 3, 2 / 3, 0], abs=0.01)
+
+
+def test_factored_choices_add_up() -> None:
+    head, out = Categorical((2, 3)), torch.randn(4, 5)
+    action = torch.tensor([[0, 2], [1, 1], [0, 0], [1, 2]])
+    found = head.score(out, action, None, None, entropy=True)
+    parts = [distributions.Categorical(logits=o) for o in (out[:, :2], out[:, 2:])]
+    torch.testing.assert_close(found["logp"], sum(p.log_prob(action[:, i]) for i, p in enumerate(parts)))
+    torch.testing.assert_close(found["entropy"], sum(p.entropy() for p in parts))
+
+
+@pytest.mark.parametrize("std", ["free", "state"])
+def test_gaussians_against_torch(std: Any) -> None:
+    head = Gaussian(ARM, False, std, -0.5)
+    out, action = torch.randn(5, head.width), torch.randn(5, 2)
+    mean, log_std = head.moments(out)
+    normal = distributions.Normal(mean, log_std.exp().expand_as(mean))
+    found = head.score(out, action, None, None, entropy=True)
+    torch.testing.assert_close(found["logp"], normal.log_prob(action).sum(-1))
+    torch.testing.assert_close(found["entropy"], normal.entropy().sum(-1))
+    hot = head.score(out, action, None, torch.full((5,), 4.0), entropy=False)["logp"]
+    wide = distributions.Normal(mean, 2 * log_std.exp().expand_as(mean))
+    torch.testing.assert_close(hot, wide.log_prob(action).sum(-1))
+
+
+def test_a_squashed_gaussian_has_the_density_of_the_action() -> None:
+    head = Gaussian(ARM, True, "state", 0.0)
+    out = 0.5 * torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    drawn = head.act(out.numpy(), head.noise(np.random.default_rng(1), 6), None, 1.0)
+    assert ((drawn.acted > ARM.low) & (drawn.acted < ARM.high)).all()
+    mean, log_std = head.moments(out)
+    low, high = torch.tensor(ARM.low), torch.tensor(ARM.high)
+    squash = distributions.ComposeTransform(
+        [distributions.TanhTransform(), distributions.AffineTransform((high + low) / 2, (high - low) / 2)]
+    )
+    exact = distributions.TransformedDistribution(distributions.Normal(mean, log_std.exp()), squash)
+    action = torch.from_numpy(drawn.action)
+    logp = head.score(out, action, None, None, entropy=False)["logp"]
+    torch.testing.assert_close(logp, exact.log_prob(action).sum(-1), atol=1e-4, rtol=1e-4)
+
+
+def test_actions_beyond_the_bounds_are_recorded_as_drawn_and_cut_for_the_world() -> None:
+    head = Gaussian(ARM, False, "free", 0.0)
+    drawn = head.act(np.array([[9.0, -9.0]], np.float32), np.zeros((1, 2), np.float32), None, 1.0)
+    assert drawn.action.tolist() == [[9.0, -9.0]]
+    assert drawn.acted.tolist() == [[2.0, 0.0]]
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_acting_in_numpy_is_scoring_in_torch(activation: Any, normalise: bool) -> None:
+    policy = ControlPolicy.fresh(BOX, Discrete(4), PolicySpec((8, 5), activation, normalise=normalise))
+    seen = 3 * torch.randn(50, 3) + 1
+    if normalise:
+        policy.model.features.learn(seen)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            torch.from_numpy(policy.model.numpy()(seen.numpy())), policy.model(seen), atol=1e-6, rtol=1e-5
+        )
+
+
+def test_normalisation_in_pieces_is_that_of_the_whole() -> None:
+    seen, pieces, whole = 3 * torch.randn(70, 3) + 5, Features(BOX, True), Features(BOX, True)
+    whole.learn(seen)
+    for part in seen.split([10, 50, 10]):
+        pieces.learn(part)
+    torch.testing.assert_close(pieces.mean, seen.double().mean(0))
+    torch.testing.assert_close(pieces.square / 70, seen.double().var(0, correction=0))
+    torch.testing.assert_close(pieces(seen), whole(seen))
+    assert float(whole(seen).mean()) == pytest.approx(0, abs=1e-5)
+
+
+def test_without_hidden_layers_whole_numbers_make_a_table() -> None:
+    policy = ControlPolicy.fresh(Discrete(5), Discrete(3), PolicySpec(hidden=()))
+    found = policy.score(experience(torch.tensor([0, 4]), torch.tensor([1, 2])))
+    assert found["logp"].tolist() == pytest.approx([-np.log(3)] * 2)
+    found["logp"][0].backward()
+    slope = policy.model.layers.layers[0].weight.grad  # type: ignore[union-attr]
+    assert slope[:, 0].tolist() == pytest.approx([-1 / 3, 2 / 3, -1 / 3])  # type: ignore[index]
+    assert not slope[:, 1:].any()  # type: ignore[index]
+
+
+def test_a_folder_holds_all_of_it(tmp_path: Path) -> None:
+    policy = ControlPolicy.fresh(BOX, MultiDiscrete((2, 3)), PolicySpec((7,), normalise=True), seed=3)
+    policy.model.features.learn(torch.randn(9, 3))
+    policy.save(tmp_path)
+    again = open_folder(tmp_path)
+    assert isinstance(again, ControlPolicy)
+    assert again.spec == policy.spec
+    assert again.fingerprint() == policy.fingerprint()
+    critic, other = ValueNet.of(policy, 0), ValueNet.of(policy, 1)
+    critic.save(tmp_path / "critic")
+    other.load_weights(tmp_path / "critic")
+    assert other.fingerprint() == critic.fingerprint()
+    with pytest.raises(PanoplyError, match="another observation than CartPole-v1 has"):
+        open_policy(str(tmp_path), Gymnasium(), 0)
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(PanoplyError, match="widths of layers"):
+        PolicySpec(hidden=(0,))
+    with pytest.raises(PanoplyError, match="without bounds cannot be squashed"):
+        ControlPolicy.fresh(BOX, BOX, PolicySpec(squash=True))

@@ -1,0 +1,147 @@
+"""The control collector: draws that belong to episodes, ends told apart, open episodes that survive a resumption."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from panoply.checkpoint import join_tensors, split_tensors
+from panoply.experience import OPEN, TERMINATED, TRUNCATED, Experience
+from panoply.policies.control import ControlPolicy
+from panoply.rollout.control import ControlCollector
+from panoply.worlds.control.cartpole import Cartpole
+from panoply.worlds.control.gymnasium import Gymnasium
+from panoply.worlds.control.world import Array, Box, ControlWorld, Discrete, Envs, Space, Step
+
+
+@dataclass(frozen=True)
+class Walk(ControlWorld):
+    """x goes up by one whatever is done. At `goal` the episode terminates, after `limit` steps it is truncated."""
+
+    goal: int = 100
+    limit: int = 100
+
+    @property
+    def observation(self) -> Space:
+        return Box((1,))
+
+    @property
+    def action(self) -> Space:
+        return Discrete(2)
+
+    def envs(self, size: int) -> Envs:
+        return _Walk(self, size)
+
+
+class _Walk(Envs):
+    def __init__(self, world: Walk, size: int):
+        self.world, self.size = world, size
+        self.observations = np.zeros((size, 1), dtype=np.float32)
+        self.elapsed = np.zeros(size, dtype=int)
+
+    def reset(self, where: Array, seeds: Array) -> None:
+        self.observations[where], self.elapsed[where] = 0, 0
+
+    def step(self, actions: Array) -> Step:
+        self.observations = self.observations + 1
+        self.elapsed += 1
+        over = self.observations[:, 0] >= self.world.goal
+        late = self.elapsed >= self.world.limit
+        return Step(self.observations[:, 0].astype(float), over, late & ~over, {"even": actions % 2 == 0})
+
+
+def collector(world: ControlWorld, seed: int = 0) -> ControlCollector:
+    return ControlCollector(world, ControlPolicy.fresh(world.observation, world.action, seed=1), seed)
+
+
+def same(a: Experience, b: Experience) -> bool:
+    names = set(a.decisions) | set(b.decisions)
+    tables = torch.equal(a.context.tensor("observation"), b.context.tensor("observation"))
+    return tables and all(torch.equal(a[n], b[n]) for n in names)
+
+
+def test_final_observations_are_context_without_decisions() -> None:
+    """Two episodes of three steps: each has its states 0, 1, 2 and, as what came next, the final 3."""
+    for world, end in ((Walk(goal=3), TERMINATED), (Walk(limit=3), TRUNCATED)):
+        collect = collector(world)
+        found = collect.episodes(collect.tasks(2))
+        assert found["end"].tolist() == [OPEN, OPEN, end] * 2
+        assert found.looked_up("observation").flatten().tolist() == [0, 1, 2] * 2
+        assert found.looked_up("observation", "next").flatten().tolist() == [1, 2, 3] * 2
+        assert found.context.rows == 8
+        assert found["turn"].tolist() == [0, 1, 2] * 2
+        assert found["signal:reward"].tolist() == [1, 2, 3] * 2
+        assert found["earned"].tolist() == [1, 3, 6] * 2
+        assert found["signal:even"].tolist() == (found["action"] % 2 == 0).float().tolist()
+
+
+def test_a_rollout_leaves_episodes_open_and_goes_on_with_them() -> None:
+    collect = collector(Walk(goal=5))
+    first, second = collect.rollout(2, 3), collect.rollout(2, 3)
+    assert first["end"].tolist() == [OPEN] * 6
+    assert first.looked_up("observation", "next").flatten().tolist() == [1, 2, 3] * 2
+    assert second["episode"].tolist() == [0, 0, 1, 1, 2, 3]
+    assert second["turn"].tolist() == [3, 4, 3, 4, 0, 0]
+    assert second["end"].tolist() == [OPEN, TERMINATED] * 2 + [OPEN] * 2
+    assert second["earned"].tolist() == [10, 15, 10, 15, 1, 1]
+    assert second.looked_up("observation", "next").flatten().tolist() == [4, 5, 4, 5, 1, 1]
+
+
+def test_max_tokens_truncates() -> None:
+    collect = collector(Walk())
+    found = collect.episodes(collect.tasks(2), max_tokens=2)
+    assert found["end"].tolist() == [OPEN, TRUNCATED] * 2
+
+
+def test_a_group_starts_alike_and_draws_apart() -> None:
+    collect = collector(Gymnasium())
+    found = collect.episodes(collect.tasks(3), 4)
+    episodes = found.by("episode")
+    starts = found.looked_up("observation")[episodes.first(torch.arange(len(found)))]
+    assert episodes.first(found["group"]).tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    for group in range(3):
+        assert (starts[4 * group : 4 * group + 4] == starts[4 * group]).all()
+    assert len(set(starts[:, 0].tolist())) == 3
+    assert len(set(episodes.count.tolist())) > 3
+
+
+def test_draws_belong_to_episodes_and_not_to_rows() -> None:
+    """Whole episodes in 6 environments, and the same ones two at a time."""
+    whole = collector(Cartpole())
+    together = whole.episodes(whole.tasks(6))
+    apart = collector(Cartpole())
+    pieces = [apart.episodes(apart.tasks(2)) for _ in range(3)]
+    assert together["action"].tolist() == [a for p in pieces for a in p["action"].tolist()]
+    torch.testing.assert_close(together["logp"], torch.cat([p["logp"] for p in pieces]), atol=1e-6, rtol=0)
+
+
+def test_the_sampler_agrees_with_the_scorer() -> None:
+    for world in (Gymnasium(), Gymnasium(env="Pendulum-v1"), Gymnasium(env="FrozenLake-v1")):
+        collect = collector(world)
+        found = collect.rollout(3, 20, temperature=0.7)
+        scored = collect.policy.score(found, frozenset({"entropy"}))
+        torch.testing.assert_close(scored["logp"], found["logp"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(scored["entropy"], found["entropy"], atol=1e-5, rtol=0)
+
+
+def saved(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as a checkpoint stores it."""
+    import json
+
+    plain, tensors = split_tensors({"collector": state})
+    return join_tensors(json.loads(json.dumps(plain)), tensors)["collector"]
+
+
+def test_open_episodes_resume_bit_for_bit() -> None:
+    for world in (Gymnasium(), Gymnasium(env="Pendulum-v1"), Cartpole()):
+        whole, resumed = collector(world), collector(world)
+        for _ in range(4):
+            whole.rollout(3, 17)
+        resumed.state = saved(copy.deepcopy(whole.state))
+        for _ in range(3):
+            assert same(whole.rollout(3, 17), resumed.rollout(3, 17))
+        assert same(whole.rollout(3, 17), resumed.rollout(3, 17))
