@@ -18,9 +18,10 @@ from panoply.planning import Plan
 from panoply.policies.build import open_folder, warm_start
 from panoply.progress import Progress
 from panoply.run import Run
+from panoply.worlds.world import TextWorld
 
 METHODS = [e.name for e in registry.entries("method")]
-SMALL = {"sample.prompts": 8, "sample.group": 4, "data.batch": 8, "data.data.batch": 8}
+SMALL = {"sample.prompts": 8, "sample.group": 4, "sample.length": 16, "data.batch": 8, "data.data.batch": 8}
 
 
 def small(name: str) -> Plan:
@@ -29,7 +30,8 @@ def small(name: str) -> Plan:
     known = pp.plan(name, world).method.settings()
     fitting = {path: value for path, value in SMALL.items() if known.get(path, 0) > value}
     run = {"held_out": 8, "steps": 2, "threads": 1, "checkpoint_every": 1, "keep": 9, "evaluate_every": 0}
-    model = "start" if warm_start(pp.plan(name, world).world()) else "fresh"
+    built = pp.plan(name, world).world()
+    model = "fresh" if isinstance(built, TextWorld) and not warm_start(built) else "start"
     return pp.plan(name, world, settings=fitting, model=model, **run)
 
 
