@@ -92,12 +92,12 @@ class Catalogue:
 
 
 def _curves(stored: Any) -> list[dict[str, Any]]:
-    """A claim's held-out curves: for each side its seeds, each a list of (budget spent, success)."""
+    """A claim's curves: for each side its seeds, each a list of (budget spent, what was measured)."""
     found = []
     for label, seeds in stored.items() if isinstance(stored, dict) else ():
-        rows = tuple([{"step": int(x), "success": y} for x, y in points] for points in seeds)
+        rows = tuple([{"step": int(x), "measured": y} for x, y in points] for points in seeds)
         names = tuple(f"seed {i}" for i in range(len(rows)))
-        found.append(curve(Experiment(label, names, rows), "success").to_json())
+        found.append(curve(Experiment(label, names, rows), "measured").to_json())
     return found
 
 

@@ -17,7 +17,7 @@ export async function workPage(id) {
     { class: "page" },
     h("p", { class: "crumbs" }, h("a", { href: "#/catalogue" }, "Catalogue"), ` / ${w.id}`),
     h("h1", {}, w.name, h("span", { class: "seed" }, kind)),
-    h("p", { class: "doc" }, w.doc),
+    h("div", { class: "doc" }, ...w.doc.split("\n\n").map(paragraph)),
     ...(claims.length ? claims.map((c) => c.element) : [unmeasured(w)]),
     w.equation && card("Equation", h("pre", { class: "equation" }, w.equation.join("\n"))),
     w.changes && card(`Changes from ${w.base}`, table(["part", w.base, w.name], w.changes)),
@@ -39,6 +39,9 @@ export async function workPage(id) {
   };
 }
 
+/** Text as wide as the page; lines that are indented or listed stay lines. */
+const paragraph = (text) => h("p", {}, text.replace(/\n(?![\s-])/g, " "));
+
 /** The difference that was measured, with its interval. */
 export function difference({ difference: found, interval }) {
   if (found === undefined || found === null) return "";
@@ -50,6 +53,7 @@ class Claim {
   constructor(claim, work) {
     this.curves = (claim.curves ?? []).map((c, place) => ({ ...c, place }));
     this.x = Object.keys(claim.budget ?? {})[0] ?? "step";
+    this.metric = claim.metric ?? "measured";
     this.box = h("div", { class: "plot" });
     const against = Object.keys(claim.order ?? {}).slice(1);
     const facts = [
@@ -74,8 +78,7 @@ class Claim {
   draw() {
     this.drawn?.destroy();
     if (!this.curves.length) return;
-    const title = "held-out success of both sides";
-    this.drawn = chart(this.box, { title, curves: this.curves, x: this.x, height: 240, sync: "claim" });
+    this.drawn = chart(this.box, { title: this.metric, curves: this.curves, x: this.x, height: 240, sync: "claim" });
   }
 }
 
