@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,14 @@ def train(folder: Path, name: str, words: list[str]) -> list[str]:
         "--run",
         str(folder / name),
     ]
+
+
+def wait_for(file: Path) -> None:
+    """Until the run that goes on beside the pictures has begun."""
+    for _ in range(120):
+        if file.exists() and file.read_bytes().count(b"\n") > 5:
+            return
+        time.sleep(1)
 
 
 def take(page: Any, name: str) -> None:
@@ -122,6 +131,7 @@ def main() -> None:
         shutil.rmtree(folder / "rloo-chain-s7", ignore_errors=True)
         live = subprocess.Popen(train(folder, "rloo-chain-s7", LIVE), stdout=subprocess.DEVNULL)
         try:
+            wait_for(folder / "rloo-chain-s7" / "metrics.jsonl")
             with sync_playwright() as play, server(folder) as address:
                 path = shutil.which("chromium") or shutil.which("google-chrome")
                 browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
