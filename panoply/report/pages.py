@@ -35,6 +35,8 @@ def shown(name: str, preset: str | None = None) -> str:
     bare = [cls for cls in parts.values() if cls.info.name == name]
     if len(bare) == 1:
         return _part_page(bare[0])
+    if (world := registry.implied(name)) is not None:
+        return _world_page(world)
     every = [e.name for e in registry.entries()] + [e.id for e in registry.entries()]
     raise unknown("method, world or part", name, [*every, *parts, "run"])
 

@@ -12,6 +12,7 @@ import pytest
 from panoply import registry
 from panoply.errors import PanoplyError
 from panoply.experience import DEMONSTRATION, TERMINATED, TRUNCATED
+from panoply.report.pages import shown
 from panoply.worlds.control.cartpole import Cartpole
 from panoply.worlds.control.pendulum import Pendulum
 from panoply.worlds.control.tabular import Tabular
@@ -178,6 +179,11 @@ def test_a_named_data_set_is_made_once_and_kept() -> None:
     assert (world.folder / "data.safetensors").stat().st_mtime_ns == stamp
     assert entry.build(size=1001).folder != world.folder
     assert Logged("pendulum", "mixed", size=1000, options="{gravity: 5.0}").folder != world.folder
+
+
+def test_a_name_that_is_implied_has_a_page() -> None:
+    assert "Data of pendulum: mixed." in shown("logged:pendulum-mixed")
+    assert "4 numbers" in shown("CartPole-v1")
 
 
 def test_files_are_read_back_and_checked(tmp_path: Path) -> None:
