@@ -27,7 +27,12 @@ def add(commands: Commands) -> None:
     )
     option = parser.add_argument
     option("methods", nargs="+", metavar="METHOD")
-    option("--world", action="append", metavar="NAME", help="where they act (default chain); may be repeated")
+    option(
+        "--world",
+        action="append",
+        metavar="NAME",
+        help="where they act (default: the home of the first, or chain); may be repeated",
+    )
     option("--seeds", type=int, default=5, metavar="N", help="runs of each method (default 5)")
     option("--budget", metavar="UNIT=N", help="episodes, decisions, steps or seconds of every run, such as "
            "episodes=20k (default: the episodes of the first method)")  # fmt: skip
@@ -55,7 +60,7 @@ def _compare(chosen: argparse.Namespace) -> int:
             raise PanoplyError(f"--{name} must be at least 1, not {getattr(chosen, name)}.")
     found = compare(
         *chosen.methods,
-        world=chosen.world or ["chain"],
+        world=chosen.world,
         seeds=chosen.seeds,
         budget=chosen.budget,
         metric=chosen.metric,

@@ -98,10 +98,15 @@ class Arm:
     def but(self, settings: Mapping[str, Any]) -> Arm:
         return Arm(self.label, self.method, self.slots, {**self.settings, **settings})
 
-    def plan(self, world: str, seed: int, budget: Budget | None, **choices: Any) -> Plan:
-        """The plan of one run; refused here what cannot be run."""
+    def home(self) -> str:
+        """The world where the method is at home, or `chain`."""
         if registry.is_recipe(self.method):
             raise PanoplyError(f"'{self.method}' is a recipe of several runs, and only methods are compared.")
+        return registry.find("method", self.method).world or "chain"
+
+    def plan(self, world: str, seed: int, budget: Budget | None, **choices: Any) -> Plan:
+        """The plan of one run; refused here what cannot be run."""
+        self.home()
         shared = dict(choices.pop("settings", None) or {})
         settings = {**shared, **self.settings}
         given = {**self.slots, **{k: v for k, v in choices.items() if v is not None}}

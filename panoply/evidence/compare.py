@@ -160,7 +160,7 @@ def _rounded(pair: tuple[float, float]) -> list[float]:
 
 def compare(
     *methods: str,
-    world: str | Sequence[str] = "chain",
+    world: str | Sequence[str] | None = None,
     seeds: int | Sequence[int] = 5,
     budget: str | None = None,
     metric: str = "success",
@@ -173,7 +173,8 @@ def compare(
 ) -> Comparison:
     """Run several methods on the same worlds, seeds and held-out problems at equal budget, and keep the result.
 
-    A method may come with changes: `grpo:update.lr=1e-3`, `grpo+credit=gigpo`. `budget` is `episodes=N`, `decisions=N`,
+    A method may come with changes: `grpo:update.lr=1e-3`, `grpo+credit=gigpo`. Where no world is named it is the first
+    method's home, or `chain`. `budget` is `episodes=N`, `decisions=N`,
     `steps=N` or `seconds=N`; as many episodes as the first method takes by default, where none is given. `choices` are
     those of `panoply.train`, the same for all.
     """
@@ -182,12 +183,13 @@ def compare(
     arms = [Arm.parse(word) for word in methods]
     if len({arm.label for arm in arms}) < len(arms):
         raise PanoplyError("A method is named twice; change something in one of them, or leave it out.")
-    worlds = [world] if isinstance(world, str) else list(world)
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers:
         raise PanoplyError("A comparison needs at least one seed.")
     for plugin in choices.get("plugins") or ():
         registry.load_plugin(plugin)
+    world = world or arms[0].home()
+    worlds = [world] if isinstance(world, str) else list(world)
     fixed = {w: Budget.parse(budget) if budget else default_budget(arms[0], w, **choices) for w in worlds}
     measures = (metric,) if scores.asks(metric) else ()
     orders = {

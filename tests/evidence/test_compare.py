@@ -111,6 +111,10 @@ def test_a_budget_that_is_none(word: str, said: str) -> None:
         Budget.parse(word)
 
 
+def test_the_default_world_is_the_methods_home() -> None:
+    assert [Arm.parse(word).home() for word in ("grpo", "gigpo:update.lr=1e-3")] == ["chain", "keydoor"]
+
+
 def test_the_default_budget_is_the_first_methods_episodes() -> None:
     assert default_budget(Arm.parse("grpo"), "chain") == Budget("episodes", 150 * 16 * 8)
 
@@ -267,6 +271,7 @@ def run(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         (["grpo", "grpo"], "named twice"),
         (["grpo", "rlo"], "Did you mean 'rloo'"),
         (["grpo", "rlhf"], "is a recipe"),
+        (["rlhf", "grpo"], "is a recipe"),
         (["grpo", "igpo"], "needs a world with 'conclusion'"),
         (["grpo", "rloo:update.rate=1"], "Unknown setting"),
         (["grpo", "rloo", "--world", "chian"], "Did you mean 'chain'"),
