@@ -17,7 +17,7 @@ from panoply import compose, registry
 from panoply.checkpoint import write_atomically
 from panoply.evidence import pictures
 from panoply.evidence.claims import SEEDS, Claim
-from panoply.evidence.trials import stored
+from panoply.evidence.trials import not_kept, stored
 from panoply.parts import show_value
 from panoply.recipes import Recipe
 from panoply.regimes import Method
@@ -99,7 +99,7 @@ def _numbers(found: Mapping[str, Any]) -> str:
     if found["kind"] == "identity":
         return f"{found['metric']} at most {found['difference']:.1e}, {found['seeds']} seeds"
     against = f" against {', '.join(list(found['order'])[1:])}" if found.get("order") else ""
-    return f"{found['metric']} {found['difference']:+.3g} ({low:+.3g} to {high:+.3g}), {found['seeds']} seeds{against}"
+    return f"{found['metric']} {found['difference']:+.3g} ({low:+.3g} to {high:+.3g}), {found['seeds']} seeds{against}{not_kept(found)}"
 
 
 # ------------------------------------------------------------------ one work

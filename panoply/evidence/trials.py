@@ -72,8 +72,20 @@ def sentence(facts: Mapping[str, Any]) -> str:
     low, high = facts["interval"]
     return (
         f"{facts['id'].split('@')[0]} {facts['verdict']}: {facts['metric']} {facts['difference']:+.4g} "
-        f"(95 % interval {low:+.4g} to {high:+.4g}) over {facts['seeds']} seeds"
+        f"(95 % interval {low:+.4g} to {high:+.4g}) over {facts['seeds']} seeds{not_kept(facts)}"
     )
+
+
+def not_kept(facts: Mapping[str, Any]) -> str:
+    """What was to be kept and is not, or not for certain."""
+    words = []
+    for metric, kept in facts.get("keeps", {}).items():
+        found = Found(kept["difference"], tuple(kept["interval"]))
+        if found.verdict(kept["margin"]) != "holds":
+            low, high = found.interval
+            change = f"{metric} {found.difference:+.3g} ({low:+.3g} to {high:+.3g})"
+            words.append(f"; {change}, which may lose {kept['margin']:g}")
+    return "".join(words)
 
 
 def put_to_test(

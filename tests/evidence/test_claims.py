@@ -159,6 +159,7 @@ def test_what_must_be_kept_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     facts = trials.put_to_test(ENTRY, keeping, DESK)
     assert facts["verdict"] == "fails", "it is better, and loses too much of what it must keep"
+    assert trials.sentence(facts).endswith("; kept -0.5 (-0.5 to -0.5), which may lose 0.02")
 
 
 def test_a_ranking_is_as_strong_as_its_weakest_step(monkeypatch: pytest.MonkeyPatch) -> None:
