@@ -99,7 +99,8 @@ def _numbers(found: Mapping[str, Any]) -> str:
     if found["kind"] == "identity":
         return f"{found['metric']} at most {found['difference']:.1e}, {found['seeds']} seeds"
     against = f" against {', '.join(list(found['order'])[1:])}" if found.get("order") else ""
-    return f"{found['metric']} {found['difference']:+.3g} ({low:+.3g} to {high:+.3g}), {found['seeds']} seeds{against}{not_kept(found)}"
+    gap = f"{found['metric']} {found['difference']:+.3g} ({low:+.3g} to {high:+.3g})"
+    return f"{gap}, {found['seeds']} seeds{against}{not_kept(found)}"
 
 
 # ------------------------------------------------------------------ one work
