@@ -129,9 +129,16 @@ def _facts(entry: Entry) -> Iterator[tuple[str, str]]:
     if entry.base:
         yield "builds on", f"[{entry.base}]({entry.base}.md)"
     if entry.world:
-        yield "at home in", f"[{entry.world}](../worlds.md#{entry.world})"
+        yield "at home in", _world(entry.world)
     if entry.kind in ("method", "recipe"):
         yield "run it", f"`panoply train {entry.name}{f' --world {entry.world}' if entry.world else ''}`"
+
+
+def _world(name: str) -> str:
+    """A world's name, and where it is described at length."""
+    entry = next((e for e in registry.entries("world") if e.name == name), None)
+    described = entry is not None and getattr(entry.build, "medium", None) == "text"
+    return f"[{name}](../worlds.md#{name})" if described else f"`{name}`"
 
 
 def _method(entry: Entry) -> Iterator[str]:
@@ -183,7 +190,7 @@ def _claim(entry: Entry, claim: Claim, found: Mapping[str, Any] | None) -> Itera
 def _measured(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "world" in found:
         options = "".join(f", `{k}={v}`" for k, v in found["settings"].items() if k.startswith("world."))
-        yield "world", f"[{found['world']}](../worlds.md#{found['world']}){options}"
+        yield "world", f"{_world(found['world'])}{options}"
         ((unit, amount),) = found["budget"].items()
         yield "every run", f"{amount:,.0f} {unit}"
         yield "metric", f"`{found['metric']}`, {found['better']} is better"
