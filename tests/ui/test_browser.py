@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import re
 import shutil
 from pathlib import Path
@@ -65,6 +66,8 @@ def test_a_running_run_is_drawn_while_it_learns(page: Any, runs: Path) -> None:
             with open(folder / "metrics.jsonl", "a") as metrics:
                 metrics.write(rows[1])
             page.locator(".badge.running", has_text="2 / 2").wait_for()
+            reward = json.loads(rows[1])["reward"]
+            page.locator(f"figure[data-metric=reward] [aria-label*='ends at {reward:.4g}']").wait_for()
         finally:
             shutil.rmtree(folder)
 
@@ -208,6 +211,14 @@ def test_the_catalogue(page: Any) -> None:
     page.get_by_label("Search works").fill("dapo")
     page.get_by_role("link", name="dapo", exact=True).click()
     page.get_by_role("heading", name="Changes from grpo").wait_for()
+
+
+def test_a_run_of_an_older_version(page: Any) -> None:
+    page.wait_for_selector(".run")
+    page.locator(".run", has=page.locator(".run-sub[title='older']")).locator("a").click()
+    page.get_by_role("heading", name="? on ?").wait_for()
+    page.locator("figcaption", has_text="score").wait_for()
+    page.get_by_text("None recorded yet").wait_for()
 
 
 def test_light_and_dark(page: Any) -> None:

@@ -17,11 +17,11 @@ const short = (v) => {
   return String(+v.toPrecision(size >= 100 ? 5 : 4));
 };
 
+const joined = (curves) => (curves.length ? uPlot.join(curves.map((c) => [c.x, c.mean, c.low, c.high])) : [[0], []]);
+
 /** One chart: `curves` as the server gives them, each with `place`, the number of its colour. */
 export function chart(box, { title, curves, x = "step", height = 210, sync = "panoply" }) {
-  const held = curves.filter((c) => c.x.length);
-  const tables = held.map((c) => [c.x, c.mean, c.low, c.high]);
-  const data = tables.length ? uPlot.join(tables) : [[0], []];
+  let held = curves.filter((c) => c.x.length);
   const series = [{ label: x }];
   const bands = [];
   for (const c of held) {
@@ -36,60 +36,51 @@ export function chart(box, { title, curves, x = "step", height = 210, sync = "pa
       dash: c.place >= COLOURS ? [6, 4] : undefined,
       points: { show: c.x.length < 40, size: 5, fill: stroke },
     });
-    for (const side of ["lowest", "highest"]) {
-      series.push({
-        label: `${c.label} ${side}`,
-        show: !lone,
-        stroke: "transparent",
-        width: 0,
-        spanGaps: true,
-        points: { show: false },
-      });
-    }
+    const edge = { show: !lone, stroke: "transparent", width: 0, spanGaps: true, points: { show: false } };
+    series.push({ ...edge, label: `${c.label} lowest` }, { ...edge, label: `${c.label} highest` });
     if (!lone) bands.push({ series: [at + 2, at + 1], fill: stroke + "2b" });
   }
-  const ink = colour("--quiet"),
-    grid = colour("--line");
-  const axis = {
-    stroke: ink,
-    grid: { stroke: grid, width: 1 },
-    ticks: { show: false },
-    font: "11px system-ui",
-    labelFont: "11px system-ui",
-  };
+  const font = "11px system-ui";
+  const grid = { stroke: colour("--line"), width: 1 };
+  const axis = { stroke: colour("--quiet"), grid, ticks: { show: false }, font, values: (_, vs) => vs.map(short) };
   const note = document.createElement("div");
   note.className = "chart-note";
   note.hidden = true;
-  const plot = new uPlot(
-    {
-      width: Math.max(200, box.clientWidth),
-      height,
-      title: undefined,
-      series,
-      bands,
-      legend: { show: false },
-      padding: [10, 12, 0, 0],
-      scales: { x: { time: false } },
-      axes: [
-        { ...axis, size: 26, values: (_, vs) => vs.map(short) },
-        { ...axis, size: 52, values: (_, vs) => vs.map(short) },
-      ],
-      cursor: { sync: { key: sync }, points: { size: 7 }, drag: { x: true, y: false } },
-      hooks: { setCursor: [(u) => tell(u, note, held, x)] },
-    },
-    data,
-    box,
-  );
+  const size = () => ({ width: Math.max(200, box.clientWidth), height });
+  const options = {
+    ...size(),
+    series,
+    bands,
+    legend: { show: false },
+    padding: [10, 12, 0, 0],
+    scales: { x: { time: false } },
+    axes: [
+      { ...axis, size: 26 },
+      { ...axis, size: 52 },
+    ],
+    cursor: { sync: { key: sync }, points: { size: 7 }, drag: { x: true, y: false } },
+    hooks: { setCursor: [(u) => tell(u, note, held, x)] },
+  };
+  const plot = new uPlot(options, joined(held), box);
   plot.over.append(note);
   plot.over.setAttribute("role", "img");
-  plot.over.setAttribute(
-    "aria-label",
-    `${title}: ${held.map((c) => `${c.label} ends at ${short(c.mean.at(-1))}`).join("; ")}`,
-  );
-  const resize = new ResizeObserver(() => plot.setSize({ width: Math.max(200, box.clientWidth), height }));
+  const describe = () => {
+    const ends = held.map((c) => `${c.label} ends at ${short(c.mean.at(-1))}`);
+    plot.over.setAttribute("aria-label", `${title}: ${ends.join("; ")}`);
+  };
+  describe();
+  const resize = new ResizeObserver(() => plot.setSize(size()));
   resize.observe(box);
   return {
-    plot,
+    /** Draw the same curves with more points; false where they are not the same and a new chart is needed. */
+    update(next) {
+      const now = next.filter((c) => c.x.length);
+      if (now.map((c) => c.label).join("\n") !== held.map((c) => c.label).join("\n")) return false;
+      held = now;
+      plot.setData(joined(held));
+      describe();
+      return true;
+    },
     destroy() {
       resize.disconnect();
       plot.destroy();

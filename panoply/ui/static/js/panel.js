@@ -47,9 +47,18 @@ export class Panel {
     const experiments = Object.values(found.curves)[0] ?? [];
     this.colours = new Map(experiments.flatMap((c, i) => c.runs.map((run) => [run, i])));
     const figures = named.map((metric) => new Figure(metric, found.curves[metric] ?? []));
+    const shape = JSON.stringify([
+      named,
+      experiments.map((c) => [c.label, c.runs.length]),
+      differ,
+      this.subject,
+      this.view,
+    ]);
+    if (shape === this.shape && figures.every((f, i) => this.charts[i].update(f.curves))) return;
     const top = this.element.scrollTop;
     const title = `${many(ids.length, "run")}${why ? ", " : " "}${why || "ticked"}`;
     this.clear();
+    this.shape = shape;
     this.element.replaceChildren(
       h(
         "div",
@@ -111,8 +120,15 @@ export class Panel {
   }
 
   clear() {
+    this.shape = null;
     for (const c of this.charts) c.destroy();
     this.charts = [];
+  }
+
+  /** Draw anew in the colours of now. */
+  redraw() {
+    this.shape = null;
+    if (this.subject) this.show(this.subject);
   }
 
   leave() {

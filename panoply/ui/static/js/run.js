@@ -104,12 +104,15 @@ class RunPage {
     const { metrics } = await curves([]);
     const named = metrics.slice(0, this.all ? MOST : FIRST);
     const found = (await curves(named)).curves;
+    const drawn = (metric) => found[metric].map((c) => ({ ...c, place: 0 }));
+    const same = named.join() === this.named?.join();
+    if (same && named.every((m, i) => this.charts[i].update(drawn(m)))) return;
+    this.named = named;
     for (const c of this.charts) c.destroy();
     const boxes = named.map(() => h("div", { class: "plot" }));
     const figures = named.map((metric, i) => h("figure", { class: "card" }, h("figcaption", {}, metric), boxes[i]));
     const none = h("p", { class: "quiet" }, "No step has been logged yet.");
     this.grid.replaceChildren(...(named.length ? figures : [none]));
-    const drawn = (metric) => found[metric].map((c) => ({ ...c, place: 0 }));
     this.charts = named.map((m, i) => chart(boxes[i], { title: m, curves: drawn(m), height: 170, sync: "run" }));
     this.more.textContent = this.all ? "fewer metrics" : `all ${metrics.length} metrics`;
     this.more.hidden = metrics.length <= FIRST;
@@ -148,6 +151,7 @@ class RunPage {
   }
 
   redraw() {
+    this.named = null;
     this.draw();
   }
 

@@ -196,7 +196,7 @@ class RunsPage {
   }
 
   redraw() {
-    this.draw();
+    this.panel.redraw();
   }
 
   leave() {
