@@ -82,9 +82,9 @@ def _tally(results: Sequence[Mapping[str, Any]]) -> str:
     share = "fewer than one" if false < 1 else f"about {false:.0f}"
     return (
         f"{len(results)} claims were tested: {counts['holds']} hold, {counts['fails']} fail, {counts['undecided']} "
-        "are undecided. Intervals miss the truth now and then (in about 11 % of cases with five seeds, 5 % with\n"
-        "more), half of the time on the favourable side: if no method made any difference, "
-        f"{share} would still be said to hold.\n"
+        "undecided. Intervals miss the truth now and then, in about\n11 % of cases with five seeds and 5 % with more, "
+        "half of the time on the favourable side: if no method made any\n"
+        f"difference, {share} would still be said to hold.\n"
     )
 
 

@@ -73,7 +73,7 @@ def annealed(
 CLAIM = Learns(
     "Where the first tokens choose among right answers and the last ones carry it out, sampling hot early and cold "
     "late keeps more different right answers than temperature 1, and loses at most two points of success.",
-    method="ead:sample.scale=6",
+    method="ead=ead:sample.scale=6",
     over="grpo",
     world="manyanswers",
     budget="episodes=12800",

@@ -118,8 +118,8 @@ def segment_gain(experience: Experience, *, threshold: float = 0.9) -> dict[str,
 CLAIM = Learns(
     "Where one early mistake ruins an answer, credit for segments by fresh continuations learns more than credit for "
     "whole answers from as many sampled tokens, those of the continuations included.",
-    method="spo-segment:run.evaluate_every=3",
-    over="grpo:run.evaluate_every=8",
+    method="spo-segment=spo-segment:run.evaluate_every=3",
+    over="grpo=grpo:run.evaluate_every=8",
     world="chain",
     budget="decisions=120k",
 )

@@ -112,8 +112,8 @@ TREE = {"sample.prompts": 8, "sample.branching": (4, 4, 2), "sample.segment": 6}
 CLAIM = Learns(
     "Where one early mistake ruins an answer, credit for the branches of a tree of answers learns more than credit for "
     "whole answers from as many sampled tokens.",
-    method="spo-tree:run.evaluate_every=6",
-    over="grpo:run.evaluate_every=8",
+    method="spo-tree=spo-tree:run.evaluate_every=6",
+    over="grpo=grpo:run.evaluate_every=8",
     world="chain",
     budget="decisions=120k",
 )
