@@ -14,7 +14,7 @@ BIN      := $(VENV)/bin
 WHEEL_VENV := build/wheel-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-learn check format docs wheel warm-start clean bench-text bench-gpu bench-ui pictures
+.PHONY: help demo test test-learn check format docs wheel warm-start clean bench-text bench-gpu bench-control bench-ui pictures
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -72,6 +72,9 @@ warm-start: $(VENV)/core ## remake the shipped warm start of chain by imitation 
 bench-text: $(VENV)/dev ## GRPO on text beside TRL's, equal work, on this machine's CPU (minutes; nothing else should run), then docs/performance.md
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/text.py --again
 	$(BIN)/python -m benchmarks.gpu table
+
+bench-control: $(VENV)/dev ## control beside Stable-Baselines3, equal work, on this machine's CPU (minutes; nothing else should run)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/control.py
 
 bench-gpu: $(VENV)/dev ## the GPU benchmark, cell by cell, then docs/performance.md (skipped without CUDA)
 	$(BIN)/python -m benchmarks.gpu && $(BIN)/python -m benchmarks.gpu table

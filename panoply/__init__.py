@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from panoply.api import Trained, evaluate, export, load_policy, plan, plan_recipe, sample, train
+    from panoply.api import Trained, evaluate, export, load_policy, plan, plan_recipe, sample, train, video
     from panoply.errors import PanoplyError
     from panoply.evidence.compare import compare
     from panoply.experience import Experience, Ragged, Segments, Table
@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from panoply.registry import method, world
 
 _HOME = {
-    "api": ("Trained", "evaluate", "export", "load_policy", "plan", "plan_recipe", "sample", "train"),
+    "api": (
+        "Trained",
+        "evaluate",
+        "export",
+        "load_policy",
+        "plan",
+        "plan_recipe",
+        "sample",
+        "train",
+        "video",
+    ),
     "errors": ("PanoplyError",),
     "evidence.compare": ("compare",),
     "experience": ("Experience", "Ragged", "Segments", "Table"),

@@ -248,9 +248,9 @@ def evaluate(
     source: str | Path,
     world: str | None = None,
     *,
-    problems: int = 256,
-    attempts: int = 8,
-    ks: Sequence[int] = (1, 8),
+    problems: int | None = None,
+    attempts: int | None = None,
+    ks: Sequence[int] = (),
     temperature: float = 1.0,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
@@ -259,14 +259,23 @@ def evaluate(
     dtype: str = "float32",
     threads: int = 0,
 ) -> Evaluation:
-    """Held-out success of a run or model folder: greedy, sampled, and unbiased pass@k.
+    """Held-out success of a run or model folder: greedy, sampled, and unbiased pass@k; in control, mean returns.
 
+    problems, attempts   256 problems and 8 attempts at each (or the largest k); in control 100 starts and one
+    ks         of pass@k; 1 and the number of attempts where none is given
     settings   of the world, such as `{"world.operations": 8}`, over those a run was trained with
     watch      is told how many of all answers have been written
     threads    of the CPU; 0 takes torch's own number
     """
     from panoply.threads import with_threads
 
+    built = _world(source, world, settings or {})
+    text = built.medium == "text"
+    problems = (256 if text else 100) if problems is None else problems
+    attempts = (max(8, *ks, 1) if text else 1) if attempts is None else attempts
+    if ks and not text:
+        raise PanoplyError(f"pass@k counts successes; {built.name} gives returns: leave k out.")
+    ks = ks or sorted({1, attempts})
     _at_least("problems", problems, 1)
     _at_least("attempts", attempts, 1)
     _at_least("temperature", temperature, 0)
@@ -274,7 +283,6 @@ def evaluate(
         _at_least("k", k, 1)
         if k > attempts:
             raise PanoplyError(f"pass@{k} needs at least {k} attempts a problem; there are {attempts}.")
-    built = _world(source, world, settings or {})
     kind = kind_of(built)
     options = Options(seed=seed, device=device, dtype=dtype)  # type: ignore[arg-type]
     with with_threads(threads):
@@ -356,6 +364,34 @@ def sample(
     with with_threads(threads):
         rollouts = TextEngine(policy.model, policy.tokenizer).generate([Request(tokens, seeds)], sampling)
     return [policy.tokenizer.decode(c) for c in rollouts.completions()]
+
+
+def video(
+    source: str | Path,
+    file: str | Path,
+    *,
+    world: str | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+) -> float:
+    """Film one held-out episode of a control policy (its likeliest actions at temperature 0); what it earned.
+
+    file   ends in .gif or .mp4
+    """
+    from panoply.policies.control import ControlPolicy
+    from panoply.report.video import film, save
+    from panoply.worlds.control.world import ControlWorld
+
+    _at_least("temperature", temperature, 0)
+    built = _world(source, world, settings or {})
+    if not isinstance(built, ControlWorld):
+        raise PanoplyError(f"{built.name} is a world of text: there is nothing to film.")
+    policy = kind_of(built).open_policy(str(source), built, Options(seed=seed, device="cpu"), {})
+    assert isinstance(policy, ControlPolicy)
+    pictures, earned = film(built, policy, seed, temperature)
+    save(pictures, file)
+    return earned
 
 
 def export(source: str | Path, folder: str | Path, *, which: str = "best") -> Path:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from panoply.loops.job import Job
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-CURVE = {"on_policy": ("success", "reward"), "dataset": ("accuracy",)}
+CURVE = {"on_policy": ("success", "return", "reward"), "dataset": ("accuracy",)}
 """What the curve shows, by regime: the first of these that a step's record has, or the loss.
 
 The success of a data set is its author's, not the policy's.
@@ -111,7 +111,8 @@ class Panel(Progress):
     def step(self, job: Job, record: Mapping[str, Any], experience: Experience) -> None:
         self._record = record
         self._shown = self._shown or self._choose(job)
-        self._curve.append(float(record.get(self._shown, 0.0)))
+        last = self._curve[-1] if self._curve else 0.0
+        self._curve.append(float(record.get(self._shown, last)))
         last = job.step == job.plan.options.steps
         if last or time.monotonic() >= self._next:
             if self._own:
@@ -220,7 +221,7 @@ def summary(job: Job, record: Mapping[str, Any]) -> str:
     names: tuple[str, ...] = ("loss", "accuracy")
     if job.method.regime == "on_policy":
         same = record.get("success") == record.get("reward")
-        names = ("success", *(() if same else ("reward",)), "loss", "entropy")
+        names = ("success", "return", *(() if same else ("reward",)), "loss", "entropy")
     words += [f"{name} {record[name]:.3f}" for name in names if record.get(name) is not None]
     held_out = rates(record, "held_out_")
     if held_out:

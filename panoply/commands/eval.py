@@ -19,7 +19,8 @@ from panoply.errors import PanoplyError
 
 EXAMPLES = """\
   panoply eval runs/RUN                          held-out success with intervals
-  panoply eval DIR --world chain --attempts 16 --k 1,4,16"""
+  panoply eval DIR --world chain --attempts 16 --k 1,4,16
+  panoply eval runs/PPO-RUN --problems 100       mean return on held-out starts"""
 
 
 def add(commands: Commands) -> None:
@@ -28,7 +29,7 @@ def add(commands: Commands) -> None:
     option = parser.add_argument
     option("source", metavar="RUN|DIR")
     option("--world", help="needed for a model folder; a run knows its own")
-    option("--problems", type=int, default=256)
+    option("--problems", type=int, help="held-out problems, or starts (default 256, in control 100)")
     option("--attempts", type=int, help="samples a problem (default 8, or the largest k)")
     option("--k", help="which pass@k, such as 1,4,16 (default 1 and the number of attempts)")
     option("--temperature", type=float, default=1.0)
@@ -46,7 +47,7 @@ def _eval(chosen: argparse.Namespace) -> int:
 
     load_plugins(chosen)
     try:
-        ks = [int(k) for k in chosen.k.split(",")] if chosen.k else sorted({1, chosen.attempts or 8})
+        ks = [int(k) for k in chosen.k.split(",")] if chosen.k else []
     except ValueError as error:
         raise PanoplyError(f"--k takes numbers such as 1,4,16, not '{chosen.k}'.") from error
     with bar("evaluating") as watch:
@@ -54,7 +55,7 @@ def _eval(chosen: argparse.Namespace) -> int:
             chosen.source,
             chosen.world,
             problems=chosen.problems,
-            attempts=max(8, *ks) if chosen.attempts is None else chosen.attempts,
+            attempts=chosen.attempts,
             ks=ks,
             temperature=chosen.temperature,
             seed=chosen.seed,

@@ -1,23 +1,27 @@
-"""`panoply sample`: what a policy writes."""
+"""`panoply sample`: what a policy writes, or how it acts."""
 
 from __future__ import annotations
 
 import argparse
 
 from panoply.commands.parser import Commands, add_machine, add_plugins, command, load_plugins, machine
+from panoply.errors import PanoplyError
 
 EXAMPLES = """\
   panoply sample runs/RUN "3+4*2+1*5+6*2+7="     what the policy writes
-  panoply sample DIR "7*8+1=" -n 4 --temperature 0"""
+  panoply sample DIR "7*8+1=" -n 4 --temperature 0
+  panoply sample runs/PPO-RUN --video out.gif    film a held-out episode of a control policy"""
 
 
 def add(commands: Commands) -> None:
-    parser = command(commands, "sample", "continue a prompt", _sample, EXAMPLES)
+    parser = command(commands, "sample", "continue a prompt, or film an episode", _sample, EXAMPLES)
     option = parser.add_argument
     option("source", metavar="RUN|DIR")
-    option("prompt")
+    option("prompt", nargs="?")
+    option("--video", metavar="FILE", help="film an episode: FILE.gif, or FILE.mp4 with imageio and ffmpeg")
+    option("--world", help="what to film a policy folder in; a run knows its own")
     option("-n", type=int, default=1, help="how many continuations")
-    option("--temperature", type=float, default=1.0)
+    option("--temperature", type=float, help="default 1, in a film 0: the likeliest actions")
     option("--max-tokens", type=int, default=128)
     option("--seed", type=int, default=0)
     add_plugins(parser)
@@ -28,11 +32,25 @@ def _sample(chosen: argparse.Namespace) -> int:
     from panoply import api
 
     load_plugins(chosen)
+    if chosen.video:
+        if chosen.prompt is not None:
+            raise PanoplyError("A film has no prompt: leave it, or --video, out.")
+        earned = api.video(
+            chosen.source,
+            chosen.video,
+            world=chosen.world,
+            temperature=chosen.temperature or 0.0,
+            seed=chosen.seed,
+        )
+        print(f"{chosen.video}: an episode that earned {earned:g}")
+        return 0
+    if chosen.prompt is None:
+        raise PanoplyError("Name a prompt to continue, or a film to make with --video FILE.gif.")
     for text in api.sample(
         chosen.source,
         chosen.prompt,
         n=chosen.n,
-        temperature=chosen.temperature,
+        temperature=1.0 if chosen.temperature is None else chosen.temperature,
         max_tokens=chosen.max_tokens,
         seed=chosen.seed,
         **machine(chosen),

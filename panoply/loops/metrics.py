@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from panoply.experience import Experience, Segments
+from panoply.experience import OPEN, Experience, Segments
 
 
 def describe(experience: Experience) -> dict[str, float]:
@@ -27,10 +27,22 @@ def describe(experience: Experience) -> dict[str, float]:
         groups = Segments(episodes.first(experience["group"]))
         found["reward"] = float(returns.mean())
         found["degenerate_groups"] = float(groups.constant(returns).float().mean())
+    if "earned" in experience:
+        found |= _finished(experience)
     if ends is not None:
         found["truncated"] = float((ends == 2).float().mean())
     if "entropy" in experience:
         found["entropy"] = float(experience["entropy"].mean())
+    return found
+
+
+def _finished(experience: Experience) -> dict[str, float]:
+    """Of episodes that may have begun in an earlier batch: `return` and length of those that ended in this one."""
+    found = {"reward": float(experience["reward"].mean())} if "reward" in experience else {}
+    ended = experience["end"] != OPEN
+    if bool(ended.any()):
+        found["return"] = float(experience["earned"][ended].mean())
+        found["episode_length"] = float(experience["turn"][ended].float().mean()) + 1
     return found
 
 

@@ -169,12 +169,15 @@ def listed_parts() -> str:
 def trained(result: Trained) -> str:
     """Held-out success before and after, where the run lies, and what to type next."""
     before, after = result.before, result.after
-    rows = [("held-out success", "before", "", "after")]
+    rows = [(f"held-out {after.get('of', 'success')}", "before", "", "after")]
     for name in (n for n in after if f"{n}_interval" in after):
         low, high = after[f"{name}_interval"]
         rows.append(
             (name, f"{before[name]:.3f}", "→", f"{after[name]:.3f}  (95 % interval {low:.2f}–{high:.2f})")
         )
+    if after.get("solved") is not None:
+        reached = "reached" if after["solved"] else "not reached"
+        rows.append(("solved", "", "", f"the mark of {after['solved_at']:g} is {reached}"))
     nexts = next_commands(Run.open(result.run))
     wide = max(len(command) + len(why) for command, why in nexts) + 4 > page_width()
     listing = "\n".join(f"{why}:\n  {command}" for command, why in nexts) if wide else table(nexts)
@@ -197,9 +200,17 @@ def next_commands(run: Run) -> list[tuple[str, str]]:
     built = made.world()
     if isinstance(built, TextWorld):
         prompt = shlex.quote(built.tokenizer.decode(list(built.task("test", 0).prompt)))
-        sampling = (f"panoply sample {folder} {prompt}", "what the policy writes now")
+        looking = [
+            (f"panoply eval {folder} --k 1,16", "pass@k with intervals"),
+            (f"panoply sample {folder} {prompt}", "what the policy writes now"),
+            (f"panoply export {folder} my-model", "a folder that transformers opens"),
+        ]
     else:
-        sampling = (f"panoply sample {folder} --video {name}.gif", "watch the policy act")
+        looking = [
+            (f"panoply eval {folder}", "returns with intervals"),
+            (f"panoply sample {folder} --video {name}.gif", "watch the policy act"),
+            (f"panoply export {folder} my-policy", "a folder with the policy"),
+        ]
     if made.method.regime == "on_policy":
         other = "grpo" if name == "reinforce" else "reinforce"
         model = "" if made.options.model == "start" else f" --model {shlex.quote(made.options.model)}"
@@ -213,9 +224,7 @@ def next_commands(run: Run) -> list[tuple[str, str]]:
             "go on from here by trial and error",
         )
     return [
-        (f"panoply eval {folder} --k 1,16", "pass@k with intervals"),
-        sampling,
-        (f"panoply export {folder} my-model", "a folder that transformers opens"),
+        *looking,
         (f"panoply show {name}{plugins}", "the equation and the parts that just ran"),
         last,
     ]
@@ -223,7 +232,11 @@ def next_commands(run: Run) -> list[tuple[str, str]]:
 
 def evaluated(found: Evaluation) -> str:
     facts = found.to_json()
-    rows = [("problems", str(found.problems)), ("attempts", str(found.attempts))]
+    of = facts.get("of", "success")
+    rows = [
+        ("problems" if of == "success" else "starts", str(found.problems)),
+        ("attempts", str(found.attempts)),
+    ]
     for name in found.rates:
         low, high = facts[f"{name}_interval"]
         rows.append((name, f"{facts[name]:.3f}  (95 % interval {low:.3f}–{high:.3f})"))
@@ -231,7 +244,10 @@ def evaluated(found: Evaluation) -> str:
     rows += [(f"pass@{k}", f"{v:.3f}") for k, v in found.pass_at.items()]
     answers = (" ".join(text.split()) for text in found.samples)
     shown = (text if len(text) < page_width() - 2 else text[: page_width() - 3] + "…" for text in answers)
-    return table(rows, margin=0) + "\n\nsome greedy answers\n" + indent("\n".join(shown))
+    if facts.get("solved") is not None:
+        rows.append(("solved", f"{'yes' if facts['solved'] else 'no'}, at {facts['solved_at']:g}"))
+    listing = "\n\nsome greedy answers\n" + indent("\n".join(shown)) if found.samples else ""
+    return table(rows, margin=0) + listing
 
 
 def _rate(measured: Mapping[str, Any]) -> float | None:

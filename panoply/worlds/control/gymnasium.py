@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,13 +80,18 @@ class Gymnasium(ControlWorld):
         if not isinstance(more, dict):
             raise PanoplyError(f"world.options are arguments such as {{gravity: 5.0}}, not '{self.options}'.")
         more |= {} if self.time_limit is None else {"max_episode_steps": self.time_limit}
-        more |= {"render_mode": "rgb_array"} if render else {}
+        if render:
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures are wanted, and no window
+            more |= {"render_mode": "rgb_array"}
         try:
             return gymnasium.make(self.env, disable_env_checker=True, **more)
         except gymnasium.error.DependencyNotInstalled as error:
             raise needs_extra(str(error), "mujoco", f"{self.env}") from error
         except (TypeError, ValueError, gymnasium.error.Error) as error:
             raise PanoplyError(f"Gymnasium cannot make {self.env}: {error}.") from error
+
+    def shown(self) -> GymnasiumEnvs:
+        return GymnasiumEnvs(self, [self.make(render=True)])
 
     def envs(self, size: int) -> GymnasiumEnvs:
         return GymnasiumEnvs(self, [self.make() for _ in range(size)])
@@ -141,6 +147,15 @@ class GymnasiumEnvs(Envs):
         self._reward[row], self._terminated[row], self._truncated[row] = 0.0, False, True
         np.nan_to_num(self.observations, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
         self.inner[row] = self.world.make()
+
+    def render(self, row: int) -> NDArray[np.uint8] | None:
+        import gymnasium
+
+        try:
+            shown = self.inner[row].render()
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise needs_extra("pygame", "video", f"Watching {self.world.env}") from error
+        return np.asarray(shown, dtype=np.uint8) if shown is not None else None
 
     def failures(self) -> dict[str, int]:
         return dict(self._failures)
@@ -221,9 +236,3 @@ def _space(given: Any, id: str, what: str) -> Space:
         f"The {what} of {id} are a {type(given).__name__}; there is room for Discrete, MultiDiscrete, MultiBinary "
         "and Box: wrap the environment."
     )
-
-
-def picture(env: Any) -> NDArray[np.uint8] | None:
-    """What an environment shows, where it can be rendered."""
-    shown = env.render()
-    return np.asarray(shown, dtype=np.uint8) if shown is not None else None

@@ -204,6 +204,10 @@ class ControlWorld(ABC):
     def envs(self, size: int) -> Envs:
         """A batch of environments. They show nothing of worth before their first `reset`."""
 
+    def shown(self) -> Envs:
+        """One environment that can be rendered, where there is one."""
+        return self.envs(1)
+
     def signals(self) -> frozenset[str] | None:
         """The names of the signals a step gives; None where that shows only in play."""
         return frozenset({"reward"})
