@@ -330,3 +330,24 @@ def test_the_index_names_every_page() -> None:
     index = (DOCS / "README.md").read_text()
     for page in DOCS.glob("*.md"):
         assert page.name == "README.md" or f"({page.name})" in index
+
+
+# ------------------------------------------------------------------ the table of SB3's arguments
+
+
+def sb3_rows() -> list[tuple[str, str]]:
+    page = (DOCS / "migrate-from-sb3.md").read_text().split("## Arguments\n")[1].split("\n## ")[0]
+    cells = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
+    return [(theirs.strip(), own.strip()) for theirs, own in cells]
+
+
+@pytest.mark.parametrize(("theirs", "own"), sb3_rows(), ids=lambda cell: cell.split("`")[1])
+def test_settings_named_for_sb3_exist(theirs: str, own: str) -> None:
+    known = cli._parser().parse_args(["train", "ppo"]).parser.options()
+    (span,) = code(own)
+    words = shlex.split(span)
+    if words[0] == "--sink":
+        assert words[0] in known
+        return
+    world = "pendulum" if "policy." in span else "cartpole"
+    in_process(["plan", "ppo", "--world", world, "--set", "update.minibatches=2", *words])
