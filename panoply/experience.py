@@ -25,7 +25,7 @@ STREAMS: dict[str, tuple[int, ...]] = {
 
 KEYS = {"task", "group", "episode", "turn", "state", "context", "next", "source", "train"}
 """Columns that say what belongs together."""
-Unit = Literal["decision", "turn", "episode", "group", "pair"]
+Unit = Literal["decision", "turn", "episode", "group", "pair", "transition"]
 
 
 def moved(x: Tensor, device: torch.device | str) -> Tensor:

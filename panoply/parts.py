@@ -33,6 +33,9 @@ SLOTS = (
     "data",
     "loss",
     "model",
+    "replay",
+    "network",
+    "targets",
     "schedule",
 )
 """The questions a method answers, and the schedules that numbers in the answers may follow."""
@@ -62,6 +65,7 @@ class PartInfo:
     bounds: Mapping[str, str]
     gives: frozenset[str]
     cost: Callable[..., Any] | None
+    learns: tuple[str, ...]
 
     @property
     def id(self) -> str:
@@ -145,13 +149,15 @@ def part(
     bounds: Mapping[str, str] | None = None,
     gives: Iterable[str] = (),
     cost: Callable[..., Any] | None = None,
+    learns: tuple[str, ...] = ("policy",),
 ) -> Callable[[Callable[..., Any]], Callable[..., Part]]:
     """Register a function as a part of `slot`.
 
     unit      what one value of a term belongs to; micro-batches never cut one
     stream    which decisions a term speaks about; each stream is normalised by its own count
-    needs     outputs of the forward pass, `logp@SNAPSHOT` columns, what the world must have (`world:teacher`), or what
-              another part must give (`column:value`)
+    needs     outputs of the forward pass, `logp@SNAPSHOT` columns, what the world must have (`world:teacher`), what
+              another part must give (`column:value`, `network:q`), targets to be kept (`target:q`), or what the
+              policy must be (`policy:squashed`)
     gives     what the part adds for others: `column:value`, `pairs`, `stream:imitation`
     bounds    the numbers a setting may be, such as `above 0`, `at least 1` or `from 0 up to 1`
     idle      a column whose zero means that the term has no gradient on that decision
@@ -160,6 +166,7 @@ def part(
     prepare   detached numbers of the whole mini-batch at current weights, at the price of one more forward pass
     cost      what `panoply plan` counts: of a sample or data part `(part, lengths) → tokens sampled and trained` in a
               step at most, of an update `part → numbers kept for a weight`, of a model `part → how it learns, or None`
+    learns    of a loss on transitions: what it moves, `policy` or networks by name
     inert, impossible   `(part, method) → (setting, reason)…`: settings without effect, or that cannot be
     """
     for kind, given, known in (("slot", slot, SLOTS), ("unit", unit, UNITS), ("stream", stream, STREAMS)):
@@ -171,7 +178,7 @@ def part(
         made.info = PartInfo(
             slot, made.__name__, function, equation, unit, stream,
             needs if callable(needs) else frozenset(needs),
-            idle, state, prepare, inert, impossible, dict(bounds or {}), frozenset(gives), cost,
+            idle, state, prepare, inert, impossible, dict(bounds or {}), frozenset(gives), cost, learns,
         )  # fmt: skip
         _PARTS[slot][made.__name__] = made
         return typing.cast(Callable[..., Part], made)

@@ -165,6 +165,9 @@ class Dataset(Method):
         super().__post_init__()
         if not self.losses:
             raise PanoplyError("A dataset method needs at least one loss.")
+        for loss in self.losses:
+            if loss.info.unit == "transition":
+                raise PanoplyError(f"{loss.info.id} is a loss on transitions; a dataset method has none.")
 
     def terms(self) -> list[Part]:
         return list(self.losses)
@@ -174,6 +177,91 @@ class Dataset(Method):
         average = self.reduce.equation() if first.info.unit == "decision" else f"mean over {first.info.unit}s"
         more = "".join(f" + {show_value(t.settings().get('weight', 1.0))}·{t.equation()}" for t in rest)
         return [f"minimise  {average} [ {first.equation()}{more} ]", f"on        {self.data.equation()}"]
+
+
+@dataclass(frozen=True)
+class OffPolicy(Method):
+    """Act step by step into a replay, and after each step descend losses on what is drawn from it."""
+
+    sample: Part
+    replay: Part
+    losses: tuple[Part, ...]
+    targets: Part
+    update: Part
+    networks: tuple[Part, ...] = ()
+
+    regime: ClassVar[str] = "off_policy"
+    slot_of: ClassVar[dict[str, str]] = {
+        "sample": "sample",
+        "replay": "replay",
+        "losses": "loss",
+        "targets": "targets",
+        "update": "update",
+        "networks": "network",
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_transitions(self, self.losses)
+        if "steps" not in self.sample.info.gives:
+            raise PanoplyError(
+                f"An off-policy method learns after every step; sample.{self.sample.info.name} gives whole batches. "
+                "Take sample=explore."
+            )
+
+    def terms(self) -> list[Part]:
+        return list(self.losses)
+
+    def equation(self) -> list[str]:
+        return _transition_equation(self.losses, f"{self.replay.equation()}, from {self.sample.equation()}")
+
+
+@dataclass(frozen=True)
+class Offline(Method):
+    """The same losses on a replay that is filled once, with logged data."""
+
+    data: Part
+    replay: Part
+    losses: tuple[Part, ...]
+    targets: Part
+    update: Part
+    networks: tuple[Part, ...] = ()
+
+    regime: ClassVar[str] = "offline"
+    slot_of: ClassVar[dict[str, str]] = {
+        "data": "data",
+        "replay": "replay",
+        "losses": "loss",
+        "targets": "targets",
+        "update": "update",
+        "networks": "network",
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_transitions(self, self.losses)
+
+    def terms(self) -> list[Part]:
+        return list(self.losses)
+
+    def equation(self) -> list[str]:
+        return _transition_equation(self.losses, f"{self.replay.equation()}, from {self.data.equation()}")
+
+
+def _check_transitions(method: Method, losses: tuple[Part, ...]) -> None:
+    """Losses of these regimes see what came after a decision, and networks; others do not."""
+    if not losses:
+        raise PanoplyError(f"An {method.regime.replace('_', '-')} method needs at least one loss.")
+    for loss in losses:
+        if loss.info.unit != "transition":
+            raise PanoplyError(
+                f"{loss.info.id} is a loss on {loss.info.unit}s; this regime takes losses on transitions."
+            )
+
+
+def _transition_equation(losses: tuple[Part, ...], source: str) -> list[str]:
+    lines = [f"{' and '.join(loss.info.learns)}: {loss.equation()}" for loss in losses]
+    return [f"minimise  {lines[0]}", *(f"          {line}" for line in lines[1:]), f"on        {source}"]
 
 
 @dataclass(frozen=True)
@@ -191,4 +279,9 @@ class Fit(Method):
         return list(self.losses)
 
 
-REGIMES: dict[str, type[Method]] = {"on_policy": OnPolicy, "dataset": Dataset}
+REGIMES: dict[str, type[Method]] = {
+    "on_policy": OnPolicy,
+    "off_policy": OffPolicy,
+    "dataset": Dataset,
+    "offline": Offline,
+}
