@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from panoply.evidence.compare import compare
     from panoply.experience import Experience, Ragged, Segments, Table
     from panoply.parts import Part, part
-    from panoply.regimes import Dataset, OnPolicy
+    from panoply.regimes import Dataset, Offline, OffPolicy, OnPolicy
     from panoply.registry import method, world
 
 _HOME = {
@@ -34,7 +34,7 @@ _HOME = {
     "errors": ("PanoplyError",),
     "evidence.compare": ("compare",),
     "experience": ("Experience", "Ragged", "Segments", "Table"),
-    "regimes": ("Dataset", "OnPolicy"),
+    "regimes": ("Dataset", "OffPolicy", "Offline", "OnPolicy"),
     "parts": ("Part", "part"),
     "registry": ("method", "world"),
 }

@@ -184,9 +184,10 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Traine
     from panoply.loops.dataset import dataset
     from panoply.loops.job import Job
     from panoply.loops.learner import Diverged
+    from panoply.loops.off_policy import off_policy
     from panoply.loops.on_policy import on_policy
 
-    loops = {"on_policy": on_policy, "dataset": dataset}
+    loops = {"on_policy": on_policy, "off_policy": off_policy, "dataset": dataset, "offline": dataset}
     job = None
     try:
         job = Job(made, run, progress)

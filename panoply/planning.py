@@ -169,7 +169,9 @@ def make_plan(
         if path not in resolved.chosen:
             resolved = dataclasses.replace(resolved, method=compose.assign(resolved.method, path, value))
     run_defaults = _split(dict(asked), "run.") | _split(dict(numbers), "run.")
-    policy_options = _split(dict(numbers), "policy.") | of_policy
+    kind = kind_of(world_entry.build)
+    form = kind.policy_form(resolved.method.needs())
+    policy_options = form | _split(dict(numbers), "policy.") | of_policy
     chosen_options = {k: v for k, v in options.items() if v is not None}
     plan = Plan(
         resolved.id,
@@ -179,7 +181,7 @@ def make_plan(
         _options({**run_defaults, **of_run, **chosen_options}),
         resolved.chosen | {f"run.{k}" for k in (*chosen_options, *of_run)},
         tuple(os.path.abspath(p) for p in plugins),
-        kind_of(world_entry.build).policy_settings(policy_options) if policy_options else {},
+        kind.policy_settings(policy_options) if policy_options else {},
     )
     check_plan(plan)
     return plan
@@ -254,7 +256,11 @@ def check_plan(plan: Plan) -> None:
             "--reference has no effect: no part of this method compares the policy with a reference."
         )
     world = plan.world()
-    access, signals = world.access | {world.medium}, world.signals()
+    kind = kind_of(world)
+    access, signals = world.access | {world.medium} | kind.affords(world), world.signals()
+    for name, wanted in kind.policy_form(method.needs()).items():
+        if (given := plan.policy_options.get(name, wanted)) != wanted:
+            raise PanoplyError(f"policy.{name} cannot be {given}: {plan.method_id} needs it to be {wanted}.")
     if getattr(world, "turn_cap", 0) == 1:
         access = access | {"one turn"}
     judged = {f"signal:{c.settings().get('name')}" for c in getattr(method, "models", ())}
@@ -289,7 +295,7 @@ def _check_gifts(method: Method) -> None:
     """What one part needs of another must be given, and what is given for a term must have that term."""
     given = {gift for _, held in method.parts() for gift in held.info.gives}
     for path, held in method.parts():
-        needed = {need for need in held.needs() if need.startswith("column:")}
+        needed = {need for need in held.needs() if need.startswith(("column:", "network:"))}
         if held.info.unit == "pair":
             needed.add("pairs")
         for need in sorted(needed - given):
@@ -303,7 +309,8 @@ def _check_gifts(method: Method) -> None:
 
 
 def _named(need: str) -> str:
-    return "pairs" if need == "pairs" else f"the column '{need.removeprefix('column:')}'"
+    kind, _, name = need.partition(":")
+    return f"the {kind} '{name}'" if name else kind
 
 
 def _givers(method: Method, need: str) -> str:

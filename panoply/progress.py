@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from panoply.loops.job import Job
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-CURVE = {"on_policy": ("success", "return", "reward"), "dataset": ("accuracy",)}
+CURVE = {
+    "on_policy": ("success", "return", "reward"),
+    "off_policy": ("success", "return", "reward"),
+    "dataset": ("accuracy",),
+    "offline": (),
+}
 """What the curve shows, by regime: the first of these that a step's record has, or the loss.
 
 The success of a data set is its author's, not the policy's.
@@ -84,7 +89,7 @@ class Panel(Progress):
         self.close()
         records = job.run.metrics()
         self._record: Mapping[str, Any] = records[-1] if records else {}
-        self._own = job.method.regime == "on_policy"
+        self._own = job.method.regime in ("on_policy", "off_policy")
         self._shown = self._choose(job)
         self._curve = [float(r.get(self._shown) or 0.0) for r in records]
         self._held_out = [(int(r["step"]), found) for r in records if (found := rates(r, "held_out_"))]
@@ -219,7 +224,7 @@ def summary(job: Job, record: Mapping[str, Any]) -> str:
     """One line about a step."""
     words = [f"step {job.step}/{job.plan.options.steps}"]
     names: tuple[str, ...] = ("loss", "accuracy")
-    if job.method.regime == "on_policy":
+    if job.method.regime in ("on_policy", "off_policy"):
         same = record.get("success") == record.get("reward")
         names = ("success", "return", *(() if same else ("reward",)), "loss", "entropy")
     words += [f"{name} {record[name]:.3f}" for name in names if record.get(name) is not None]

@@ -77,6 +77,12 @@ class Kind(Protocol):
     def policy_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings `policy.NAME`, checked."""
 
+    def policy_form(self, needs: frozenset[str]) -> dict[str, Any]:
+        """What the policy must be where a method needs `policy:FORM`, as settings `policy.NAME`."""
+
+    def affords(self, world: Any) -> frozenset[str]:
+        """What a world has that methods may need, beside what it says itself: kinds of actions."""
+
     def check_source(self, source: str, world: Any) -> None:
         """Refuse a starting point that is not there, before a run is made."""
 

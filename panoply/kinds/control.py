@@ -16,7 +16,7 @@ from panoply.policies.control import ControlPolicy, ValueNet
 from panoply.policies.folder import read_config
 from panoply.rollout.control import ControlCollector as collector  # noqa: N813
 from panoply.run import model_folder
-from panoply.worlds.control.world import ControlWorld
+from panoply.worlds.control.world import Box, ControlWorld, Discrete
 
 __all__ = ["collector", "evaluate"]
 
@@ -42,6 +42,25 @@ def values(model: ValueNet, experience: Experience) -> dict[str, Column]:
 def policy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     made = dataclasses.asdict(control.spec_from(settings))
     return {name: made[name] for name in settings}
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "squashed": {"squash": True, "std": "state"},
+    "bounded": {"head": "bounded", "std": "fixed"},
+    "values": {"head": "values", "atoms": 1},
+    "atoms": {"head": "values"},
+}
+
+
+def policy_form(needs: frozenset[str]) -> dict[str, Any]:
+    forms = [FORMS[need.removeprefix("policy:")] for need in sorted(needs) if need.startswith("policy:")]
+    return {name: value for form in forms for name, value in form.items()}
+
+
+def affords(world: ControlWorld) -> frozenset[str]:
+    if isinstance(world.action, Box):
+        return frozenset({"continuous actions"})
+    return frozenset({"discrete actions"}) if isinstance(world.action, Discrete) else frozenset()
 
 
 def check_source(source: str, world: ControlWorld) -> None:

@@ -38,6 +38,14 @@ def policy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def policy_form(needs: frozenset[str]) -> dict[str, Any]:
+    return {}
+
+
+def affords(world: TextWorld) -> frozenset[str]:
+    return frozenset()
+
+
 def check_source(source: str, world: TextWorld) -> None:
     build.model_source(source, world)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from panoply.experience import Experience
 from panoply.loops.job import Job
 from panoply.loops.learner import mean_metrics
-from panoply.regimes import Dataset
+from panoply.regimes import Dataset, Offline
 from panoply.seeds import torch_rng
 
 
 def dataset(job: Job) -> None:
-    assert isinstance(job.method, Dataset)
+    assert isinstance(job.method, Dataset | Offline)
     for step in job.steps():
         with job.phase("data"):
             batch: Experience = job.call("data", job.collect)

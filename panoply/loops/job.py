@@ -18,6 +18,7 @@ from panoply.evaluation.held_out import Evaluation
 from panoply.evaluation.pairs import evaluate_pairs
 from panoply.experience import Experience
 from panoply.kinds import Collector, Policy, kind_of
+from panoply.loops.agents import AgentLearner
 from panoply.loops.companions import Companions
 from panoply.loops.health import check_growth, speaks, weight_norm
 from panoply.loops.learner import Learner
@@ -26,10 +27,12 @@ from panoply.loops.samples import Watch, choose, sampled_episodes
 from panoply.loops.snapshots import Snapshots
 from panoply.parts import Part
 from panoply.planning import Plan
+from panoply.policies.control import ControlPolicy
 from panoply.policies.lora import add_lora, load_adapter, save_adapter
 from panoply.policies.text import TextPolicy
 from panoply.policies.value import ValueModel
 from panoply.progress import Progress
+from panoply.regimes import Offline, OffPolicy
 from panoply.rollout.graphs import setup_seconds
 from panoply.run import Run
 from panoply.sinks import Sink, open_sinks
@@ -65,14 +68,7 @@ class Job:
             self.learned = ValueModel.of(opened)
         self.snapshots = Snapshots(self)
         self.companions = Companions(self)
-        self.learner = Learner(
-            self.companions.joined(self.learned),
-            self.method,
-            more=self.companions.joined_losses(),
-            total_steps=options.steps,
-            micro_tokens=options.micro_tokens,
-            recompute=options.recompute,
-        )
+        self.learner: Learner | AgentLearner = self._make_learner()
         self.states: dict[str, dict[str, Any]] = {
             path: held.info.state() for path, held in self.method.parts() if held.info.state is not None
         }
@@ -83,6 +79,7 @@ class Job:
         self.after: dict[str, Any] = {}
         self.sinks: list[Sink] = []
         self._phases: dict[str, float] = {}
+        self._inside = 0.0
         self._setup = 0.0
         self._started = time.monotonic()
         self._norm = weight_norm(self.learned)
@@ -90,7 +87,22 @@ class Job:
         self._moves = 0
         self._at_start: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         for learner in (self.learner, *self.companions.learners.values()):
-            learner.optimiser.register_step_post_hook(self._moved)
+            for optimiser in learner.optimisers:
+                optimiser.register_step_post_hook(self._moved)
+
+    def _make_learner(self) -> Learner | AgentLearner:
+        options, method = self.plan.options, self.method
+        if isinstance(method, OffPolicy | Offline):
+            assert isinstance(self.policy, ControlPolicy)
+            return AgentLearner(self.policy, method, seed=options.seed, total_steps=options.steps)
+        return Learner(
+            self.companions.joined(self.learned),
+            method,
+            more=self.companions.joined_losses(),
+            total_steps=options.steps,
+            micro_tokens=options.micro_tokens,
+            recompute=options.recompute,
+        )
 
     # -------------------------------------------------------------- parts
 
@@ -104,9 +116,12 @@ class Job:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
+        """Time what is done inside, without phases inside of it."""
+        start, before, self._inside = time.perf_counter(), self._inside, 0.0
         yield
-        self._phases[name] = self._phases.get(name, 0.0) + time.perf_counter() - start
+        took = time.perf_counter() - start
+        self._phases[name] = self._phases.get(name, 0.0) + took - self._inside
+        self._inside = before + took
 
     # -------------------------------------------------------------- the course of a run
 
@@ -169,7 +184,8 @@ class Job:
         self.step += 1
         self.seconds = time.monotonic() - self._started
         self.collect.version = self.step
-        self.kind.after_step(self.policy, experience)
+        if self.method.regime != "offline":
+            self.kind.after_step(self.policy, experience)
         last = self.step == options.steps
         evaluated = last or bool(options.evaluate_every and self.step % options.evaluate_every == 0)
         record: dict[str, Any] = {"step": self.step, "seconds": round(self.seconds, 3)}

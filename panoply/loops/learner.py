@@ -111,6 +111,10 @@ class Learner:
         if recompute == "always":
             self._recompute(asked=True)
 
+    @property
+    def optimisers(self) -> list[torch.optim.Optimizer]:
+        return [self.optimiser]
+
     def step(self, experience: Experience, step: int) -> dict[str, float]:
         """Move the weights once by the gradient on this mini-batch; returns metrics."""
         with device_errors("learning"):

@@ -19,7 +19,7 @@ from panoply.errors import PanoplyError, unknown
 from panoply.experience import Experience, moved
 from panoply.parts import check
 from panoply.policies.folder import read_config
-from panoply.policies.heads import Head, head_for
+from panoply.policies.heads import Head, Std, head_for
 from panoply.policies.mlp import MLP, Activation, Features, Forward
 from panoply.seeds import torch_rng
 from panoply.worlds.control.world import ControlWorld, Space, space_from_json, space_to_json
@@ -38,10 +38,18 @@ class PolicySpec:
     activation: Activation = "tanh"
     squash: bool = False
     """Continuous actions through tanh into their bounds, instead of cut there."""
-    std: Literal["free", "state"] = "free"
-    """The standard deviation of continuous actions: parameters of their own, or an output of the network."""
+    std: Std = "free"
+    """The standard deviation of continuous actions: parameters of their own, an output of the network, or fixed."""
     log_std: float = 0.0
     """Where parameters of their own start."""
+    head: Literal["distribution", "bounded", "values"] = "distribution"
+    """What the network puts out: a distribution of actions; an action between its bounds (noise is added when it
+    acts); or what each of n actions is worth (the best is taken)."""
+    epsilon: float = 0.05
+    """How often a policy of values takes any action instead."""
+    atoms: int = 51
+    """Into how many points of `span` a policy of values spreads its returns; 1 means none: plain values."""
+    span: tuple[float, float] = (-10.0, 10.0)
     normalise: bool = False
     """Observations centred and scaled by what has been seen."""
 
@@ -132,7 +140,8 @@ class ControlPolicy(ControlModel):
     ) -> ControlPolicy:
         """Random weights that depend on spec and seed only."""
         spec = spec or PolicySpec()
-        head = head_for(action, spec.squash, spec.std, spec.log_std)
+        more = {name: getattr(spec, name) for name in ("head", "epsilon", "atoms", "span")}
+        head = head_for(action, spec.squash, spec.std, spec.log_std, **more)
         features = Features(observation, spec.normalise)
         layers = MLP(features.size, spec.hidden, head.width, spec.activation, gain=0.01)
         layers.initialise(torch_rng("policy", seed))
@@ -169,10 +178,11 @@ class ControlPolicy(ControlModel):
         action = moved(experience["action"], out.device)
         return self.head.score(out, action, mask, heat, "entropy" in needs)
 
-    def learn_statistics(self, experience: Experience) -> None:
-        """Take what was observed into the normalisation, where there is one."""
-        if self.model.features.normalise:
-            self.model.features.learn(experience.context.tensor("observation").to(self.device))
+    def learn_statistics(self, experience: Experience, once: bool = False) -> None:
+        """Take what was observed into the normalisation, where there is one; `once`: unless it has some already."""
+        features = self.model.features
+        if features.normalise and not (once and features.count):
+            features.learn(experience.context.tensor("observation").to(self.device))
 
 
 class ValueNet(ControlModel):

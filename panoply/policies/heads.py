@@ -18,10 +18,14 @@ from panoply.errors import PanoplyError
 from panoply.worlds.control.world import Box, Discrete, MultiDiscrete, Space
 
 Array = NDArray[Any]
+Std = Literal["free", "state", "fixed"]
 EDGE = 1 - 1e-6
 """How close to its bounds a squashed action comes: nearer, float32 could not tell what it was before."""
 LOG_STD = (-20.0, 2.0)
 """Where a standard deviation that depends on the state is kept, as a logarithm."""
+
+
+LOG_2, LOG_ROOT_2PI = math.log(2), 0.5 * math.log(2 * math.pi)
 
 
 class Drawn(NamedTuple):
@@ -35,6 +39,18 @@ class Head(nn.Module, ABC):
     """The distribution of actions. `width` numbers come out of the network for it."""
 
     width: int
+
+    @abstractmethod
+    def anything(self, noise: Array, mask: Array | None) -> Drawn:
+        """Any action at all, uniformly where there are bounds: what the same noise makes without a policy."""
+
+    @abstractmethod
+    def unit(self, action: Tensor) -> Tensor:
+        """Actions as critics take them, a row of numbers each: bounded ones from −1 to 1, choices one-hot."""
+
+    def real(self, unit: Tensor) -> Tensor:
+        """Continuous actions as the world takes them, from their units."""
+        raise NotImplementedError
 
     @abstractmethod
     def noise(self, rng: np.random.Generator, count: int) -> Array:
@@ -51,7 +67,59 @@ class Head(nn.Module, ABC):
         """`logp` of actions, and `entropy` where asked."""
 
 
-def head_for(action: Space, squash: bool, std: Literal["free", "state"], log_std: float) -> Head:
+class Bounds:
+    """The bounds of a continuous action, and the actions between them as numbers from −1 to 1."""
+
+    def __init__(self, space: Box):
+        self.shape, self.size = space.shape, space.size
+        self.finite = bool(space.low) and bool(np.isfinite([*space.low, *space.high]).all())
+        low, high = (np.asarray(b or d, np.float32) for b, d in ((space.low, -np.inf), (space.high, np.inf)))
+        self.low, self.high = low, high
+
+    def unit(self, action: Tensor) -> Tensor:
+        flat = action.reshape(len(action), -1)
+        if not self.finite:
+            return flat
+        low, high = (torch.as_tensor(b, device=action.device) for b in (self.low, self.high))
+        return 2 * (flat - low) / (high - low) - 1
+
+    def back(self, unit: Tensor) -> Tensor:
+        """The inverse of `unit`."""
+        low, high = (torch.as_tensor(b, device=unit.device) for b in (self.low, self.high))
+        scaled = low + (high - low) * (unit + 1) / 2 if self.finite else unit
+        return scaled.reshape(len(unit), *self.shape)
+
+    def real(self, unit: Array) -> Array:
+        """The same for arrays."""
+        scaled: Array = self.low + (self.high - self.low) * (unit + 1) / 2 if self.finite else unit
+        return scaled.reshape(len(unit), *self.shape)
+
+    def anything(self, noise: Array) -> Drawn:
+        """Normal noise as a uniform action; without bounds the noise itself."""
+        unit = np.vectorize(math.erf, otypes=[np.float32])(noise / math.sqrt(2)) if self.finite else noise
+        action = self.real(unit)
+        return Drawn(action, action)
+
+    @property
+    def volume(self) -> float:
+        """How much larger the actions are than their units, as a logarithm."""
+        return float(np.log((self.high - self.low) / 2).sum()) if self.finite else 0.0
+
+
+def head_for(
+    action: Space, squash: bool = False, std: Std = "free", log_std: float = 0.0, **more: Any
+) -> Head:
+    """The distribution of actions of a space; `more` says where it is something else (see PolicySpec)."""
+    from panoply.policies.deterministic import ActionValues, Deterministic
+
+    if more.get("head") == "values":
+        if not isinstance(action, Discrete):
+            raise PanoplyError("Values of actions (policy.head=values) are for worlds with one choice of n.")
+        return ActionValues(action.n, more["epsilon"], more["atoms"], more["span"])
+    if more.get("head") == "bounded" and isinstance(action, Box):
+        return Deterministic(action, std, log_std)
+    if std == "fixed":
+        raise PanoplyError("A fixed deviation (policy.std=fixed) is for policy.head=bounded.")
     if isinstance(action, Discrete):
         return Categorical((action.n,))
     if isinstance(action, MultiDiscrete):
@@ -69,6 +137,14 @@ class Categorical(Head):
     def noise(self, rng: np.random.Generator, count: int) -> Array:
         """Gumbel noise: the largest of log π + noise is a draw from π."""
         return rng.gumbel(size=(count, self.width)).astype(np.float32)
+
+    def anything(self, noise: Array, mask: Array | None) -> Drawn:
+        return self.act(np.zeros_like(noise), noise, mask, 1.0)
+
+    def unit(self, action: Tensor) -> Tensor:
+        columns = action.reshape(len(action), len(self.sizes)).long().unbind(-1)
+        hot = [nn.functional.one_hot(a, n) for a, n in zip(columns, self.sizes, strict=True)]
+        return torch.cat(hot, -1).float()
 
     def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
         logits = out if mask is None else np.where(mask, out, -np.inf)
@@ -107,20 +183,39 @@ class Gaussian(Head):
     entropy has no closed form; the estimate is −log π of the action at hand.
     """
 
-    def __init__(self, space: Box, squash: bool, std: Literal["free", "state"], log_std: float):
+    def __init__(self, space: Box, squash: bool, std: Std, log_std: float):
         super().__init__()
         self.size, self.squash, self.state_std = space.size, squash, std == "state"
-        if squash and not (space.low and np.isfinite([*space.low, *space.high]).all()):
+        self.bounds = Bounds(space)
+        if squash and not self.bounds.finite:
             raise PanoplyError("Actions without bounds cannot be squashed: set policy.squash=false.")
         self.shape = space.shape
         self.width = self.size * (2 if self.state_std else 1)
         if not self.state_std:
             self.log_std = nn.Parameter(torch.full((self.size,), float(log_std)))
-        low, high = (np.asarray(b or d, np.float32) for b, d in ((space.low, -np.inf), (space.high, np.inf)))
-        self.low, self.high = low, high
+        self.low, self.high = self.bounds.low, self.bounds.high
 
     def noise(self, rng: np.random.Generator, count: int) -> Array:
         return rng.standard_normal((count, self.size), dtype=np.float32)
+
+    def anything(self, noise: Array, mask: Array | None) -> Drawn:
+        return self.bounds.anything(noise)
+
+    def unit(self, action: Tensor) -> Tensor:
+        return self.bounds.unit(action)
+
+    def real(self, unit: Tensor) -> Tensor:
+        return self.bounds.back(unit)
+
+    def draw(self, out: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Squashed actions in their units, through which gradients flow, and their log-density in those units.
+
+        log(1 − tanh² u) is 2·(log 2 − u − softplus(−2u)), which does not round to −∞ at the bounds.
+        """
+        mean, log_std = self.moments(out)
+        u = mean + log_std.exp() * noise
+        volume = 2 * (LOG_2 - u - nn.functional.softplus(-2 * u))
+        return u.tanh(), (-0.5 * noise**2 - log_std - volume).sum(-1) - self.size * LOG_ROOT_2PI
 
     def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
         if self.state_std:

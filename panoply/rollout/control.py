@@ -45,6 +45,9 @@ class ControlCollector:
         self.needs = needs
         self.state: dict[str, Any] = {"tasks": 0, "groups": 0, "episodes": 0, "decisions": 0}
         self.version = 0
+        self.each: Callable[[Tape], None] | None = None
+        """Called after every step with what has been written. Then it is not asked how likely actions were."""
+        self._logged: Experience | None = None
         self._open: _Rows | None = None
         self._batches: dict[int, Envs] = {}
 
@@ -94,12 +97,18 @@ class ControlCollector:
                 rows.begin(np.array([row for row, _ in coming], dtype=int), [e for _, e in coming])
         return self._experience(tape, rows, temperature)
 
-    def rollout(self, envs: int, length: int, temperature: Temperature = 1.0) -> Experience:
-        """`length` steps of `envs` environments. Episodes go on where the last call left them."""
+    def rollout(
+        self, envs: int, length: int, temperature: Temperature = 1.0, random: int = 0
+    ) -> Experience:
+        """`length` steps of `envs` environments. Episodes go on where the last call left them.
+
+        random   steps since the run began in which any action is taken
+        """
         rows = self._continued(envs)
         tape = Tape(envs, length)
-        for _ in range(length):
-            ended = rows.step(tape, temperature)
+        blind = -(-(random - self.state["decisions"]) // envs)
+        for t in range(length):
+            ended = rows.step(tape, temperature, blind=t < blind)
             if ended is not None:
                 rows.begin(ended, [self._next_episode() for _ in ended])
         experience = self._experience(tape, rows, temperature)
@@ -107,6 +116,13 @@ class ControlCollector:
         self.state["open"], self.state["actions"] = rows.record()
         rows.at = self.state["open"]
         return experience
+
+    def logged(self) -> Experience:
+        """All of the world's logged data."""
+        if self._logged is None:
+            data: Any = self.world.data  # type: ignore[attr-defined]
+            self._logged = data.experience()
+        return self._logged
 
     def _next_episode(self) -> _Episode:
         made = _Episode(self.state["episodes"], self.state["groups"], self.tasks(1)[0])
@@ -184,11 +200,12 @@ class ControlCollector:
         if "legal" in taken:
             context["legal"] = _joined(taken["legal"], taken["legal_after"][ends])
         columns["state"] = hashed(taken["observation"])
-        heat = _recorded(temperature, columns["turn"])  # type: ignore[arg-type]
-        if heat is not None:
-            columns["temperature"] = heat
-        columns |= self._drawn(taken, columns, heat)
         self.state["decisions"] = self.state.get("decisions", 0) + n
+        if self.each is None:
+            heat = _recorded(temperature, columns["turn"])  # type: ignore[arg-type]
+            if heat is not None:
+                columns["temperature"] = heat
+            columns |= self._drawn(taken, columns, heat)
         return Experience(Table(columns), Table(context))
 
     @torch.no_grad()
@@ -243,8 +260,13 @@ class _Rows:
         self.seen += episodes
         self._fresh = self._left()
 
-    def step(self, tape: Tape, temperature: Temperature, limit: int | None = None) -> Array | None:
-        """Act once in every row and write it down; the rows whose episodes ended, if any did."""
+    def step(
+        self, tape: Tape, temperature: Temperature, limit: int | None = None, blind: bool = False
+    ) -> Array | None:
+        """Act once in every row and write it down; the rows whose episodes ended, if any did.
+
+        blind   take any action instead of the policy's
+        """
         if self._fresh == 0:
             self._refill()
         self._fresh -= 1
@@ -256,7 +278,8 @@ class _Rows:
         assert self._noise is not None
         noise = self._noise[self._index, turn % BLOCK]
         heat = temperature(torch.from_numpy(turn)).numpy() if callable(temperature) else temperature
-        action, acted = policy.head.act(out, noise, mask, heat)
+        head = policy.head
+        action, acted = head.anything(noise, mask) if blind else head.act(out, noise, mask, heat)
         step = envs.step(acted)
         truncated = step.truncated
         if limit is not None:
@@ -279,6 +302,8 @@ class _Rows:
             tape.write("legal", mask)
             tape.write("legal_after", envs.masks if envs.masks is not None else mask)
         tape.advance()
+        if self.collector.each is not None:
+            self.collector.each(tape)
         self.turn += 1
         ended = (step.terminated | truncated) & self.live
         return ended.nonzero()[0] if ended.any() else None

@@ -37,6 +37,11 @@ class Tape:
             doubled = {name: np.concatenate([c, np.zeros_like(c)]) for name, c in self._columns.items()}
             self._columns = doubled
 
+    def latest(self, name: str) -> Array:
+        """What was written at the last step."""
+        latest: Array = self._columns[name][self.length - 1]
+        return latest
+
     def column(self, name: str) -> Array:
         """What was written, [steps, size, …]."""
         return self._columns[name][: self.length]

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
-from panoply.parts import Part, part
+from panoply.parts import Finding, Part, part
 from panoply.slots.schedule.schedules import constant
 
 _FLAT = constant()
 
 
 LIMITS = {"lr": "above 0", "clip": "at least 0", "epochs": "at least 1", "minibatches": "at least 1"}
+
+
+def _inert(held: Any, method: Any) -> list[Finding]:
+    if method.regime not in ("off_policy", "offline"):
+        return []
+    return [(name, "batches are drawn from a replay (replay.batch)") for name in ("epochs", "minibatches")]
+
+
 SHARES = dict.fromkeys(("beta1", "beta2", "momentum"), "from 0 up to 1")
 
 
@@ -21,6 +30,7 @@ SHARES = dict.fromkeys(("beta1", "beta2", "momentum"), "from 0 up to 1")
     equation="AdamW, lr {lr}",
     bounds={**LIMITS, **SHARES, "epsilon": "above 0", "weight_decay": "at least 0"},
     cost=lambda held: 2,
+    inert=_inert,
 )
 def adam(
     parameters: Iterable[torch.nn.Parameter],
@@ -46,6 +56,7 @@ def adam(
     equation="SGD, lr {lr}",
     bounds={**LIMITS, **SHARES},
     cost=lambda held: 1 if held.momentum else 0,
+    inert=_inert,
 )
 def sgd(
     parameters: Iterable[torch.nn.Parameter],

@@ -1,0 +1,214 @@
+"""The learner of agents: a policy and networks beside it that learn from transitions, each by losses of its own.
+
+An update is a few milliseconds of small matrix products, so there is nothing in it but those: batches are gathered from
+the replay's tensors, gradients are asked for of the parameters that move and of no others, and metrics are noted in
+some updates and read once a step.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from panoply.experience import Experience
+from panoply.loops.learner import Diverged
+from panoply.loops.replay import Replay
+from panoply.loops.samples import Watch
+from panoply.parts import Part
+from panoply.policies.control import ControlPolicy
+from panoply.regimes import Offline, OffPolicy
+from panoply.slots.schedule.schedules import at
+from panoply.transitions import Agent
+
+NOTED = 25
+"""Metrics are noted in one update of so many."""
+
+
+class _Descent:
+    """One loss, what it moves, and by which optimiser."""
+
+    def __init__(self, loss: Part, update: Part, parameters: Mapping[str, nn.Parameter]):
+        settings = loss.settings()
+        self.loss, self.every = loss, int(settings.get("every", 1))
+        chosen: Part = settings.get("update") or update
+        self.settings = chosen.settings()
+        self.named, self.parameters = parameters, list(parameters.values())
+        self.optimiser: torch.optim.Optimizer = chosen(self.parameters)
+
+    def step(self, value: Tensor) -> None:
+        gradients = torch.autograd.grad(value, self.parameters)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if self.settings["clip"] > 0:
+            nn.utils.clip_grad_norm_(self.parameters, self.settings["clip"])
+        self.optimiser.step()
+
+    def prepare(self, agent: Agent, replay: Replay) -> Mapping[str, Tensor]:
+        """Columns for all that is remembered, at the weights of now."""
+        made = self.loss.info.prepare
+        return made(agent, replay, **self.loss.settings()) if made is not None else {}
+
+    def set_rate(self, step: int, total: int) -> None:
+        rate = self.settings["lr"] * at(self.settings["schedule"], step, total)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+
+
+class AgentLearner:
+    """Makes a method's networks, and moves them and the policy; does for transitions what a `Learner` does for terms."""
+
+    def __init__(
+        self,
+        policy: ControlPolicy,
+        method: OffPolicy | Offline,
+        *,
+        seed: int,
+        total_steps: int,
+    ):
+        self.policy, self.method, self.total_steps = policy, method, total_steps
+        self.replay = Replay(policy.observation, policy.action, policy.head, **_replay_size(method, total_steps))
+        networks = {held.info.name: held(policy, seed) for held in method.networks}
+        models: dict[str, nn.Module] = {"policy": policy.model, **networks}
+        self.models = models
+        wanted = sorted(n.removeprefix("target:") for n in method.needs() if n.startswith("target:"))
+        self.targets = {
+            name: policy.copy() if name == "policy" else copy.deepcopy(models[name]).requires_grad_(False)
+            for name in wanted
+        }
+        self.agent = Agent(policy, networks, self.targets)
+        self.descents = [_Descent(loss, method.update, self._moved_by(loss)) for loss in method.losses]
+        pairs = [(self._weights(self.targets[n]), list(models[n].parameters())) for n in wanted]
+        self._follow = [t for target, _ in pairs for t in target], [p for _, source in pairs for p in source]
+        self.updates = 0
+        self.watch: Watch | None = None
+        self._noted: list[Mapping[str, Tensor]] = []
+
+    @property
+    def optimisers(self) -> list[torch.optim.Optimizer]:
+        return [descent.optimiser for descent in self.descents]
+
+    def _moved_by(self, loss: Part) -> dict[str, nn.Parameter]:
+        return {
+            f"{name}.{key}": parameter
+            for name in loss.info.learns
+            for key, parameter in self.models[name].named_parameters()
+        }
+
+    @staticmethod
+    def _weights(target: Any) -> list[Tensor]:
+        return list((target.model if isinstance(target, ControlPolicy) else target).parameters())
+
+    # -------------------------------------------------------------- learning
+
+    def begin(self, step: int, generator: torch.Generator) -> None:
+        """Before a step's updates: their random numbers, and the rates of learning."""
+        self.agent.generator = generator
+        for descent in self.descents:
+            descent.set_rate(step, self.total_steps)
+
+    def learn(self, count: int = 1) -> None:
+        """So many updates, each on a batch of its own."""
+        batch, follow = self.method.replay.settings()["batch"], self.method.targets
+        for _ in range(count):
+            rows = self.replay.draw(batch, self.agent.generator)
+            noting = self.updates % NOTED == 0
+            for descent in self.descents:
+                if self.updates % descent.every == 0:
+                    values, stats = descent.loss(self.agent, rows)
+                    value = values.mean()
+                    descent.step(value)
+                    if noting:
+                        self._noted.append({descent.loss.info.name: value.detach(), **stats})
+            self.updates += 1
+            follow(self.updates, *self._follow)
+
+    @torch.no_grad()
+    def metrics(self) -> dict[str, float]:
+        """Means of what was noted since the last time; raises where a loss is not finite."""
+        noted, self._noted = self._noted, []
+        found: dict[str, list[Tensor]] = {}
+        for stats in noted:
+            for name, column in stats.items():
+                found.setdefault(name, []).append(column.float().mean())
+        means = {name: float(torch.stack(several).mean()) for name, several in found.items()}
+        losses = {d.loss.info.name: means[d.loss.info.name] for d in self.descents if d.loss.info.name in means}
+        for name, value in losses.items():
+            if not math.isfinite(value):
+                raise Diverged(f"Stopped: the loss {name} is {value}; the weights of the last good step are kept.")
+        return {"loss": sum(losses.values()), **means, "updates": self.updates, **self._rates()}
+
+    def _rates(self) -> dict[str, float]:
+        return {"lr": float(self.descents[0].optimiser.param_groups[0]["lr"])}
+
+    # -------------------------------------------------------------- as a learner of given data
+
+    def minibatches(self, experience: Experience, generator: torch.Generator) -> Iterator[Experience]:
+        """The data as one, from which batches are drawn; the replay is filled with it at first."""
+        policy = self.policy
+        if len(self.replay) == 0:
+            shape = _replay_size(self.method, self.total_steps, len(experience))
+            self.replay = Replay(policy.observation, policy.action, policy.head, **shape)
+            self.replay.fill(experience)
+            policy.learn_statistics(experience, once=True)
+        for descent in self.descents:
+            self.replay.more |= descent.prepare(self.agent, self.replay)
+        self.agent.generator = generator
+        yield experience
+
+    def step(self, experience: Experience, step: int) -> dict[str, float]:
+        """All updates of one step of a run on given data."""
+        self.begin(step, self.agent.generator)
+        self.learn(self.method.replay.settings()["updates"])
+        return self.metrics()
+
+    # -------------------------------------------------------------- saving
+
+    def state(self) -> dict[str, Tensor]:
+        """Networks, targets, what optimisers keep, and what was collected, as plain named tensors."""
+        named = {f"target:{n}:{k}": v for n, t in self.targets.items() for k, v in _state(t).items()}
+        named |= {
+            f"network:{n}:{k}": v for n, m in self.agent.networks.items() for k, v in _state(m).items()
+        }
+        for number, descent in enumerate(self.descents):
+            for name, parameter in descent.named.items():
+                for key, value in descent.optimiser.state.get(parameter, {}).items():
+                    named[f"optimiser:{number}:{name}:{key}"] = torch.as_tensor(value).detach()
+        if isinstance(self.method, OffPolicy):
+            named |= self.replay.state()
+        return {**named, "updates": torch.tensor(self.updates)}
+
+    def load_state(self, named: Mapping[str, Tensor]) -> None:
+        held = {"target": self.targets, "network": self.agent.networks}
+        for full, value in named.items():
+            kind, _, rest = full.partition(":")
+            if kind in held:
+                name, _, key = rest.partition(":")
+                _state(held[kind][name])[key].copy_(value)
+            elif kind == "optimiser":
+                number, name, key = rest.split(":")
+                descent = self.descents[int(number)]
+                descent.optimiser.state[descent.named[name]][key] = value.clone()
+        self.updates = int(named["updates"])
+        if isinstance(self.method, OffPolicy):
+            self.replay.load_state(named)
+
+
+def _state(model: Any) -> Mapping[str, Tensor]:
+    module: nn.Module = model.model if isinstance(model, ControlPolicy) else model
+    return {name: weight.detach() for name, weight in module.state_dict().items()}
+
+
+def _replay_size(method: OffPolicy | Offline, steps: int, rows: int = 1) -> dict[str, Any]:
+    """As much room as the method asks for, or as the run (or data of so many rows) can fill."""
+    settings = method.replay.settings()
+    shape = {"steps": settings["n_step"], "gamma": settings["gamma"]}
+    if isinstance(method, Offline):
+        return {**shape, "size": rows}
+    sample = method.sample.settings()
+    most = sample["envs"] * sample["length"] * steps
+    return {**shape, "size": min(settings["size"], most), "envs": sample["envs"]}

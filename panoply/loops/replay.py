@@ -1,0 +1,148 @@
+"""The replay: steps of some environments in tensors made once, from which transitions are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from panoply.experience import TERMINATED, TRUNCATED, Experience
+from panoply.policies.heads import Head
+from panoply.rollout.tape import Tape
+from panoply.transitions import Transitions
+from panoply.worlds.control.world import Box, Space
+
+COLUMNS = ("observation", "action", "reward", "end", "next_observation")
+
+
+class Replay:
+    """The last `size` steps (of all environments together), the oldest overwritten first.
+
+    Drawn with n steps, a transition earns Σ_{i<k} γ^i·r_{t+i} of the k ≤ n steps that its episode went on for (or that
+    have been written so far) and then counts on γ^k·V of what was seen next: nothing where it terminated, all of it
+    where it was truncated.
+    """
+
+    def __init__(
+        self, observation: Space, action: Space, head: Head, *, size: int, envs: int = 1, steps: int = 1, gamma: float
+    ):  # fmt: skip
+        self.head, self.envs, self.steps, self.gamma = head, envs, steps, gamma
+        self.room = max(1, size // envs)
+        self.written = 0
+        """Steps of each environment since the beginning."""
+        seen = torch.float32 if isinstance(observation, Box) else torch.int64
+        self._continuous = isinstance(action, Box)
+        act_shape = (action.size,) if isinstance(action, Box) else action.shape
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "observation": (observation.shape, seen),
+            "action": (act_shape, torch.float32 if self._continuous else torch.int64),
+            "reward": ((), torch.float32),
+            "end": ((), torch.int64),
+            "next_observation": (observation.shape, seen),
+        }
+        self._columns = {
+            name: torch.zeros((self.room, envs, *shape), dtype=dtype)
+            for name, (shape, dtype) in shapes.items()
+        }
+        self._arrays = {name: column.numpy() for name, column in self._columns.items()}
+        self._flat = {name: column.flatten(0, 1) for name, column in self._columns.items()}
+        self.more: dict[str, Tensor] = {}
+        """Other numbers of every transition, where losses prepare some."""
+        self._powers = gamma ** torch.arange(steps + 1, dtype=torch.float32)
+
+    def __len__(self) -> int:
+        """Transitions that can be drawn."""
+        return min(self.written, self.room) * self.envs
+
+    # -------------------------------------------------------------- writing
+
+    def add(self, tape: Tape) -> None:
+        """The step that was just written."""
+        at, into = self.written % self.room, self._arrays
+        into["observation"][at] = tape.latest("observation")
+        acted = tape.latest("acted")
+        into["action"][at] = self.head.unit(torch.from_numpy(acted)).numpy() if self._continuous else acted
+        into["reward"][at] = tape.latest("reward")
+        into["end"][at] = TERMINATED * tape.latest("terminated")
+        into["end"][at] += TRUNCATED * (tape.latest("truncated") & ~tape.latest("terminated"))
+        into["next_observation"][at] = tape.latest("after")
+        self.written += 1
+
+    @torch.no_grad()
+    def fill(self, experience: Experience, reward: str = "signal:reward") -> None:
+        """Write all of some logged experience, whose episodes stand one after the other."""
+        columns = {
+            "observation": experience.looked_up("observation"),
+            "action": self.head.unit(experience["action"]) if self._continuous else experience["action"],
+            "reward": experience[reward],
+            "end": _closed(experience),
+            "next_observation": experience.looked_up("observation", by="next"),
+        }
+        for name, column in columns.items():
+            self._flat[name][: len(experience)] = column
+        self.written = len(experience)
+
+    # -------------------------------------------------------------- drawing
+
+    def draw(self, count: int, generator: torch.Generator) -> Transitions:
+        """Rows drawn uniformly, with replacement."""
+        rows = torch.randint(len(self), (count,), generator=generator)
+        return self.rows(rows)
+
+    def rows(self, rows: Tensor) -> Transitions:
+        """Transitions by their place: step times environments, plus the environment."""
+        flat = self._flat
+        if self.steps == 1:
+            last, reward = rows, flat["reward"][rows]
+            discount = self.gamma * (flat["end"][rows] != TERMINATED)
+        else:
+            last, reward, discount = self._several(rows)
+        return Transitions(
+            flat["observation"].index_select(0, rows),
+            flat["action"].index_select(0, rows),
+            reward,
+            discount,
+            flat["next_observation"].index_select(0, last),
+            {name: column[rows] for name, column in self.more.items()},
+        )
+
+    def episodes(self) -> Tensor:
+        """A number for each transition's episode, of a replay that was filled with whole ones."""
+        closed = self._flat["end"][: len(self)] != 0
+        return closed.cumsum(0) - closed.long()
+
+    def _several(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The last row of each n-step window, what was earned in it, and the weight of what comes after."""
+        step, env = rows // self.envs, rows % self.envs
+        ahead = torch.arange(self.steps)
+        at = (step[:, None] + ahead) % self.room
+        window = at * self.envs + env[:, None]
+        newest = (self.written - 1) % self.room
+        closing = (self._flat["end"][window] != 0) | (at == newest)
+        counted = closing.cumsum(1) - closing.long() == 0
+        length = counted.sum(1)
+        last = window.gather(1, length[:, None] - 1)[:, 0]
+        reward = (self._flat["reward"][window] * self._powers[:-1] * counted).sum(1)
+        return last, reward, self._powers[length] * (self._flat["end"][last] != TERMINATED)
+
+    # -------------------------------------------------------------- saving
+
+    def state(self) -> dict[str, Tensor]:
+        filled = min(self.written, self.room)
+        kept = {f"replay:{name}": column[:filled] for name, column in self._columns.items()}
+        return {**kept, "replay:written": torch.tensor(self.written)}
+
+    def load_state(self, named: Mapping[str, Tensor]) -> None:
+        self.written = int(named["replay:written"])
+        for name in COLUMNS:
+            kept = named[f"replay:{name}"]
+            self._columns[name][: len(kept)] = kept
+
+
+def _closed(experience: Experience) -> Tensor:
+    """How each row's episode ended there; one that was left open is cut where the data ends."""
+    end = experience["end"].clone()
+    end[experience.by("episode").is_last() & (end == 0)] = TRUNCATED
+    return end
+

@@ -1,0 +1,29 @@
+"""Conservative Q-learning."""
+
+from __future__ import annotations
+
+from panoply.methods.base.iql import CONTROL
+from panoply.regimes import Offline
+from panoply.registry import method
+from panoply.slots.data.logged import logged
+from panoply.slots.loss.actors import soft_policy
+from panoply.slots.loss.bellman import conservative_q
+from panoply.slots.network.critics import q, temperature
+from panoply.slots.replay.uniform import uniform
+from panoply.slots.targets.following import polyak
+from panoply.slots.update.optimisers import adam
+
+SETTINGS = {k: v for k, v in CONTROL.items() if k != "policy.head"}
+
+
+@method("cql@1", base="sac", presets={"control": SETTINGS}, world="logged:pendulum-mixed")
+def cql() -> Offline:
+    """Conservative Q-Learning (arXiv 2006.04779): SAC on logged data, with actions the data lacks pressed down."""
+    return Offline(
+        data=logged(),
+        replay=uniform(batch=256, gamma=0.99, updates=500),
+        networks=(q(count=2), temperature(start=1.0)),
+        losses=(conservative_q(weight=5.0), soft_policy(update=adam(lr=1e-4, clip=0.0))),
+        targets=polyak(tau=0.005),
+        update=adam(lr=3e-4, clip=0.0),
+    )

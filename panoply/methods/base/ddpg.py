@@ -1,0 +1,36 @@
+"""Deep deterministic policy gradient."""
+
+from __future__ import annotations
+
+from panoply.methods.base.sac import CONTROL, PENDULUM
+from panoply.methods.base.td3 import NOISE, td3
+from panoply.regimes import OffPolicy
+from panoply.registry import method
+from panoply.slots.loss.actors import best_action
+from panoply.slots.loss.bellman import smooth_q
+from panoply.slots.network.critics import q
+from panoply.slots.replay.uniform import uniform
+from panoply.slots.targets.following import polyak
+from panoply.slots.update.optimisers import adam
+
+PUBLISHED = {"policy.hidden": (400, 300)}
+QUICK = {"losses.best_action.update.lr": 1e-3, "targets.tau": 0.005, "replay.batch": 256}
+
+
+@method(
+    "ddpg@1",
+    base="td3",
+    presets={"control": CONTROL | NOISE | PUBLISHED, "pendulum": PENDULUM | NOISE | QUICK},
+    world="pendulum",
+)
+def ddpg() -> OffPolicy:
+    """Deep Deterministic Policy Gradient (arXiv 1509.02971): one critic, and a policy that climbs it.
+
+    Exploration is normal noise; the paper's is correlated in time.
+    """
+    return td3().but(
+        replay=uniform(batch=64, gamma=0.99, warmup=100),
+        networks=q(count=1),
+        losses=(smooth_q(noise=0.0), best_action(update=adam(lr=1e-4, clip=0.0))),
+        targets=polyak(tau=0.001),
+    )

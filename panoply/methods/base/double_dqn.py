@@ -1,0 +1,15 @@
+"""Double deep Q-learning."""
+
+from __future__ import annotations
+
+from panoply.methods.base.dqn import CARTPOLE, CONTROL, dqn
+from panoply.regimes import OffPolicy
+from panoply.registry import method
+from panoply.slots.loss.bellman import q_learning
+
+
+@method("double-dqn@1", base="dqn", presets={"control": CONTROL, "cartpole": CARTPOLE}, world="cartpole")
+def double_dqn() -> OffPolicy:
+    """Double DQN (arXiv 1509.06461): the policy chooses the next action and the target values it, so that noise is not
+    taken for worth."""
+    return dqn().but(losses=q_learning(double=True))

@@ -1,0 +1,58 @@
+"""Deep Q-learning."""
+
+from __future__ import annotations
+
+from panoply.regimes import OffPolicy
+from panoply.registry import method
+from panoply.slots.loss.bellman import q_learning
+from panoply.slots.replay.uniform import uniform
+from panoply.slots.sample.explore import explore
+from panoply.slots.targets.following import polyak
+from panoply.slots.update.optimisers import adam
+
+CONTROL = {
+    "policy.activation": "relu",
+    "policy.epsilon": 0.05,
+    "sample.start": 20.0,
+    "sample.fade": 10_000,
+    "sample.random": 100,
+    "replay.warmup": 100,
+    "targets.every": 2500,
+    "run.steps": 100,
+    "run.evaluate_every": 10,
+    "run.checkpoint_every": 25,
+}
+"""Stable-Baselines3's defaults; ε goes from 1 to 0.05 over a tenth of 100,000 steps."""
+CARTPOLE = {
+    **CONTROL,
+    "policy.hidden": (256, 256),
+    "policy.epsilon": 0.04,
+    "sample.length": 1024,
+    "sample.start": 25.0,
+    "sample.fade": 8_000,
+    "replay.batch": 64,
+    "replay.size": 100_000,
+    "replay.warmup": 1000,
+    "replay.every": 256,
+    "replay.updates": 128,
+    "targets.every": 128,
+    "update.lr": 2.3e-3,
+    "run.steps": 49,
+    "run.evaluate_every": 7,
+}
+"""RL Baselines3 Zoo's numbers for CartPole-v1."""
+
+
+@method("dqn@1", presets={"control": CONTROL, "cartpole": CARTPOLE}, world="cartpole")
+def dqn() -> OffPolicy:
+    """Deep Q-learning (doi 10.1038/nature14236): the policy is what each action is worth, and takes the best.
+
+    Learned from a replay against a copy that stands still for a while; Adam instead of RMSProp.
+    """
+    return OffPolicy(
+        sample=explore(random=50_000, start=20.0, fade=1_000_000),
+        replay=uniform(batch=32, gamma=0.99, warmup=50_000, every=4),
+        losses=q_learning(),
+        targets=polyak(tau=1.0, every=10_000),
+        update=adam(lr=1e-4, clip=10.0),
+    )

@@ -1,0 +1,38 @@
+"""Implicit Q-learning."""
+
+from __future__ import annotations
+
+from panoply.regimes import Offline
+from panoply.registry import method
+from panoply.slots.data.logged import logged
+from panoply.slots.loss.actors import advantage_weighted
+from panoply.slots.loss.bellman import expectile_v, q_of_v
+from panoply.slots.network.critics import q, v
+from panoply.slots.replay.uniform import uniform
+from panoply.slots.targets.following import polyak
+from panoply.slots.update.optimisers import adam
+
+CONTROL = {
+    "policy.hidden": (256, 256),
+    "policy.activation": "relu",
+    "policy.head": "bounded",
+    "run.steps": 20,
+    "run.evaluate_every": 5,
+    "run.checkpoint_every": 5,
+}
+
+
+@method("iql@1", presets={"control": CONTROL}, world="logged:pendulum-mixed")
+def iql() -> Offline:
+    """Implicit Q-Learning (arXiv 2110.06169): never ask what an action is worth that the data does not have.
+
+    V is an upper expectile of Q over the data's actions, Q follows V, and the policy imitates what was better than V.
+    """
+    return Offline(
+        data=logged(),
+        replay=uniform(batch=256, gamma=0.99, updates=500),
+        networks=(q(count=2), v()),
+        losses=(expectile_v(expectile=0.7), q_of_v(), advantage_weighted(beta=3.0, most=100.0)),
+        targets=polyak(tau=0.005),
+        update=adam(lr=3e-4, clip=0.0),
+    )

@@ -1,0 +1,119 @@
+"""Heads without a distribution of their own: one action for a state, and noise beside it when exploring."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from panoply.policies.heads import LOG_ROOT_2PI, Array, Bounds, Drawn, Head, Std
+from panoply.worlds.control.world import Box
+
+
+class Deterministic(Head):
+    """tanh of the network's output as an action between its bounds, with normal noise when it acts.
+
+    The deviation is in units of half the range: fixed (TD3's exploration noise), or learned (IQL's policy). The noisy
+    action is recorded as drawn and cut to the bounds when acting.
+    """
+
+    log_std: Tensor
+
+    def __init__(self, space: Box, std: Std, log_std: float):
+        super().__init__()
+        self.bounds, self.size, self.width = Bounds(space), space.size, space.size
+        start = torch.full((self.size,), float(log_std))
+        if std == "free":
+            self.log_std = nn.Parameter(start)
+        else:
+            self.register_buffer("log_std", start)
+
+    def noise(self, rng: np.random.Generator, count: int) -> Array:
+        return rng.standard_normal((count, self.size), dtype=np.float32)
+
+    def anything(self, noise: Array, mask: Array | None) -> Drawn:
+        return self.bounds.anything(noise)
+
+    def unit(self, action: Tensor) -> Tensor:
+        return self.bounds.unit(action)
+
+    def real(self, unit: Tensor) -> Tensor:
+        return self.bounds.back(unit)
+
+    def action(self, out: Tensor) -> Tensor:
+        """The action itself, in its units."""
+        return out.tanh()
+
+    def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
+        spread = np.exp(self.log_std.detach().cpu().numpy()) * np.sqrt(np.asarray(heat, np.float32))[..., None]
+        drawn = np.tanh(out) + spread * noise
+        return Drawn(self.bounds.real(drawn), self.bounds.real(np.clip(drawn, -1, 1)))
+
+    def score(
+        self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
+    ) -> dict[str, Tensor]:
+        log_std = self.log_std if heat is None else self.log_std + 0.5 * heat.log()[:, None]
+        z = (self.unit(action) - out.tanh()) * (-log_std).exp()
+        around = (log_std + LOG_ROOT_2PI).expand(len(out), self.size).sum(-1) + self.bounds.volume
+        found = {"logp": -0.5 * (z**2).sum(-1) - around}
+        if entropy:
+            found["entropy"] = around + 0.5 * self.size
+        return found
+
+
+class ActionValues(Head):
+    """What each of n actions is worth. The best is taken, or any with probability ε (times the temperature).
+
+    With several `atoms` an action's value is a distribution over that many points of `span` (Bellemare, Dabney and
+    Munos 2017), and its mean counts.
+    """
+
+    points: Tensor
+
+    def __init__(self, n: int, epsilon: float, atoms: int, span: tuple[float, float]):
+        super().__init__()
+        self.n, self.epsilon, self.atoms, self.width = n, epsilon, atoms, n * atoms
+        self.register_buffer("points", torch.linspace(*span, atoms), persistent=False)
+
+    def noise(self, rng: np.random.Generator, count: int) -> Array:
+        """Whether to take any action, and a number for each of which the largest decides."""
+        return rng.random((count, 1 + self.n), dtype=np.float32)
+
+    def anything(self, noise: Array, mask: Array | None) -> Drawn:
+        chances = noise[:, 1:] if mask is None else np.where(mask, noise[:, 1:], -1)
+        action = chances.argmax(-1)
+        return Drawn(action, action)
+
+    def unit(self, action: Tensor) -> Tensor:
+        return nn.functional.one_hot(action.long(), self.n).float()
+
+    def log_chances(self, out: Tensor) -> Tensor:
+        """[rows, n, atoms] log-probabilities of each action's points."""
+        return out.unflatten(-1, (self.n, self.atoms)).log_softmax(-1)
+
+    def values(self, out: Tensor) -> Tensor:
+        """[rows, n]"""
+        return out if self.atoms == 1 else (self.log_chances(out).exp() * self.points).sum(-1)
+
+    def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
+        worth = out if self.atoms == 1 else self.values(torch.from_numpy(out)).numpy()
+        best = (worth if mask is None else np.where(mask, worth, -np.inf)).argmax(-1)
+        anything = noise[:, 0] < self.epsilon * np.asarray(heat, np.float32)
+        action = np.where(anything, self.anything(noise, mask).action, best)
+        return Drawn(action, action)
+
+    def score(
+        self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
+    ) -> dict[str, Tensor]:
+        worth = self.values(out)
+        legal = torch.ones_like(worth, dtype=torch.bool) if mask is None else mask
+        worth = worth.masked_fill(~legal, -torch.inf)
+        epsilon = torch.full_like(worth[:, :1], self.epsilon)
+        if heat is not None:
+            epsilon = (epsilon * heat[:, None]).clamp(max=1)
+        best = nn.functional.one_hot(worth.argmax(-1), self.n)
+        chances = epsilon * legal / legal.sum(-1, keepdim=True) + (1 - epsilon) * best
+        found = {"logp": chances.gather(-1, action.long()[:, None])[:, 0].log()}
+        if entropy:
+            found["entropy"] = torch.special.entr(chances).sum(-1)
+        return found

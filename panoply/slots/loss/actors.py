@@ -1,0 +1,95 @@
+"""Losses of policies on transitions: what critics think of what a policy does."""
+
+from __future__ import annotations
+
+import torch
+
+from panoply.batch import Values
+from panoply.parts import Part, part
+from panoply.slots.loss.bellman import wanted
+from panoply.transitions import Agent, Transitions
+
+
+@part(
+    "loss",
+    equation="α·log π(a|s) − min_j Q_j(s,a) − log α·(log π(a|s) + H̄), a ~ π",
+    unit="transition",
+    learns=("policy", "temperature"),
+    needs={"network:q", "network:temperature", "policy:squashed", "world:continuous actions"},
+)
+def soft_policy(
+    agent: Agent, rows: Transitions, *, entropy: float | None = None, update: Part | None = None
+) -> Values:
+    """Soft policy improvement, and a temperature that holds the entropy at H̄ (arXiv 1812.05905).
+
+    entropy: H̄, of actions between −1 and 1; none means minus the number of their dimensions.
+    """
+    temperature = agent.networks["temperature"]
+    action, logp = agent.draw(rows.observation)
+    aim = -action.shape[-1] if entropy is None else entropy
+    alpha = temperature()
+    value = alpha * logp - agent.networks["q"].least(rows.observation, action)
+    value = value - temperature.log * (logp.detach() + aim)
+    return value, {"entropy": -logp.detach(), "temperature": alpha}
+
+
+@part(
+    "loss",
+    equation=lambda held: (
+        "−Q_1(s, π(s))" if held.alpha is None else f"−{held.alpha:g}/|Q|·Q_1(s, π(s)) + (π(s) − a)²"
+    ),
+    unit="transition",
+    needs={"network:q", "policy:bounded", "world:continuous actions"},
+    bounds={"every": "at least 1", "alpha": "above 0"},
+)
+def best_action(
+    agent: Agent,
+    rows: Transitions,
+    *,
+    every: int = 1,
+    alpha: float | None = None,
+    update: Part | None = None,
+) -> Values:
+    """The deterministic policy gradient (arXiv 1509.02971), in one update of `every` (TD3's delay).
+
+    alpha: weight of the value, in units of its mean size, against staying near the data (TD3+BC, arXiv 2106.06860).
+    """
+    action = agent.act(rows.observation)
+    worth = agent.networks["q"].first(rows.observation, action)
+    if alpha is None:
+        return -worth, {}
+    away = (action - rows.action).square().mean(-1)
+    return away - alpha / worth.detach().abs().mean() * worth, {"distance": away.detach()}
+
+
+@part(
+    "loss",
+    equation="−min(exp({beta}·(min_j Q′_j(s,a) − V(s))), {most})·log π(a|s)",
+    unit="transition",
+    needs={"target:q", "network:q", "network:v"},
+    bounds={"beta": "at least 0", "most": "above 0"},
+)
+def advantage_weighted(
+    agent: Agent, rows: Transitions, *, beta: float = 3.0, most: float = 100.0, update: Part | None = None
+) -> Values:
+    """Imitate what was done, the more the better it was than V, by the critics' word (arXiv 2110.06169)."""
+    with torch.no_grad():
+        gain = wanted(agent, rows) - agent.networks["v"](rows.observation)
+        weight = (beta * gain).exp().clamp(max=most)
+    logp = agent.logp(rows)
+    return -weight * logp, {"advantage": gain, "weight": weight}
+
+
+@part(
+    "loss",
+    equation="−min(exp(A/{beta}), {most})·log π(a|s),  A = R_λ − V(s), normalised",
+    unit="transition",
+    needs={"column:advantage"},
+    bounds={"beta": "above 0", "most": "above 0"},
+)
+def return_weighted(
+    agent: Agent, rows: Transitions, *, beta: float = 1.0, most: float = 20.0, update: Part | None = None
+) -> Values:
+    """Imitate what was done, the more the better it went from there (arXiv 1910.00177)."""
+    weight = (rows["advantage"] / beta).exp().clamp(max=most)
+    return -weight * agent.logp(rows), {"weight": weight}

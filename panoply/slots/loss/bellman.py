@@ -1,0 +1,249 @@
+"""Losses of critics on transitions: how far they are from r + γ·V(s′)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from panoply.batch import Values
+from panoply.experience import Segments
+from panoply.parts import Part, part
+from panoply.transitions import Agent, Transitions
+
+if TYPE_CHECKING:
+    from panoply.loops.replay import Replay
+
+
+def _squares(values: list[Tensor], target: Tensor) -> Tensor:
+    """Σ_i (Q_i − y)² of each row."""
+    errors = [(value - target).square() for value in values]
+    return errors[0] if len(errors) == 1 else torch.stack(errors).sum(0)
+
+
+@part(
+    "loss",
+    equation="½·Σ_i (Q_i(s,a) − (r + γ·(min_j Q′_j(s′,a′) − α·log π(a′|s′))))², a′ ~ π",
+    unit="transition",
+    learns=("q",),
+    needs={"target:q", "network:q", "network:temperature", "policy:squashed", "world:continuous actions"},
+)
+def soft_q(agent: Agent, rows: Transitions, *, update: Part | None = None) -> Values:
+    """Soft Bellman error (arXiv 1812.05905): what comes next is worth its value and its entropy."""
+    return _soft_q(agent, rows)
+
+
+def _soft_q(agent: Agent, rows: Transitions, soft: bool = True) -> Values:
+    with torch.no_grad():
+        action, logp = agent.draw(rows.next_observation)
+        worth = agent.targets["q"].least(rows.next_observation, action)
+        if soft:
+            worth = worth - agent.networks["temperature"]() * logp
+        target = rows.target(worth)
+    values = agent.networks["q"](rows.observation, agent.taken(rows))
+    return 0.5 * _squares(values, target), {"q": values[0].detach(), "target": target}
+
+
+@part(
+    "loss",
+    equation="Σ_i (Q_i(s,a) − (r + γ·min_j Q′_j(s′, π′(s′) + ε)))², ε ~ clip(N(0,{noise}²), ±{clip})",
+    unit="transition",
+    learns=("q",),
+    needs={"target:q", "target:policy", "network:q", "policy:bounded", "world:continuous actions"},
+    bounds={"noise": "at least 0", "clip": "at least 0"},
+)
+def smooth_q(
+    agent: Agent, rows: Transitions, *, noise: float = 0.2, clip: float = 0.5, update: Part | None = None
+) -> Values:
+    """Clipped double Q-learning with target policy smoothing (arXiv 1802.09477); without noise and with one Q, DDPG's."""
+    with torch.no_grad():
+        action = agent.act(rows.next_observation, target=True)
+        if noise:
+            action = (action + (noise * agent.noise(*action.shape)).clamp(-clip, clip)).clamp(-1, 1)
+        target = rows.target(agent.targets["q"].least(rows.next_observation, action))
+    values = agent.networks["q"](rows.observation, agent.taken(rows))
+    return _squares(values, target), {"q": values[0].detach(), "target": target}
+
+
+# ------------------------------------------------------------------ without acting
+
+
+def wanted(agent: Agent, rows: Transitions) -> Tensor:
+    """min_j Q′_j(s, a) of what was done, once an update."""
+    with torch.no_grad():
+        return rows.once(
+            "least target", lambda: agent.targets["q"].least(rows.observation, agent.taken(rows))
+        )
+
+
+@part(
+    "loss",
+    equation="|{expectile} − 1(u < 0)|·u², u = min_j Q′_j(s,a) − V(s)",
+    unit="transition",
+    learns=("v",),
+    needs={"target:q", "network:q", "network:v"},
+    bounds={"expectile": "from 0 up to 1"},
+)
+def expectile_v(
+    agent: Agent, rows: Transitions, *, expectile: float = 0.7, update: Part | None = None
+) -> Values:
+    """V as an upper expectile of Q over the actions in the data (arXiv 2110.06169): the best that was done there."""
+    value = agent.networks["v"](rows.observation)
+    gap = wanted(agent, rows) - value
+    weight = torch.where(gap < 0, 1 - expectile, expectile)
+    return weight * gap.square(), {"v": value.detach()}
+
+
+@part(
+    "loss",
+    equation="Σ_i (Q_i(s,a) − (r + γ·V(s′)))²",
+    unit="transition",
+    learns=("q",),
+    needs={"network:q", "network:v"},
+)
+def q_of_v(agent: Agent, rows: Transitions, *, update: Part | None = None) -> Values:
+    """Q from V of what came next: no action is asked about that the data does not have (arXiv 2110.06169)."""
+    with torch.no_grad():
+        target = rows.target(agent.networks["v"](rows.next_observation))
+    values = agent.networks["q"](rows.observation, agent.taken(rows))
+    return _squares(values, target), {"q": values[0].detach(), "target": target}
+
+
+@part(
+    "loss",
+    equation="soft Bellman error + {weight}·Σ_i (log Σ_a exp Q_i(s,a) − Q_i(s,a_data))",
+    unit="transition",
+    learns=("q",),
+    needs={"target:q", "network:q", "network:temperature", "policy:squashed", "world:continuous actions"},
+    bounds={"weight": "at least 0", "samples": "at least 1"},
+)
+def conservative_q(
+    agent: Agent,
+    rows: Transitions,
+    *,
+    weight: float = 5.0,
+    samples: int = 10,
+    soft: bool = False,
+    update: Part | None = None,
+) -> Values:
+    """Conservative Q-learning, CQL(H) (arXiv 2006.04779): actions the data does not have are worth less.
+
+    The sum over actions is estimated from `samples` uniform ones and as many of the policy at s and at s′, each weighted
+    by 1 over its density. soft: whether entropy counts in the Bellman error too.
+    """
+    error, stats = _soft_q(agent, rows, soft)
+    observation = rows.observation.repeat_interleave(samples, 0)
+    with torch.no_grad():
+        here, logp_here = agent.draw(observation)
+        there, logp_there = agent.draw(rows.next_observation.repeat_interleave(samples, 0))
+        uniform = 2 * torch.rand(here.shape, generator=agent.generator).to(here.device) - 1
+        flat = torch.full_like(logp_here, -here.shape[-1] * torch.log(torch.tensor(2.0)).item())
+        actions, logp = torch.cat([uniform, here, there]), torch.cat([flat, logp_here, logp_there])
+    values = agent.networks["q"](observation.repeat(3, *(1,) * (observation.dim() - 1)), actions)
+    data = agent.networks["q"](rows.observation, agent.taken(rows))
+    gaps = []
+    for everywhere, there_only in zip(values, data, strict=True):
+        weighted = (everywhere - logp).unflatten(0, (3, len(rows), samples))
+        gaps.append(weighted.transpose(0, 1).flatten(1).logsumexp(-1) - there_only)
+    gap = torch.stack(gaps).sum(0)
+    return error + weight * gap, {**stats, "conservative_gap": gap.detach()}
+
+
+# ------------------------------------------------------------------ returns
+
+
+@torch.no_grad()
+def lambda_returns(agent: Agent, replay: Replay, *, lam: float, **_: object) -> dict[str, Tensor]:
+    """R = V + Σ_k (γλ)^k·δ_k of every step of whole episodes, and how much more it is than V, normalised."""
+    every = replay.rows(torch.arange(len(replay)))
+    value = agent.networks["v"](every.observation)
+    after = agent.networks["v"](every.next_observation)
+    gains = Segments(replay.episodes()).to_go(every.target(after) - value, replay.gamma * lam)
+    return {"return": value + gains, "advantage": (gains - gains.mean()) / (gains.std() + 1e-5)}
+
+
+@part(
+    "loss",
+    equation="½·(V(s) − R_λ)²,  λ = {lam}",
+    unit="transition",
+    learns=("v",),
+    needs={"network:v"},
+    gives={"column:advantage"},
+    prepare=lambda_returns,
+    bounds={"lam": "from 0 to 1"},
+)
+def return_v(agent: Agent, rows: Transitions, *, lam: float = 0.95, update: Part | None = None) -> Values:
+    """V from λ-returns of the data, computed anew at every step of the run; needs replay.n_step = 1."""
+    value = agent.networks["v"](rows.observation)
+    return 0.5 * (value - rows["return"]).square(), {"v": value.detach()}
+
+
+# ------------------------------------------------------------------ values of n actions
+
+
+def _best_next(agent: Agent, rows: Transitions, double: bool) -> tuple[Tensor, Tensor]:
+    """The target's outputs at s′, and the action judged best there: by the target, or by the policy itself."""
+    target = agent.targets["policy"]
+    out = target.model(rows.next_observation)
+    judged = agent.policy.model(rows.next_observation) if double else out
+    return out, agent.policy.head.values(judged).argmax(-1)  # type: ignore[operator]
+
+
+def _of(values: Tensor, action: Tensor) -> Tensor:
+    """The entries of the actions that were taken."""
+    place = action.view(-1, 1, *(1,) * (values.dim() - 2)).expand(-1, 1, *values.shape[2:])
+    return values.gather(1, place)[:, 0]
+
+
+@part(
+    "loss",
+    equation=lambda held: (
+        "huber(Q(s,a) − (r + γ·"
+        + ("Q′(s′, argmax_a′ Q(s′,a′))" if held.double else "max_a′ Q′(s′,a′)")
+        + "))"
+    ),
+    unit="transition",
+    needs={"target:policy", "policy:values", "world:discrete actions"},
+)
+def q_learning(
+    agent: Agent, rows: Transitions, *, double: bool = False, update: Part | None = None
+) -> Values:
+    """Deep Q-learning with a target network and Huber's loss (doi 10.1038/nature14236).
+
+    double: the policy chooses the next action and the target values it (arXiv 1509.06461).
+    """
+    with torch.no_grad():
+        out, best = _best_next(agent, rows, double)
+        target = rows.target(_of(agent.policy.head.values(out), best))  # type: ignore[operator]
+    value = _of(agent.policy.head.values(agent.policy.model(rows.observation)), rows.action)  # type: ignore[operator]
+    return F.smooth_l1_loss(value, target, reduction="none"), {"q": value.detach(), "target": target}
+
+
+@part(
+    "loss",
+    equation="−Σ_z Φ(r + γ·Z′(s′,a*))_z·log Z(s,a)_z",
+    unit="transition",
+    needs={"target:policy", "policy:atoms", "world:discrete actions"},
+)
+def categorical_q(
+    agent: Agent, rows: Transitions, *, double: bool = False, update: Part | None = None
+) -> Values:
+    """C51 (arXiv 1707.06887): the distribution of returns over fixed points, cross-entropy to the projected target."""
+    head = agent.policy.head
+    with torch.no_grad():
+        out, best = _best_next(agent, rows, double)
+        chances = _of(head.log_chances(out), best).exp()  # type: ignore[operator]
+        target = project(chances, rows.reward, rows.discount, head.points)  # type: ignore[arg-type]
+    logp = _of(head.log_chances(agent.policy.model(rows.observation)), rows.action)  # type: ignore[operator]
+    return -(target * logp).sum(-1), {"q": (logp.detach().exp() * head.points).sum(-1)}
+
+
+def project(chances: Tensor, reward: Tensor, discount: Tensor, points: Tensor) -> Tensor:
+    """The distribution of r + γ·Z on evenly spaced points: each mass is shared by its two neighbours."""
+    low, high = points[0], points[-1]
+    gap = (high - low) / (len(points) - 1)
+    place = ((reward[:, None] + discount[:, None] * points).clamp(low, high) - low) / gap
+    share = (1 - (place[:, :, None] - torch.arange(len(points), device=points.device)).abs()).clamp(min=0)
+    return (chances[:, :, None] * share).sum(1)

@@ -1,0 +1,88 @@
+"""Transitions: what a loss on transitions sees. Decisions with what came after them, and the networks that judge them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from panoply.policies.control import ControlPolicy
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """A batch of rows: s, a, what was earned in the n steps from there, and s′ with the weight of its value."""
+
+    observation: Tensor
+    action: Tensor
+    """Bounded ones from −1 to 1, choices as numbers."""
+    reward: Tensor
+    """Σ_{i<k} γ^i·r_{t+i} of the k ≤ n steps until the episode ended."""
+    discount: Tensor
+    """γ^k, or 0 where the episode terminated. A truncated one goes on being worth what its last state is worth."""
+    next_observation: Tensor
+    more: Mapping[str, Tensor] = field(default_factory=dict)
+    """Other columns of the same rows."""
+    _kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.more[name]
+
+    def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """Something that several losses of one update need and that does not change between them."""
+        if name not in self._kept:
+            self._kept[name] = compute()
+        found: Tensor = self._kept[name]
+        return found
+
+    def target(self, value: Tensor) -> Tensor:
+        """r + γ^k·V(s′), the right side of Bellman's equation."""
+        return torch.addcmul(self.reward, self.discount, value)
+
+
+@dataclass
+class Agent:
+    """A policy, the networks beside it, and slowly following copies (targets) of those that losses compare with."""
+
+    policy: ControlPolicy
+    networks: Mapping[str, Any]
+    targets: Mapping[str, Any]
+    generator: torch.Generator = field(default_factory=torch.Generator)
+    """Of the noise that losses draw; the learner sets it at every step."""
+
+    def noise(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator).to(self.policy.device)
+
+    def draw(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Fresh actions of a squashed policy, in their units, and their log-densities."""
+        head: Any = self.policy.head
+        found: tuple[Tensor, Tensor] = head.draw(
+            self.policy.model(observation), self.noise(len(observation), head.size)
+        )
+        return found
+
+    def act(self, observation: Tensor, target: bool = False) -> Tensor:
+        """The action of a deterministic policy, or of its target, in its units."""
+        policy: ControlPolicy = self.targets["policy"] if target else self.policy
+        head: Any = policy.head
+        action: Tensor = head.action(policy.model(observation))
+        return action
+
+    def taken(self, rows: Transitions) -> Tensor:
+        """The actions that were taken, as critics take them."""
+        if rows.action.is_floating_point():
+            return rows.action
+        return rows.once("taken", lambda: self.policy.head.unit(rows.action))
+
+    def logp(self, rows: Transitions) -> Tensor:
+        """log π of the actions that were taken."""
+        head = self.policy.head
+        action = head.real(rows.action) if rows.action.is_floating_point() else rows.action
+        return head.score(self.policy.model(rows.observation), action, None, None, False)["logp"]
