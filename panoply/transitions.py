@@ -1,4 +1,4 @@
-"""Transitions: what a loss on transitions sees. Decisions with what came after them, and the networks that judge them."""
+"""Transitions: what a loss on them sees. Decisions with what came after, and the networks that judge them."""
 
 from __future__ import annotations
 

@@ -208,11 +208,12 @@ class Slow:
 
 
 def world_for(method: str) -> str:
-    """The first world that serves a method: `chain`, or the first by name, those of text before others."""
+    """The first world that serves a method: `chain`, its home, or the first by name, those of text before others."""
     refused = []
     others = [e for e in registry.entries("world") if e.name != "chain"]
     others.sort(key=lambda e: getattr(e.build, "medium", "text") != "text")
-    for world in ["chain", *(e.name for e in others)]:
+    home = registry.find("method", method).world
+    for world in ["chain", *([home] if home else []), *(e.name for e in others)]:
         try:
             make_plan(method, world)
         except PanoplyError as error:

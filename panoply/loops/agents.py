@@ -60,7 +60,7 @@ class _Descent:
 
 
 class AgentLearner:
-    """Makes a method's networks, and moves them and the policy; does for transitions what a `Learner` does for terms."""
+    """Makes a method's networks, and moves them and the policy: for transitions what `Learner` is for terms."""
 
     def __init__(
         self,
@@ -71,7 +71,9 @@ class AgentLearner:
         total_steps: int,
     ):
         self.policy, self.method, self.total_steps = policy, method, total_steps
-        self.replay = Replay(policy.observation, policy.action, policy.head, **_replay_size(method, total_steps))
+        self.replay = Replay(
+            policy.observation, policy.action, policy.head, **_replay_size(method, total_steps)
+        )
         networks = {held.info.name: held(policy, seed) for held in method.networks}
         models: dict[str, nn.Module] = {"policy": policy.model, **networks}
         self.models = models
@@ -116,7 +118,7 @@ class AgentLearner:
         batch, follow = self.method.replay.settings()["batch"], self.method.targets
         for _ in range(count):
             rows = self.replay.draw(batch, self.agent.generator)
-            noting = self.updates % NOTED == 0
+            noting = self.updates % NOTED == 0 or not self._noted
             for descent in self.descents:
                 if self.updates % descent.every == 0:
                     values, stats = descent.loss(self.agent, rows)
@@ -136,10 +138,14 @@ class AgentLearner:
             for name, column in stats.items():
                 found.setdefault(name, []).append(column.float().mean())
         means = {name: float(torch.stack(several).mean()) for name, several in found.items()}
-        losses = {d.loss.info.name: means[d.loss.info.name] for d in self.descents if d.loss.info.name in means}
+        losses = {
+            d.loss.info.name: means[d.loss.info.name] for d in self.descents if d.loss.info.name in means
+        }
         for name, value in losses.items():
             if not math.isfinite(value):
-                raise Diverged(f"Stopped: the loss {name} is {value}; the weights of the last good step are kept.")
+                raise Diverged(
+                    f"Stopped: the loss {name} is {value}; the weights of the last good step are kept."
+                )
         return {"loss": sum(losses.values()), **means, "updates": self.updates, **self._rates()}
 
     def _rates(self) -> dict[str, float]:
@@ -171,9 +177,7 @@ class AgentLearner:
     def state(self) -> dict[str, Tensor]:
         """Networks, targets, what optimisers keep, and what was collected, as plain named tensors."""
         named = {f"target:{n}:{k}": v for n, t in self.targets.items() for k, v in _state(t).items()}
-        named |= {
-            f"network:{n}:{k}": v for n, m in self.agent.networks.items() for k, v in _state(m).items()
-        }
+        named |= {f"network:{n}:{k}": v for n, m in self.agent.networks.items() for k, v in _state(m).items()}
         for number, descent in enumerate(self.descents):
             for name, parameter in descent.named.items():
                 for key, value in descent.optimiser.state.get(parameter, {}).items():

@@ -145,4 +145,3 @@ def _closed(experience: Experience) -> Tensor:
     end = experience["end"].clone()
     end[experience.by("episode").is_last() & (end == 0)] = TRUNCATED
     return end
-

@@ -45,7 +45,9 @@ class Deterministic(Head):
         return out.tanh()
 
     def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
-        spread = np.exp(self.log_std.detach().cpu().numpy()) * np.sqrt(np.asarray(heat, np.float32))[..., None]
+        spread = (
+            np.exp(self.log_std.detach().cpu().numpy()) * np.sqrt(np.asarray(heat, np.float32))[..., None]
+        )
         drawn = np.tanh(out) + spread * noise
         return Drawn(self.bounds.real(drawn), self.bounds.real(np.clip(drawn, -1, 1)))
 
@@ -89,7 +91,7 @@ class ActionValues(Head):
 
     def log_chances(self, out: Tensor) -> Tensor:
         """[rows, n, atoms] log-probabilities of each action's points."""
-        return out.unflatten(-1, (self.n, self.atoms)).log_softmax(-1)
+        return out.view(-1, self.n, self.atoms).log_softmax(-1)
 
     def values(self, out: Tensor) -> Tensor:
         """[rows, n]"""

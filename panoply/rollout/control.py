@@ -97,9 +97,7 @@ class ControlCollector:
                 rows.begin(np.array([row for row, _ in coming], dtype=int), [e for _, e in coming])
         return self._experience(tape, rows, temperature)
 
-    def rollout(
-        self, envs: int, length: int, temperature: Temperature = 1.0, random: int = 0
-    ) -> Experience:
+    def rollout(self, envs: int, length: int, temperature: Temperature = 1.0, random: int = 0) -> Experience:
         """`length` steps of `envs` environments. Episodes go on where the last call left them.
 
         random   steps since the run began in which any action is taken

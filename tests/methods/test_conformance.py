@@ -18,20 +18,36 @@ from panoply.planning import Plan
 from panoply.policies.build import open_folder, warm_start
 from panoply.progress import Progress
 from panoply.run import Run
-from panoply.worlds.world import TextWorld
+from panoply.worlds.control.world import ControlWorld
 
 METHODS = [e.name for e in registry.entries("method")]
-SMALL = {"sample.prompts": 8, "sample.group": 4, "sample.length": 16, "data.batch": 8, "data.data.batch": 8}
+SMALL = {
+    "sample.prompts": 8,
+    "sample.group": 4,
+    "data.batch": 8,
+    "data.data.batch": 8,
+    "sample.length": 64,
+    "sample.random": 8,
+    "replay.warmup": 16,
+    "replay.every": 8,
+    "replay.updates": 2,
+    "replay.batch": 16,
+}
 
 
 def small(name: str) -> Plan:
     """The method on the first world that serves it, with as little data as its settings allow."""
     world = world_for(name)
     known = pp.plan(name, world).method.settings()
-    fitting = {path: value for path, value in SMALL.items() if known.get(path, 0) > value}
-    run = {"held_out": 8, "steps": 2, "threads": 1, "checkpoint_every": 1, "keep": 9, "evaluate_every": 0}
+    unused = ("replay.warmup", "replay.every") if "sample" not in known else ()
+    fitting: dict[str, Any] = {
+        path: value for path, value in SMALL.items() if known.get(path, 0) > value and path not in unused
+    }
     built = pp.plan(name, world).world()
-    model = "fresh" if isinstance(built, TextWorld) and not warm_start(built) else "start"
+    if isinstance(built, ControlWorld):
+        fitting["policy.hidden"] = (8,)
+    run = {"held_out": 8, "steps": 2, "threads": 1, "checkpoint_every": 1, "keep": 9, "evaluate_every": 0}
+    model = "start" if isinstance(built, ControlWorld) or warm_start(built) else "fresh"
     return pp.plan(name, world, settings=fitting, model=model, **run)
 
 
@@ -95,5 +111,7 @@ def test_entry(name: str) -> None:
     if entry.base is not None:
         registry.find("method", entry.base)
     for preset in ("published", *entry.presets):
-        world = world_for(name) if preset in ("published", "tiny") else "cartpole"
+        world = world_for(name)
+        if preset not in ("published", "tiny") and registry.find("world", world).build.medium == "text":
+            world = "cartpole"
         assert pp.plan(name, world, preset=preset).method_id == entry.id

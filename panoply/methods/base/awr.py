@@ -24,7 +24,7 @@ def awr() -> Offline:
     return Offline(
         data=logged(),
         replay=uniform(batch=256, gamma=0.99, updates=500),
-        networks=v(),
+        networks=(v(),),
         losses=(return_v(lam=0.95), return_weighted(beta=1.0, most=20.0)),
         targets=polyak(),
         update=adam(lr=3e-4, clip=0.0),

@@ -27,7 +27,7 @@ def bc() -> Dataset:
     """
     return Dataset(
         data=logged(),
-        losses=nll(),
+        losses=(nll(),),
         reduce=token_mean(),
         update=adam(lr=1e-3, clip=0.0, minibatches=80),
     )

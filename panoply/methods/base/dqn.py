@@ -52,7 +52,7 @@ def dqn() -> OffPolicy:
     return OffPolicy(
         sample=explore(random=50_000, start=20.0, fade=1_000_000),
         replay=uniform(batch=32, gamma=0.99, warmup=50_000, every=4),
-        losses=q_learning(),
+        losses=(q_learning(),),
         targets=polyak(tau=1.0, every=10_000),
         update=adam(lr=1e-4, clip=10.0),
     )

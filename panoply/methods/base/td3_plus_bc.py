@@ -26,7 +26,7 @@ def td3_plus_bc() -> Offline:
     return Offline(
         data=logged(),
         replay=uniform(batch=256, gamma=0.99, updates=500),
-        networks=q(count=2),
+        networks=(q(count=2),),
         losses=(smooth_q(noise=0.2, clip=0.5), best_action(every=2, alpha=2.5)),
         targets=polyak(tau=0.005, every=2),
         update=adam(lr=3e-4, clip=0.0),

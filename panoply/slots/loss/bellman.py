@@ -11,6 +11,7 @@ from torch import Tensor
 from panoply.batch import Values
 from panoply.experience import Segments
 from panoply.parts import Part, part
+from panoply.policies.deterministic import ActionValues
 from panoply.transitions import Agent, Transitions
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _soft_q(agent: Agent, rows: Transitions, soft: bool = True) -> Values:
 def smooth_q(
     agent: Agent, rows: Transitions, *, noise: float = 0.2, clip: float = 0.5, update: Part | None = None
 ) -> Values:
-    """Clipped double Q-learning with target policy smoothing (arXiv 1802.09477); without noise and with one Q, DDPG's."""
+    """Clipped double Q-learning with a smoothed target policy (arXiv 1802.09477); with one Q and no noise DDPG's."""
     with torch.no_grad():
         action = agent.act(rows.next_observation, target=True)
         if noise:
@@ -130,8 +131,8 @@ def conservative_q(
 ) -> Values:
     """Conservative Q-learning, CQL(H) (arXiv 2006.04779): actions the data does not have are worth less.
 
-    The sum over actions is estimated from `samples` uniform ones and as many of the policy at s and at s′, each weighted
-    by 1 over its density. soft: whether entropy counts in the Bellman error too.
+    The sum over actions is estimated from `samples` uniform ones and as many of the policy at s and at s′, each
+    weighted by 1 over its density. soft: whether entropy counts in the Bellman error too.
     """
     error, stats = _soft_q(agent, rows, soft)
     observation = rows.observation.repeat_interleave(samples, 0)
@@ -183,12 +184,17 @@ def return_v(agent: Agent, rows: Transitions, *, lam: float = 0.95, update: Part
 # ------------------------------------------------------------------ values of n actions
 
 
+def _values_of(agent: Agent) -> ActionValues:
+    assert isinstance(agent.policy.head, ActionValues)
+    return agent.policy.head
+
+
 def _best_next(agent: Agent, rows: Transitions, double: bool) -> tuple[Tensor, Tensor]:
     """The target's outputs at s′, and the action judged best there: by the target, or by the policy itself."""
     target = agent.targets["policy"]
     out = target.model(rows.next_observation)
     judged = agent.policy.model(rows.next_observation) if double else out
-    return out, agent.policy.head.values(judged).argmax(-1)  # type: ignore[operator]
+    return out, _values_of(agent).values(judged).argmax(-1)
 
 
 def _of(values: Tensor, action: Tensor) -> Tensor:
@@ -216,8 +222,8 @@ def q_learning(
     """
     with torch.no_grad():
         out, best = _best_next(agent, rows, double)
-        target = rows.target(_of(agent.policy.head.values(out), best))  # type: ignore[operator]
-    value = _of(agent.policy.head.values(agent.policy.model(rows.observation)), rows.action)  # type: ignore[operator]
+        target = rows.target(_of(_values_of(agent).values(out), best))
+    value = _of(_values_of(agent).values(agent.policy.model(rows.observation)), rows.action)
     return F.smooth_l1_loss(value, target, reduction="none"), {"q": value.detach(), "target": target}
 
 
@@ -231,12 +237,12 @@ def categorical_q(
     agent: Agent, rows: Transitions, *, double: bool = False, update: Part | None = None
 ) -> Values:
     """C51 (arXiv 1707.06887): the distribution of returns over fixed points, cross-entropy to the projected target."""
-    head = agent.policy.head
+    head = _values_of(agent)
     with torch.no_grad():
         out, best = _best_next(agent, rows, double)
-        chances = _of(head.log_chances(out), best).exp()  # type: ignore[operator]
-        target = project(chances, rows.reward, rows.discount, head.points)  # type: ignore[arg-type]
-    logp = _of(head.log_chances(agent.policy.model(rows.observation)), rows.action)  # type: ignore[operator]
+        chances = _of(head.log_chances(out), best).exp()
+        target = project(chances, rows.reward, rows.discount, head.points)
+    logp = _of(head.log_chances(agent.policy.model(rows.observation)), rows.action)
     return -(target * logp).sum(-1), {"q": (logp.detach().exp() * head.points).sum(-1)}
 
 

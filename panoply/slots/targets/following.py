@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -16,7 +14,7 @@ from panoply.parts import part
     bounds={"tau": "from 0 to 1", "every": "at least 1"},
 )
 def polyak(
-    updates: int, targets: Sequence[Tensor], sources: Sequence[Tensor], *, tau: float = 0.005, every: int = 1
+    updates: int, targets: list[Tensor], sources: list[Tensor], *, tau: float = 0.005, every: int = 1
 ) -> None:
     """A step towards the network after every update, or after each of `every`; tau=1 copies it (DQN)."""
     if updates % every == 0 and targets:

@@ -1,0 +1,112 @@
+"""What is remembered: n-step returns worked by hand, with episodes that end, are cut, and are still going on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from panoply.loops.replay import Replay
+from panoply.policies.heads import head_for
+from panoply.rollout.tape import Tape
+from panoply.worlds.control.world import Box, Discrete
+
+SEES, ACTS = Box((1,)), Box((1,), (-2.0,), (2.0,))
+
+
+def write(replay: Replay, seen: float, action: float, reward: float, end: str, after: float) -> None:
+    tape = Tape(1, 1)
+    tape.write("observation", np.array([[seen]], np.float32))
+    tape.write("acted", np.array([[action]], np.float32))
+    tape.write("reward", np.array([reward]))
+    tape.write("terminated", np.array([end == "terminated"]))
+    tape.write("truncated", np.array([end == "truncated"]))
+    tape.write("after", np.array([[after]], np.float32))
+    tape.advance()
+    replay.add(tape)
+
+
+def filled(steps: int, size: int = 8) -> Replay:
+    """Three steps to a terminal state, two that are cut, and two of an episode that goes on."""
+    replay = Replay(SEES, ACTS, head_for(ACTS), size=size, steps=steps, gamma=0.5)
+    for row in [
+        (0, -2.0, 1.0, "", 1),
+        (1, 0.0, 2.0, "", 2),
+        (2, 2.0, 4.0, "terminated", 3),
+        (10, 0.0, 8.0, "", 11),
+        (11, 0.0, 16.0, "truncated", 12),
+        (20, 0.0, 32.0, "", 21),
+        (21, 0.0, 64.0, "", 22),
+    ]:
+        write(replay, *row)
+    return replay
+
+
+def test_one_step() -> None:
+    rows = filled(1).rows(torch.arange(7))
+    assert rows.reward.tolist() == [1, 2, 4, 8, 16, 32, 64]
+    assert rows.discount.tolist() == [
+        0.5,
+        0.5,
+        0.0,
+        0.5,
+        0.5,
+        0.5,
+        0.5,
+    ]  # a cut episode is still worth something
+    assert rows.next_observation[:, 0].tolist() == [1, 2, 3, 11, 12, 21, 22]
+    assert rows.action[:3, 0].tolist() == [-1, 0, 1]  # units of the bounds
+
+
+def test_three_steps() -> None:
+    """r + r′/2 + r″/4, as far as the episode went; γ^k of the k steps counted."""
+    rows = filled(3).rows(torch.arange(7))
+    assert rows.reward.tolist() == [1 + 1 + 1, 2 + 2, 4, 8 + 8, 16, 32 + 32, 64]
+    assert rows.discount.tolist() == [0, 0, 0, 0.25, 0.5, 0.25, 0.5]
+    assert rows.next_observation[:, 0].tolist() == [3, 3, 3, 12, 12, 22, 22]
+
+
+def test_overwritten() -> None:
+    """The oldest steps go first, and a window never runs from the newest step into the oldest."""
+    replay = filled(2, size=4)
+    assert len(replay) == 4
+    rows = replay.rows(torch.arange(4))  # in the order of their places: steps 4, 5, 6 and 3
+    assert rows.observation[:, 0].tolist() == [11, 20, 21, 10]
+    assert rows.reward.tolist() == [16, 32 + 32, 64, 8 + 8]
+    assert rows.discount.tolist() == [0.5, 0.25, 0.5, 0.25]
+
+
+def test_several_environments() -> None:
+    """Windows stay in their environment."""
+    replay = Replay(Discrete(9), Discrete(2), head_for(Discrete(2)), size=100, envs=2, steps=2, gamma=0.5)
+    for t in range(3):
+        tape = Tape(2, 1)
+        columns = {"observation": [t, 4 + t], "acted": [0, 1], "after": [t + 1, 5 + t]}
+        columns |= {"reward": [1, 10], "terminated": [False, t == 1], "truncated": [False, False]}
+        for name, values in columns.items():
+            tape.write(name, np.array(values))
+        tape.advance()
+        replay.add(tape)
+    rows = replay.rows(torch.arange(6))
+    assert rows.observation.tolist() == [0, 4, 1, 5, 2, 6]
+    assert rows.reward.tolist() == [1.5, 15.0, 1.5, 10.0, 1.0, 10.0]
+    assert rows.discount.tolist() == [0.25, 0.0, 0.25, 0.0, 0.5, 0.5]
+    assert rows.next_observation.tolist() == [2, 6, 3, 6, 3, 7]
+
+
+def test_saved() -> None:
+    replay, again = filled(3), Replay(SEES, ACTS, head_for(ACTS), size=8, steps=3, gamma=0.5)
+    again.load_state(replay.state())
+    for name in ("observation", "action", "reward", "discount", "next_observation"):
+        generator = torch.Generator().manual_seed(0)
+        one = getattr(replay.draw(32, generator), name)
+        other = getattr(again.draw(32, generator.manual_seed(0)), name)
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_uniform(steps: int) -> None:
+    drawn = filled(steps).draw(7000, torch.Generator().manual_seed(0))
+    counts = torch.unique(drawn.observation, return_counts=True)[1]
+    assert len(counts) == 7
+    assert counts.min() > 880  # 1000 expected, with a deviation of 29

@@ -1,0 +1,194 @@
+"""Losses on transitions: values worked by hand, and gradients against the equation in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from panoply.policies.control import ControlPolicy, PolicySpec
+from panoply.policies.critics import QNets, StateValue, Temperature
+from panoply.slots.loss import actors, bellman
+from panoply.transitions import Agent, Transitions
+from panoply.worlds.control.world import Box, Discrete
+
+SEES, ACTS, CHOICES = Box((2,)), Box((1,), (-2.0,), (2.0,)), Discrete(3)
+
+
+class Fixed(nn.Module):
+    """Critics that say what they are told to."""
+
+    def __init__(self, *values: list[float]):
+        super().__init__()
+        self.said = nn.ParameterList(torch.tensor(v, dtype=torch.float64) for v in values)
+
+    def forward(self, *_: Any) -> list[Tensor]:
+        return list(self.said)
+
+    def least(self, *_: Any) -> Tensor:
+        return torch.stack(list(self.said)).amin(0)
+
+
+def rows(n: int = 2, **columns: Any) -> Transitions:
+    generator = torch.Generator().manual_seed(3)
+    made = {
+        "observation": torch.randn(n, 2, generator=generator),
+        "action": torch.rand(n, 1, generator=generator) * 2 - 1,
+        "reward": torch.tensor([1.0, 2.0] * n)[:n],
+        "discount": torch.tensor([0.5, 0.0] * n)[:n],  # the second one terminated
+        "next_observation": torch.randn(n, 2, generator=generator),
+    }
+    return Transitions(**{**made, **columns})
+
+
+def agent(spec: PolicySpec, space: Any = ACTS, **networks: Any) -> Agent:
+    policy = ControlPolicy.fresh(SEES, space, spec, seed=1)
+    found = {"q": QNets.of(policy, 2, 0), "v": StateValue.of(policy, 0), "temperature": Temperature(0.5)}
+    found |= networks
+    targets = {"q": QNets.of(policy, 2, 9), "policy": policy.copy()}
+    return Agent(policy, found, targets, torch.Generator().manual_seed(0))
+
+
+def test_expectile() -> None:
+    """u = min Q′ − V is 1 where V is 2 and −2 where V is 6: 0.7·1 and 0.3·4."""
+    who = agent(PolicySpec(), v=lambda _: torch.tensor([2.0, 6.0]))
+    who.targets = {"q": Fixed([3.0, 4.0], [5.0, 4.5])}
+    value, _ = bellman.expectile_v(expectile=0.7)(who, rows())
+    torch.testing.assert_close(value, torch.tensor([0.7, 1.2], dtype=torch.float64))
+
+
+def test_q_of_v() -> None:
+    """Targets 1 + 0.5·4 = 3 and 2 (terminated); Q_1 is off by 1 and 2, Q_2 by 0 and 1."""
+    who = agent(PolicySpec(), v=lambda _: torch.tensor([4.0, 100.0]), q=Fixed([2.0, 4.0], [3.0, 3.0]))
+    value, stats = bellman.q_of_v()(who, rows())
+    assert value.tolist() == [1.0, 5.0]
+    assert stats["target"].tolist() == [3.0, 2.0]
+
+
+def test_soft_q() -> None:
+    """½·Σ (Q_i − (r + γ·(min Q′ − α·log π)))², with the action that the same noise gives."""
+    who = agent(PolicySpec(squash=True, std="state"), q=Fixed([1.0, 1.0], [0.0, 3.0]))
+    who.targets = {"q": Fixed([2.0, 2.0], [3.0, 1.0])}
+    batch = rows()
+    value, _ = bellman.soft_q()(who, batch)
+    who.generator.manual_seed(0)
+    _, logp = who.draw(batch.next_observation)
+    target = 1 + 0.5 * (2.0 - 0.5 * logp[0].item())
+    expected = [0.5 * ((1 - target) ** 2 + target**2), 0.5 * (1 + 1)]
+    torch.testing.assert_close(value.tolist(), expected)
+
+
+def test_smoothing() -> None:
+    """The target's action moves by no more than the clip, and not over the bounds."""
+    who, seen = agent(PolicySpec(head="bounded", std="fixed")), []
+
+    def least(_: Tensor, action: Tensor) -> Tensor:
+        seen.append(action)
+        return torch.zeros(len(action))
+
+    who.targets["q"].least = least
+    batch = rows(400)
+    bellman.smooth_q(noise=10.0, clip=0.25)(who, batch)
+    plain = who.act(batch.next_observation, target=True)
+    away = (seen[0] - plain).abs()
+    assert 0.2 < away.mean() <= 0.25
+    assert away.max() <= 0.25 + 1e-6
+    bellman.smooth_q(noise=0.0)(who, batch)
+    assert torch.equal(seen[1], plain)
+
+
+def test_q_learning() -> None:
+    """Q(s,a) = 1, target 1 + 0.5·max(5, 3, 0) = 3.5: |−2.5| − ½; Double DQN takes the target's value of action 1."""
+    who = agent(PolicySpec(head="values", atoms=1), CHOICES)
+    here, after = [[1.0, 0.0, 0.0]], [[5.0, 3.0, 0.0]]
+    batch = rows(1, action=torch.tensor([0]))
+    who.policy.model.forward = lambda x: torch.tensor(  # type: ignore[method-assign]
+        here if x is batch.observation else [[0.0, 9.0, 0.0]]
+    )
+    who.targets["policy"].model.forward = lambda x: torch.tensor(after)
+    assert bellman.q_learning()(who, batch)[0].item() == pytest.approx(2.0)
+    assert bellman.q_learning(double=True)(who, batch)[0].item() == pytest.approx(1.0)  # 1 + 0.5·3 = 2.5
+
+
+def test_projection() -> None:
+    """On points 0, 1, 2: Z = {1: ¼, 2: ¾} at r = 0.5, γ = 0.5 lies at 1 and 1.5; terminated, all of it at r."""
+    points = torch.tensor([0.0, 1.0, 2.0])
+    chances = torch.tensor([[0.0, 0.25, 0.75]] * 3)
+    found = bellman.project(chances, torch.tensor([0.5, 0.5, 9.0]), torch.tensor([0.5, 0.0, 0.5]), points)
+    assert found.tolist() == [[0.0, 0.625, 0.375], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]
+
+
+def test_weights() -> None:
+    """exp(β·A) of what was done, bounded; the gradient is that of weighted imitation."""
+    who = agent(PolicySpec(head="bounded"), v=lambda _: torch.tensor([1.0, 0.0]))
+    who.targets = {"q": Fixed([1.5, 100.0])}
+    batch = rows()
+    value, stats = actors.advantage_weighted(beta=2.0, most=20.0)(who, batch)
+    assert stats["weight"].tolist() == pytest.approx([math.e, 20.0])
+    torch.testing.assert_close(value, -stats["weight"] * who.logp(batch))
+
+
+def test_td3_bc() -> None:
+    """(π − a)² − α·Q/mean|Q|: doubling Q changes nothing."""
+    who, batch = agent(PolicySpec(head="bounded", std="fixed")), rows()
+    parameters = list(who.policy.model.parameters())
+    loss = actors.best_action(alpha=2.5)
+    one = torch.autograd.grad(loss(who, batch)[0].mean(), parameters)
+    first = who.networks["q"].first
+    who.networks["q"].first = lambda o, a: 2 * first(o, a)
+    other = torch.autograd.grad(loss(who, batch)[0].mean(), parameters)
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b)
+    away = (who.act(batch.observation) - batch.action).square().mean(-1)
+    worth = first(batch.observation, who.act(batch.observation))
+    torch.testing.assert_close(loss(who, batch)[1]["distance"], away.detach())
+    expected = away - 2.5 * worth / worth.abs().mean()
+    who.networks["q"].first = first
+    torch.testing.assert_close(loss(who, batch)[0], expected)
+
+
+def test_soft_policy_gradient() -> None:
+    """Against α·log N(tanh⁻¹ a) − Σ log(1 − a²) − min Q in float64, and the temperature's own gradient."""
+    who, batch = agent(PolicySpec(hidden=(4,), squash=True, std="state")), rows(5)
+    who.policy.model.double()
+    who.policy.model.features.forward = lambda x: x  # type: ignore[method-assign]
+    who.networks["q"].double()
+    who.networks["temperature"].double()
+    batch = rows(5, observation=batch.observation.double())
+    noise = torch.randn(5, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    who.noise = lambda *_: noise  # type: ignore[method-assign]
+    value = actors.soft_policy()(who, batch)[0].mean()
+    moved = [*who.policy.model.parameters(), who.networks["temperature"].log]
+    found = torch.autograd.grad(value, moved)
+
+    out = who.policy.model(batch.observation)
+    mean, log_std = out[:, :1], out[:, 1:].clamp(-20, 2)
+    u = mean + log_std.exp() * noise
+    action = torch.tanh(u)
+    normal = torch.distributions.Normal(mean, log_std.exp()).log_prob(u)
+    logp = (normal - torch.log(1 - action**2)).sum(-1)
+    worth = torch.minimum(*who.networks["q"](batch.observation, action))
+    reference = (who.networks["temperature"]() * logp - worth).mean()
+    expected = torch.autograd.grad(reference, moved[:-1])
+    for one, other in zip(found, expected, strict=False):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found[-1], -(logp.detach() - 1).mean(), rtol=1e-9, atol=0)
+
+
+def test_conservative_gap() -> None:
+    """With Q the same everywhere, log ∫ exp Q da − Q is log 2: the size of the space from −1 to 1."""
+
+    class Flat(nn.Module):
+        def forward(self, observation: Tensor, action: Tensor) -> list[Tensor]:
+            return [torch.full((len(action),), 3.0, dtype=torch.float64)] * 2
+
+    who = agent(PolicySpec(squash=True, std="state"), q=Flat())
+    who.targets = {"q": Fixed([3.0] * 64, [3.0] * 64)}
+    batch = rows(64, reward=torch.full((64,), 3.0), discount=torch.zeros(64))
+    value, stats = bellman.conservative_q(weight=2.0, samples=50)(who, batch)
+    every = math.log(3 * 50)  # the estimate is a sum, not a mean: log of the number of samples too
+    assert stats["conservative_gap"].mean().item() / 2 == pytest.approx(math.log(2) + every, abs=0.05)
+    torch.testing.assert_close(value, 2.0 * stats["conservative_gap"])
