@@ -283,5 +283,6 @@ class TestProcess:
         env = tiny.environment()
         subprocess.run([os.sys.executable, str(script), *words], env=env, check=True, capture_output=True)  # type: ignore[attr-defined]
         stored = json.loads((tmp_path / "a b/run.json").read_text())["command"]
-        assert stored.startswith("panoply train grpo --set world.operations=2")
+        assert stored.startswith("panoply train grpo --set ")
+        assert " --set world.operations=2 " in stored
         assert stored.endswith(f"--run '{tmp_path}/a b'")
