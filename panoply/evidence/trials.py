@@ -69,6 +69,9 @@ def store_result(facts: Mapping[str, Any], store: Path = STORE) -> Path:
 
 def sentence(facts: Mapping[str, Any]) -> str:
     """A result in one line."""
+    if facts["kind"] == "identity":
+        name, found = facts["id"].split("@")[0], f"{facts['metric']} at most {facts['difference']:.2g}"
+        return f"{name} {facts['verdict']}: {found} over {facts['seeds']} seeds"
     low, high = facts["interval"]
     return (
         f"{facts['id'].split('@')[0]} {facts['verdict']}: {facts['metric']} {facts['difference']:+.4g} "

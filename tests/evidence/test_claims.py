@@ -202,6 +202,7 @@ def test_an_identity_must_be_one_on_every_seed() -> None:
     facts = measured(Identity("They are equal.", lambda seed: {"gap": 1e-6 * seed, "speed": 2.0}))
     assert (facts["verdict"], facts["difference"], facts["seeds"]) == ("holds", pytest.approx(4e-6), 5)
     assert facts["runs"][2] == {"seed": 2, "gap": 2e-6, "speed": 2.0}
+    assert trials.sentence(facts) == "gigpo holds: gap at most 4e-06 over 5 seeds"
     assert (
         measured(Identity("They are equal.", lambda seed: {"gap": 1e-4 * (seed == 4)}))["verdict"] == "fails"
     )
