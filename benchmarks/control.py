@@ -98,7 +98,7 @@ def panoply_ppo(
         done = pp.train(plan, run=Path(folder) / "run", progress=Progress())
         policy = pp.load_policy(Path(folder) / "run" / "checkpoints" / f"step-{plan.options.steps:07d}")
         rows = Run.open(done.run).metrics()
-        phases = {k: sum(r[k] for r in rows) for k in rows[0] if k.startswith("seconds_")}
+        phases = {k: sum(r.get(k, 0.0) for r in rows) for k in rows[0] if k.startswith("seconds_")}
     return {"seconds": done.seconds, "return": judged(greedy(policy), pair.env), "phases": phases}
 
 
@@ -136,6 +136,16 @@ PAIRS = {
             "panoply": lambda pair, seed: panoply_ppo(pair, seed, preset="control"),
         },
         1.7,
+    ),
+    "ppo-halfcheetah": Pair(
+        "PPO, HalfCheetah-v5, SB3's defaults",
+        "HalfCheetah-v5",
+        20_480,
+        {
+            "sb3": lambda pair, seed: sb3_ppo(pair, seed, envs=1, schedule=False),
+            "panoply": lambda pair, seed: panoply_ppo(pair, seed, preset="control"),
+        },
+        1.0,
     ),
 }
 

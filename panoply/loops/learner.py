@@ -104,6 +104,8 @@ class Learner:
         self.parameters = self.masters.moving
         self.optimiser: torch.optim.Optimizer = self.update(self.parameters.values())
         self.watch: Watch | None = None
+        self._weighed: tuple[Experience, list[_Active], Experience] | None = None
+        """The last mini-batch with its weights: epochs without mini-batches see the same one again."""
         device = next((p.device for p in self.parameters.values()), torch.device("cpu"))
         self.meter: Meter | None = CudaMeter(device) if device.type == "cuda" else None
         """Measures the first passes; from then on micro-batches have their size, and it is gone."""
@@ -139,7 +141,9 @@ class Learner:
 
     def _accumulate(self, experience: Experience, step: int) -> dict[str, float]:
         active = self._active(step)
-        rows = self._with_weights(experience, active)
+        if self._weighed is None or self._weighed[0] is not experience or self._weighed[1] != active:
+            self._weighed = (experience, active, self._with_weights(experience, active))
+        rows = self._weighed[2]
         prepared = self._prepare(rows, active)
         awake = self._awake(rows, active)
         self._size(awake, active, prepared)

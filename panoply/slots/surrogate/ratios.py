@@ -14,11 +14,12 @@ def ratio_stats(batch: Batch, against: str) -> dict[str, torch.Tensor]:
     """How far the policy has moved from the one the ratio is taken against."""
     log_ratio = batch.log_ratio(against).detach()
     ratio = log_ratio.exp()
+    gap = ratio - 1
     return {
-        "ratio_off": ((ratio - 1).abs() > 0.2).float(),
+        "ratio_off": (gap.abs() > 0.2).float(),
         "ratio_max/max": ratio,
         "logp_gap": log_ratio.abs(),
-        "kl_behaviour": ratio - 1 - log_ratio,
+        "kl_behaviour": gap - log_ratio,
     }
 
 
@@ -104,7 +105,8 @@ def clip(
     else:
         acted = (ratio != bounded).detach()
         value = bounded.detach() * advantage * batch.now["logp"]
-    moved, now = acted & (advantage != 0), ratio.detach()
+    now = ratio.detach()
+    moved = acted if kind == "min" else acted & (advantage != 0)
     stats = {"clip_high": moved & (now > 1 + high), "clip_low": moved & (now < 1 - low)}
     if dual is not None:
         floored = (advantage < 0) & (value < dual * advantage)

@@ -86,7 +86,8 @@ class Gymnasium(ControlWorld):
         try:
             return gymnasium.make(self.env, disable_env_checker=True, **more)
         except gymnasium.error.DependencyNotInstalled as error:
-            raise needs_extra(str(error), "mujoco", f"{self.env}") from error
+            package = "MuJoCo" if "mujoco" in str(error).lower() else "another library"
+            raise needs_extra(package, "mujoco", self.env) from error
         except (TypeError, ValueError, gymnasium.error.Error) as error:
             raise PanoplyError(f"Gymnasium cannot make {self.env}: {error}.") from error
 
