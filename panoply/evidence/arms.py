@@ -49,18 +49,19 @@ class Budget:
             return {"steps": int(self.amount)}
         return {
             self.unit: int(self.amount),
-            "steps": max(1, math.ceil(self.amount / a_step(made, self.unit))),
+            "steps": max(1, math.ceil(self.amount / (a_step(made, self.unit) or 1))),
         }
 
 
-def a_step(made: Plan, unit: str) -> int:
-    """How many episodes or decisions a step of a method collects at least."""
-    slots = made.method.slots()
-    source = slots.get("sample", slots.get("data"))
-    settings = source.settings() if isinstance(source, Part) else {}
-    if "envs" in settings:
-        return int(settings["envs"] * settings["length"]) if unit == "decisions" else 1
-    return int(settings.get("prompts", settings.get("batch", 1)) * settings.get("group", 1))
+def a_step(made: Plan, unit: str) -> int | None:
+    """How many episodes or decisions a step of a method collects at least; None where its settings do not say."""
+    sample = made.method.slots().get("sample")
+    settings = sample.settings() if isinstance(sample, Part) else {}
+    if {"envs", "length"} <= settings.keys():
+        return int(settings["envs"] * settings["length"]) if unit == "decisions" else None
+    if {"prompts", "group"} <= settings.keys():
+        return int(settings["prompts"] * settings["group"])
+    return None
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,15 @@ class Arm:
         steps = int(spending.get("steps", made.options.steps))
         if budget and budget.unit == "seconds":
             steps = 20 * POINTS
-        elif budget and budget.unit == "decisions" and a_step(made, "episodes") > 1:
+        elif budget and budget.unit == "decisions" and a_step(made, "episodes"):
             steps //= getattr(made.world(), "max_tokens", 1)  # an answer has about as many
         return max(1, steps // POINTS)
 
 
 def default_budget(arm: Arm, world: str, **choices: Any) -> Budget:
-    """As many episodes as the first method collects in its own number of steps; decisions, where it counts those."""
+    """What the first method collects in its own number of steps: episodes, decisions in control, or else its steps."""
     made = arm.plan(world, 0, None, **choices)
-    unit = "decisions" if a_step(made, "decisions") > a_step(made, "episodes") else "episodes"
-    return Budget(unit, made.options.steps * a_step(made, unit))
+    for unit in ("episodes", "decisions"):
+        if (each := a_step(made, unit)) is not None:
+            return Budget(unit, made.options.steps * each)
+    return Budget("steps", made.options.steps)

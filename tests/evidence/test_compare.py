@@ -117,14 +117,16 @@ def test_the_default_world_is_the_methods_home() -> None:
 
 def test_the_default_budget_is_the_first_methods_episodes() -> None:
     assert default_budget(Arm.parse("grpo"), "chain") == Budget("episodes", 150 * 16 * 8)
+    assert default_budget(Arm.parse("dpo"), "chain") == Budget("steps", 150), "it collects nothing"
+    assert default_budget(Arm.parse("spo-tree"), "chain") == Budget("steps", 150), "its edges are no answers"
 
 
 def test_budgets_as_options_of_a_run() -> None:
     of = Arm.parse("grpo").plan("chain", 3, Budget("episodes", 1000)).options
     assert (of.episodes, of.steps, of.seed, of.threads) == (1000, 8, 3, 1)
     assert Arm.parse("grpo").plan("chain", 0, Budget("seconds", 90)).options.minutes == 1.5
-    dataset = Arm.parse("dpo").plan("chain", 0, Budget("episodes", 640)).options
-    assert dataset.steps == 10
+    dataset = Arm.parse("dpo").plan("chain", 0, Budget("steps", 10)).options
+    assert (dataset.steps, dataset.evaluate_every) == (10, 1)
 
 
 # ------------------------------------------------------------------ a comparison
