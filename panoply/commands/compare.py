@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
     )
     option("--seeds", type=int, default=5, metavar="N", help="runs of each method (default 5)")
     option("--budget", metavar="UNIT=N", help="episodes, decisions, steps or seconds of every run, such as "
-           "episodes=20k (default: the episodes of the first method)")  # fmt: skip
+           "episodes=20k (default: what the first method collects)")  # fmt: skip
     option("--metric", default="success", help="success (held out, the default), area, pass@K, distinct@K, or "
            "what a step logs, such as entropy or success/calls")  # fmt: skip
     option(

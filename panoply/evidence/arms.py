@@ -47,10 +47,14 @@ class Budget:
             return {"minutes": self.amount / 60, "steps": 10**6}
         if self.unit == "steps":
             return {"steps": int(self.amount)}
-        return {
-            self.unit: int(self.amount),
-            "steps": max(1, math.ceil(self.amount / (a_step(made, self.unit) or 1))),
-        }
+        if "sample" not in made.method.slot_of:
+            name = made.method_id.split("@")[0]
+            raise PanoplyError(
+                f"{name} learns from given data and collects no {self.unit}: compare at equal steps or time, with "
+                "--budget steps=N or --budget seconds=N."
+            )
+        most = math.ceil(self.amount / (a_step(made, self.unit) or 1))
+        return {self.unit: int(self.amount), "steps": max(1, most)}
 
 
 def a_step(made: Plan, unit: str) -> int | None:
@@ -124,7 +128,9 @@ class Arm:
     def _pace(self, made: Plan, budget: Budget | None, spending: Mapping[str, Any]) -> int:
         """After how many steps to evaluate, so that it is done some ten times."""
         steps = int(spending.get("steps", made.options.steps))
-        if budget and budget.unit == "seconds":
+        if budget and budget.unit in ("episodes", "decisions") and a_step(made, budget.unit) is None:
+            steps = made.options.steps
+        elif budget and budget.unit == "seconds":
             steps = 20 * POINTS
         elif budget and budget.unit == "decisions" and a_step(made, "episodes"):
             steps //= getattr(made.world(), "max_tokens", 1)  # an answer has about as many
