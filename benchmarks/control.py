@@ -149,6 +149,43 @@ PAIRS = {
     ),
 }
 
+# ------------------------------------------------------------------ SAC and IQL
+
+
+def off_policy(side: str, method: str, world: str) -> Callable[[Pair, int], dict[str, Any]]:
+    """One side of a pair of `control_off_policy.py`."""
+
+    def run(pair: Pair, seed: int) -> dict[str, Any]:
+        import control_off_policy as cells
+
+        if side == "panoply":
+            seconds, policy, phases = cells.panoply_side(method, world, pair.steps, seed)
+            return {"seconds": seconds, "return": judged(greedy(policy), pair.env), "phases": phases}
+        seconds, act = (
+            cells.sb3_sac(pair.env, pair.steps, seed) if side == "sb3" else cells.d3rlpy_iql(pair.steps, seed)
+        )
+        return {"seconds": seconds, "return": judged(act, pair.env)}
+
+    return run
+
+
+PAIRS |= {
+    "sac-pendulum": Pair(
+        "SAC, Pendulum-v1, an update of 256 after every step",
+        "Pendulum-v1",
+        5_000,
+        {side: off_policy(side, "sac", "Pendulum-v1") for side in ("sb3", "panoply")},
+        1.4,
+    ),
+    "iql-pendulum": Pair(
+        "IQL, logged:pendulum-mixed, updates of 256 (against d3rlpy)",
+        "Pendulum-v1",
+        5_000,
+        {side: off_policy(side, "iql", "logged:pendulum-mixed") for side in ("d3rlpy", "panoply")},
+        2.0,
+    ),
+}
+
 
 # ------------------------------------------------------------------ running
 
@@ -166,17 +203,18 @@ def run_cell(name: str, side: str, seed: int, steps: int | None) -> dict[str, An
 
 def table(found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
     lines = [
-        "| | SB3 steps/s | Panoply steps/s | times | promised | return SB3 | return Panoply |",
+        "| | other's steps/s | Panoply steps/s | times | promised | other's return | return Panoply |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, sides in found.items():
         pair = PAIRS[name]
         seconds = {side: statistics.median(r["seconds"] for r in runs) for side, runs in sides.items()}
         returns = {side: statistics.mean(r["return"] for r in runs) for side, runs in sides.items()}
-        steps = sides["sb3"][0]["steps"]
+        other = next(side for side in sides if side != "panoply")
+        steps = sides[other][0]["steps"]
         lines.append(
-            f"| {pair.title} | {steps / seconds['sb3']:,.0f} | {steps / seconds['panoply']:,.0f} | "
-            f"{seconds['sb3'] / seconds['panoply']:.2f} | {pair.promise:g} | {returns['sb3']:.0f} | "
+            f"| {pair.title} | {steps / seconds[other]:,.0f} | {steps / seconds['panoply']:,.0f} | "
+            f"{seconds[other] / seconds['panoply']:.2f} | {pair.promise:g} | {returns[other]:.0f} | "
             f"{returns['panoply']:.0f} |"
         )
     return "\n".join(lines)

@@ -1,0 +1,37 @@
+"""Off-policy and offline methods reach their marks on the smallest worlds that ask for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import panoply as pp
+from panoply.progress import Progress
+
+
+@pytest.mark.learn
+@pytest.mark.parametrize("seed", [0, 1])
+def test_sac(seed: int, tmp_path: Path) -> None:
+    """−200 on held-out starts after 5,000 steps."""
+    settings = {"run.steps": 10, "run.evaluate_every": 10}
+    done = pp.train(
+        "sac", "pendulum", run=tmp_path / "run", seed=seed, threads=1, settings=settings, progress=Progress()
+    )
+    assert done.before["greedy"] < -1000
+    assert done.after["greedy"] > -200
+
+
+@pytest.mark.learn
+def test_iql(tmp_path: Path) -> None:
+    """Far above the data, four fifths of which are random (mean return about −1050)."""
+    settings = {"run.steps": 10, "run.evaluate_every": 10}
+    done = pp.train(
+        "iql",
+        "logged:pendulum-mixed",
+        run=tmp_path / "run",
+        threads=1,
+        settings=settings,
+        progress=Progress(),
+    )
+    assert done.after["greedy"] > -500
