@@ -5,7 +5,8 @@
 
 Both sides step the same Gymnasium environment objects (`gymnasium.make`), with the same networks, batches, epochs and
 number of environment steps, on one thread each. A cell is a process of its own; sides take turns, and the median of the
-repeats counts. Time is that of learning: imports, evaluation and checkpoints are left out on both sides.
+repeats counts, by the clock and by the processor's own time (the clock also counts what else the machine does). Only
+learning is timed: imports, evaluation and checkpoints are left out on both sides.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ def sb3_ppo(pair: Pair, seed: int, envs: int, schedule: bool, **settings: Any) -
     if schedule:
         settings["learning_rate"] = lambda left: 1e-3 * left
     model = PPO("MlpPolicy", batch, seed=seed, device="cpu", **settings)
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     model.learn(pair.steps)
-    seconds = time.perf_counter() - start
-    return {"seconds": seconds, "return": judged(lambda x: model.predict(x, deterministic=True)[0], pair.env)}
+    spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
+    return {**spent, "return": judged(lambda x: model.predict(x, deterministic=True)[0], pair.env)}
 
 
 def panoply_ppo(
@@ -82,6 +83,17 @@ def panoply_ppo(
     import panoply as pp
     from panoply.progress import Progress
     from panoply.run import Run
+
+    class Clock(Progress):
+        """The processor's time from the end of the first evaluation to the end of the last step."""
+
+        first = last = 0.0
+
+        def evaluated(self, job: Any, found: Any) -> None:
+            self.first = self.first or time.process_time()
+
+        def step(self, job: Any, record: Any, experience: Any) -> None:
+            self.last = time.process_time()
 
     common: dict[str, Any] = {"seed": seed, "threads": 1, "preset": preset}
     made = pp.plan("ppo", world or pair.env, settings=settings, **common)
@@ -95,11 +107,13 @@ def panoply_ppo(
     quiet["run.steps"] = -(-pair.steps // (sample["envs"] * sample["length"]))
     with tempfile.TemporaryDirectory() as folder:
         plan = pp.plan("ppo", world or pair.env, settings={**settings, **quiet}, **common)
-        done = pp.train(plan, run=Path(folder) / "run", progress=Progress())
+        watch = Clock()
+        done = pp.train(plan, run=Path(folder) / "run", progress=watch)
         policy = pp.load_policy(Path(folder) / "run" / "checkpoints" / f"step-{plan.options.steps:07d}")
         rows = Run.open(done.run).metrics()
         phases = {k: sum(r.get(k, 0.0) for r in rows) for k in rows[0] if k.startswith("seconds_")}
-    return {"seconds": done.seconds, "return": judged(greedy(policy), pair.env), "phases": phases}
+    spent = {"seconds": done.seconds, "cpu_seconds": watch.last - watch.first}
+    return {**spent, "return": judged(greedy(policy), pair.env), "phases": phases}
 
 
 def greedy(policy: Any) -> Callable[[Any], Any]:
@@ -203,18 +217,22 @@ def run_cell(name: str, side: str, seed: int, steps: int | None) -> dict[str, An
 
 def table(found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
     lines = [
-        "| | other's steps/s | Panoply steps/s | times | promised | other's return | return Panoply |",
-        "|---|---|---|---|---|---|---|",
+        "| | other's steps/s | Panoply steps/s | times | by CPU time | promised | other's return | return Panoply |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, sides in found.items():
         pair = PAIRS[name]
         seconds = {side: statistics.median(r["seconds"] for r in runs) for side, runs in sides.items()}
+        cpu = {
+            side: statistics.median(r.get("cpu_seconds", 0.0) for r in runs) for side, runs in sides.items()
+        }
         returns = {side: statistics.mean(r["return"] for r in runs) for side, runs in sides.items()}
         other = next(side for side in sides if side != "panoply")
         steps = sides[other][0]["steps"]
+        by_cpu = f"{cpu[other] / cpu['panoply']:.2f}" if all(cpu.values()) else "–"
         lines.append(
             f"| {pair.title} | {steps / seconds[other]:,.0f} | {steps / seconds['panoply']:,.0f} | "
-            f"{seconds[other] / seconds['panoply']:.2f} | {pair.promise:g} | {returns[other]:.0f} | "
+            f"{seconds[other] / seconds['panoply']:.2f} | {by_cpu} | {pair.promise:g} | {returns[other]:.0f} | "
             f"{returns['panoply']:.0f} |"
         )
     return "\n".join(lines)
