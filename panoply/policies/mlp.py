@@ -18,10 +18,11 @@ Activation = Literal["tanh", "relu", "elu"]
 Forward = Callable[[NDArray[Any]], NDArray[np.float32]]
 
 _TORCH: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "elu": nn.functional.elu,
+    "tanh": torch.tanh_,
+    "relu": torch.relu_,
+    "elu": nn.functional.elu_,
 }
+"""In place: a layer's output is needed by nobody else."""
 
 
 class Features(nn.Module):
