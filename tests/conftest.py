@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from panoply.rollout.text import Collector
 from panoply.worlds.text.chain import Chain
 
 torch.set_num_threads(1)
+os.environ["COLUMNS"] = "100"  # what is printed is compared, whatever terminal the tests run in
 
 
 @pytest.fixture
