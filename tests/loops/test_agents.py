@@ -1,0 +1,87 @@
+"""Agents: what moves in an update, how targets follow, and which worlds and policies a method refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import panoply as pp
+from panoply.loops.agents import AgentLearner
+from panoply.policies.control import ControlPolicy, PolicySpec
+from panoply.regimes import OffPolicy
+from panoply.slots.loss.imitation import nll
+from panoply.slots.targets.following import polyak
+from panoply.worlds.control.world import Box
+
+
+def learner(name: str, **spec: object) -> AgentLearner:
+    method = pp.plan(name, "pendulum", settings={"replay.batch": 8}).method
+    assert isinstance(method, OffPolicy)
+    policy = ControlPolicy.fresh(Box((3,)), Box((1,), (-2.0,), (2.0,)), PolicySpec(hidden=(4,), **spec))  # type: ignore[arg-type]
+    made = AgentLearner(policy, method, seed=0, total_steps=1)
+    made.replay.written = 8
+    for column in made.replay._columns.values():
+        if column.is_floating_point():
+            column[:8].normal_(generator=torch.Generator().manual_seed(1))
+    made.begin(0, torch.Generator().manual_seed(2))
+    return made
+
+
+def test_polyak() -> None:
+    """0 goes a quarter of the way to 8 in every second update."""
+    target, source = [torch.zeros(2)], [torch.full((2,), 8.0)]
+    follow = polyak(tau=0.25, every=2)
+    seen = []
+    for update in range(1, 5):
+        follow(update, target, source)
+        seen.append(target[0][0].item())
+    assert seen == [0.0, 2.0, 2.0, 3.5]
+
+
+def test_delay() -> None:
+    """TD3's policy and targets move in every second update, its critics in each."""
+    made = learner("td3", head="bounded", std="fixed")
+    policy, critic = made.policy.model.layers.layers[0].weight, made.models["q"].nets[0].layers[0].weight
+    target = made.targets["q"].nets[0].layers[0].weight
+    moved = []
+    for _ in range(4):
+        before = [w.detach().clone() for w in (policy, critic, target)]
+        made.learn()
+        moved.append([not torch.equal(a, b) for a, b in zip(before, (policy, critic, target), strict=True)])
+    assert moved == [[True, True, False], [False, True, True]] * 2
+
+
+def test_losses_move_their_own() -> None:
+    """The policy's loss runs through the critics and leaves no gradient there."""
+    made = learner("sac", squash=True, std="state")
+    made.learn()
+    q, actor = made.descents
+    assert {name.split(".")[0] for name in q.named} == {"q"}
+    assert {name.split(".")[0] for name in actor.named} == {"policy", "temperature"}
+    rows = made.replay.draw(8, made.agent.generator)
+    kept = [p.grad.clone() for p in q.parameters if p.grad is not None]
+    actor.step(actor.loss(made.agent, rows)[0].mean())
+    assert all(torch.equal(a, p.grad) for a, p in zip(kept, q.parameters, strict=True) if p.grad is not None)
+
+
+@pytest.mark.parametrize(
+    ("method", "world", "says"),
+    [
+        ("sac", "cartpole", "continuous actions"),
+        ("dqn", "pendulum", "discrete actions"),
+        ("iql", "pendulum", "'data'"),
+        ("sac", "chain", "'control'"),
+    ],
+)
+def test_refused(method: str, world: str, says: str) -> None:
+    with pytest.raises(pp.PanoplyError, match=says):
+        pp.plan(method, world)
+
+
+def test_wrong_parts() -> None:
+    with pytest.raises(pp.PanoplyError, match="policy.squash cannot be False"):
+        pp.plan("sac", "pendulum", settings={"policy.squash": False})
+    with pytest.raises(pp.PanoplyError, match="step"):
+        pp.plan("sac", "pendulum", sample="groups")
+    with pytest.raises(pp.PanoplyError, match="losses on transitions"):
+        pp.plan("sac", "pendulum").method.but(losses=nll())
