@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.experience import OPEN, OWN, TERMINATED, TRUNCATED, Column, Experience, Table
 from panoply.policies.control import ControlPolicy
+from panoply.rollout.order import InOrder
 from panoply.rollout.tape import Tape
-from panoply.seeds import numpy_rng, stable_hash
+from panoply.seeds import numpy_rng
 from panoply.worlds.control.world import ControlWorld, Envs, Start
 
 Array = NDArray[Any]
@@ -25,7 +26,7 @@ MOST = 256
 """Environments stepped side by side where whole episodes are asked for."""
 
 
-class ControlCollector:
+class ControlCollector(InOrder[Start]):
     """Lets a policy act, for whole episodes or for a fixed number of steps that leave episodes open.
 
     An action's noise depends on seed, episode and turn alone, never on how many environments run side by side. What
@@ -51,16 +52,8 @@ class ControlCollector:
         self._open: _Rows | None = None
         self._batches: dict[int, Envs] = {}
 
-    def tasks(self, n: int) -> list[Start]:
-        """The next `n` starts of the split; another seed starts elsewhere in the endless list."""
-        first = self.state["tasks"]
-        self.state["tasks"] += n
-        return self.numbered(range(first, first + n))
-
-    def numbered(self, numbers: Iterable[int]) -> list[Start]:
-        """Starts by their place in the order in which `tasks` gives them."""
-        start = stable_hash("tasks", self.seed) >> 16
-        return [self.world.task(self.split, start + i) for i in numbers]
+    def task(self, index: int) -> Start:
+        return self.world.task(self.split, index)
 
     # -------------------------------------------------------------- what a sample part asks for
 
@@ -132,6 +125,7 @@ class ControlCollector:
         """The open episodes; after a resumption they are played again, at first they are begun."""
         rows, kept = self._open, self.state.get("open")
         if rows is not None and rows.at is kept and rows.envs.size == envs:
+            rows.refresh()
             return rows
         self._open = rows = _Rows(self, self.world.envs(envs))
         if kept is None or len(kept) != envs:
@@ -243,7 +237,11 @@ class _Rows:
         self._fresh = 0
         """Steps for which every row still has noise."""
         self._index = np.arange(size)
-        self._forward = collector.policy.model.numpy()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Act from here on by what the policy has seen so far and, on a GPU, by a fresh copy of its weights."""
+        self._forward = self.collector.policy.model.numpy()
 
     def begin(self, where: Array, episodes: Sequence[_Episode]) -> None:
         """Start episodes in some rows."""
@@ -302,6 +300,10 @@ class _Rows:
         tape.advance()
         if self.collector.each is not None:
             self.collector.each(tape)
+            if (
+                policy.device.type != "cpu"
+            ):  # where it does not act on the very memory that has just been learned in
+                self.refresh()
         self.turn += 1
         ended = (step.terminated | truncated) & self.live
         return ended.nonzero()[0] if ended.any() else None

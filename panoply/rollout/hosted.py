@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from panoply.kernels import host
-from panoply.policies.attention import attend
+from panoply.policies.attention import Visibility, attend
 from panoply.policies.cache import Cache
 from panoply.policies.decoder import Block, Decoder
 from panoply.policies.joined import joined
@@ -86,23 +86,22 @@ class HostDecoder:
         if self.cache.capacity > len(self.cos):
             self._angles(self.cache.capacity)
         angles = self.cos.index_select(0, position), self.sin.index_select(0, position)
-        at, masks = (torch.arange(rows), position), _Masks(position, width, self.model.dtype)
+        sight = Visibility(position[:, None], None, True, self.model.dtype)
         x = stack.embed_tokens(token)
         for index, (block, weights) in enumerate(zip(self._blocks(), self.weights, strict=True)):
-            x = self._block(block, weights, buffers, x, angles, self.cache.layer(index), at, masks)
+            x = self._block(index, block, weights, buffers, x, angles, sight)
         norm = stack.norm
         return self.model.logits(F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps))
 
     def _block(
         self,
+        index: int,
         block: Block,
         weights: _Weights,
         buffers: _Buffers,
         x: Tensor,
         angles: tuple[Tensor, Tensor],
-        cache: tuple[Tensor, Tensor],
-        at: tuple[Tensor, Tensor],
-        masks: _Masks,
+        sight: Visibility,
     ) -> Tensor:
         attention, norm = block.self_attn, block.input_layernorm
         y = F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
@@ -111,12 +110,10 @@ class HostDecoder:
             buffers.q.copy_(attention.q_norm(buffers.q))
             buffers.k.copy_(attention.k_norm(buffers.k))
         host.turn(buffers.turning, *angles, buffers.turning)
-        keys, values = cache
-        keys.index_put_(at, buffers.k)
-        values.index_put_(at, buffers.v)
-        rows, width = len(x), masks.width
-        keys, values = keys[:rows, :width].transpose(1, 2), values[:rows, :width].transpose(1, 2)
-        mixed = attend(buffers.query, keys, values, masks.of(attention.window)).view(rows, -1)
+        keys, values = self.cache.append(index, buffers.k[:, :, None], buffers.v[:, :, None])
+        mixed = attend(buffers.query, keys, values, sight.mask(attention.window, keys.shape[2])).view(
+            len(x), -1
+        )
         x = _product(mixed, weights.out).add_(x)
         norm = block.post_attention_layernorm
         y = F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
@@ -129,22 +126,3 @@ def _product(x: Tensor, weights: tuple[Tensor, Tensor | None], out: Tensor | Non
     if bias is None:
         return torch.mm(x, weight, out=out)
     return torch.addmm(bias, x, weight, out=out)
-
-
-class _Masks:
-    """Additive masks [B, 1, 1, width], one per kind of window."""
-
-    def __init__(self, position: Tensor, width: int, dtype: torch.dtype):
-        self.position, self.width, self.dtype = position[:, None], width, dtype
-        self._found: dict[int, Tensor] = {}
-
-    def of(self, window: int) -> Tensor:
-        window = 0 if window >= self.width else window
-        if window not in self._found:
-            key = torch.arange(self.width)
-            hidden = key > self.position
-            if window:
-                hidden |= key <= self.position - window
-            mask = torch.zeros(hidden.shape, dtype=self.dtype).masked_fill_(hidden, -torch.inf)
-            self._found[window] = mask[:, None, None]
-        return self._found[window]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ from panoply.experience import (
 from panoply.policies.text import TextPolicy
 from panoply.rollout.beliefs import beliefs
 from panoply.rollout.engine import Complete, Request, TextEngine, Turn
+from panoply.rollout.order import InOrder
 from panoply.rollout.sampling import Sampling
 from panoply.seeds import numpy_rng, stable_hash
 from panoply.worlds.world import Lesson, OneTurn, Play, Reply, Task, TextWorld
@@ -35,7 +36,7 @@ from panoply.worlds.world import Lesson, OneTurn, Play, Reply, Task, TextWorld
 Temperature = float | Callable[[Tensor], Tensor]
 
 
-class Collector:
+class Collector(InOrder[Task]):
     """Draws training tasks in order and lets the policy, or the world's teacher, act on them.
 
     What it must remember to go on is a few counters (`state`), so a resumed run sees the same tasks and draws.
@@ -63,16 +64,8 @@ class Collector:
     def close(self) -> None:
         """There is nothing to let go of."""
 
-    def tasks(self, n: int) -> list[Task]:
-        """The next `n` tasks of the split; another seed starts elsewhere in the endless list."""
-        first = self.state["tasks"]
-        self.state["tasks"] += n
-        return self.numbered(range(first, first + n))
-
-    def numbered(self, numbers: Iterable[int]) -> list[Task]:
-        """Tasks by their place in the order in which `tasks` gives them."""
-        start = stable_hash("tasks", self.seed) >> 16
-        return [self.world.task(self.split, start + i) for i in numbers]
+    def task(self, index: int) -> Task:
+        return self.world.task(self.split, index)
 
     def episodes(
         self,

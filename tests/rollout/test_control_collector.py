@@ -11,7 +11,7 @@ import torch
 
 from panoply.checkpoint import join_tensors, split_tensors
 from panoply.experience import OPEN, TERMINATED, TRUNCATED, Experience
-from panoply.policies.control import ControlPolicy
+from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.rollout.control import ControlCollector
 from panoply.worlds.control.cartpole import Cartpole
 from panoply.worlds.control.gymnasium import Gymnasium
@@ -126,6 +126,16 @@ def test_the_sampler_agrees_with_the_scorer() -> None:
         scored = collect.policy.score(found, frozenset({"entropy"}))
         torch.testing.assert_close(scored["logp"], found["logp"], atol=1e-5, rtol=0)
         torch.testing.assert_close(scored["entropy"], found["entropy"], atol=1e-5, rtol=0)
+
+
+def test_open_episodes_go_on_with_what_has_been_seen_since() -> None:
+    world = Cartpole()
+    policy = ControlPolicy.fresh(world.observation, world.action, PolicySpec(normalise=True), seed=1)
+    collect = ControlCollector(world, policy, seed=0)
+    for _ in range(3):
+        found = collect.rollout(4, 8)
+        torch.testing.assert_close(policy.score(found)["logp"], found["logp"], atol=1e-5, rtol=1e-5)
+        policy.learn_statistics(found)
 
 
 def saved(state: dict[str, Any]) -> dict[str, Any]:
