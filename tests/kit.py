@@ -190,8 +190,8 @@ def shuffled(experience: Experience, seed: int = 0) -> Experience:
 class Slow:
     """The same table of logits, read one decision at a time."""
 
-    def __init__(self, seed: int = 0):
-        self.logits = Tabular(seed).logits
+    def __init__(self, seed: int = 0, states: int = STATES):
+        self.logits = Tabular(seed, states).logits
 
     def logp(self, state: int, action: int) -> Tensor:
         row = self.logits[state]

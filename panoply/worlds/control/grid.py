@@ -32,8 +32,11 @@ class Grid(Simulated):
     An episode's level is drawn from its seed, from `levels` of them or from all there are, or is always `level`.
 
     With `reward=coverage` a step pays for the ground newly covered (the cell and its four neighbours) as a share of
-    all there is, weighted by a density with a peak in the level's middle; with `modular` it pays the density of the
-    cell, again and again. Signals: `success` (an object that pays was reached), `covered` (the ground newly covered).
+    all there is, weighted by a density with a peak in the level's middle; with `modular` it pays what the cell covers
+    whether it is new or not, again and again. Without objects (`counts=0`) there is nothing but ground.
+
+    Signals: `success` (an object that pays was reached), `covered` (the ground newly covered), `alone` (the ground
+    that the cell covers).
     """
 
     layout: Layout = "rooms"
@@ -52,6 +55,10 @@ class Grid(Simulated):
     view: View = "planes"
     """`planes` (channels × size × size), `vector` (where the agent and the objects are), `state` (one number),
     `categories` (whole numbers: place, what is around, which objects are left, distractors), `pixels`."""
+    clock: bool = False
+    """In `vector` and `state`: the time is seen too."""
+    history: bool = False
+    """In `vector`: the ground covered so far is seen too, cell by cell, as it is in `planes` anyway."""
     pixels: int = 3
     """Pixels a cell is wide, in `pixels`."""
     distractors: int = 0
@@ -65,6 +72,10 @@ class Grid(Simulated):
         kinds = len(self.counts)
         if not kinds or {len(self.pays), len(self.ends), len(self.returns)} != {kinds}:
             raise PanoplyError("grid.counts, pays, ends and returns have one number for each kind of object.")
+        if (self.clock and self.view not in ("vector", "state")) or (self.history and self.view != "vector"):
+            raise PanoplyError("grid.clock is for the views vector and state, grid.history for vector.")
+        if self.clock and self.horizon is None:
+            raise PanoplyError("grid.clock needs a grid.horizon, or time would have no end.")
         if self.size < 3 or (self.layout == "maze" and self.size % 2 == 0):
             raise PanoplyError("grid.size is at least 3, and odd for a maze.")
         if self.view == "state" and self.objects > 8:
@@ -74,7 +85,7 @@ class Grid(Simulated):
 
     @property
     def access(self) -> frozenset[str]:  # type: ignore[override]
-        fixed = self.level is not None and self.reward == "objects" and not any(self.returns)
+        fixed = self.level is not None and self.reward == "objects" and not (any(self.returns) or self.clock)
         return Simulated.access | ({"model"} if fixed else set())
 
     @property
@@ -122,6 +133,7 @@ class Grid(Simulated):
             "walls": np.stack([one.walls for one in made]),
             "holes": np.stack([one.holes for one in made]),
             "covered": np.zeros((len(at), self.cells), bool),
+            "time": np.zeros(len(at), np.int64),
             "stray": draws.below(self.cells),
             "noise": draws.below(4, self.distractors)
             if self.distractors
@@ -146,22 +158,20 @@ class Grid(Simulated):
             back = draws.uniform(self.objects) < np.asarray(self.returns)[kinds]
             present = present | (back & ~found)
         pays = np.asarray(self.pays)[kinds]
-        moved = state | {"at": at, "present": present}
+        moved = state | {"at": at, "present": present, "time": state["time"] + 1}
         moved["covered"] = self._cover(moved)
         if self.distractors:
             moved["stray"] = state["next"][rows, state["stray"], draws.below(4)]
             moved["noise"] = draws.below(4, self.distractors)
         fresh = ((moved["covered"] & ~state["covered"]) * self.ground).sum(-1) / self.ground.sum()
-        earned = {
-            "objects": (found * pays).sum(-1),
-            "coverage": fresh,
-            "modular": self.ground[at] / self.ground.sum(),
-        }[self.reward]
-        signals = {"success": (found & (pays > 0)).any(-1).astype(np.float64), "covered": fresh}
+        alone = (self._near @ self.ground)[at] / self.ground.sum()
+        earned = {"objects": (found * pays).sum(-1), "coverage": fresh, "modular": alone}[self.reward]
+        success = (found & (pays > 0)).any(-1).astype(np.float64)
+        signals = {"success": success, "covered": fresh, "alone": alone}
         return Moved(moved, earned - self.cost, ended, signals)
 
     def signals(self) -> frozenset[str] | None:
-        return frozenset({"reward", "success", "covered"})
+        return frozenset({"reward", "success", "covered", "alone"})
 
     def look(self, state: State) -> Array:
         return gridviews.look(self, state)
@@ -200,6 +210,8 @@ class Grid(Simulated):
 
     def expert(self, state: State) -> Array:
         """The shortest way to the nearest object that pays and is left."""
+        if not self.objects:
+            raise PanoplyError("A grid without objects has no expert.")
         rows = np.arange(len(state["at"]))
         distance = np.stack([self.made(number).distance for number in state["level"].tolist()])
         wanted = state["present"] & (np.asarray(self.pays)[self.kinds] > 0)

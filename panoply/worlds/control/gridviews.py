@@ -21,9 +21,10 @@ COLOURS = (GREEN, VIOLET, RED, BLUE)
 
 def space(world: Grid) -> Space:
     if world.view == "state":
-        return Discrete(world.cells << world.objects)
+        times = (world.horizon or 0) + 1 if world.clock else 1
+        return Discrete((world.cells << world.objects) * times)
     if world.view == "vector":
-        return Box((2 + 3 * world.objects,))
+        return Box((2 + 3 * world.objects + world.clock + world.cells * world.history,))
     if world.view == "categories":
         return Box((2 + 4 + world.objects + world.distractors,))
     if world.view == "pixels":
@@ -38,17 +39,25 @@ def look(world: Grid, state: State) -> Array:
 def _state(world: Grid, state: State) -> Array:
     bits = (state["present"] << np.arange(world.objects)).sum(-1)
     number: Array = state["at"] + world.cells * bits
-    return number
+    return number + (world.cells << world.objects) * state["time"] if world.clock else number
 
 
 def _vector(world: Grid, state: State) -> Array:
-    """The agent's row and column, and of each object its own relative to it, and whether it is left; in −1 … 1."""
+    """The agent's row and column, and of each object its own relative to it, and whether it is left; in −1 … 1.
+
+    After them the share of the time that is gone, and of each cell whether it is covered, where these are seen.
+    """
     scale = world.size - 1
     own = np.stack(np.divmod(state["at"], world.size), -1) / scale
     places = np.stack(np.divmod(state["places"], world.size), -1) / scale - own[:, None]
     left = state["present"][..., None]
     things = np.concatenate([places * left, left], -1).reshape(len(own), -1)
-    return np.concatenate([own, things], 1).astype(np.float32)
+    seen = [own, things]
+    if world.clock:
+        seen.append(state["time"][:, None] / world.horizon)
+    if world.history:
+        seen.append(state["covered"])
+    return np.concatenate(seen, 1).astype(np.float32)
 
 
 def _categories(world: Grid, state: State) -> Array:

@@ -43,11 +43,11 @@ def level(layout: Layout, size: int, objects: int, density: float, number: int) 
             continue
         start, *places = rng.permutation(free)[: objects + 1].tolist()
         if layout == "lake":
-            start, places = 0, [size * size - 1, *places[1:]]
+            start, places = 0, [size * size - 1, *places[1:]][:objects]
         leads = _next(walls, size)
-        distance = np.stack([_distances(leads, holes, place) for place in places])
+        distance = np.array([_distances(leads, holes, place) for place in places]).reshape(objects, size**2)
         if (distance[:, start] > 0).all():
-            return Level(walls, holes, start, np.array(places), leads, distance)
+            return Level(walls, holes, start, np.array(places, np.int64), leads, distance)
     raise PanoplyError(
         f"No level of {size} × {size} cells with {objects} objects could be made that has a way to each; "
         "fewer walls or objects would help."

@@ -192,8 +192,24 @@ def test_ground_pays_once_and_the_modular_reward_again_and_again() -> None:
     assert (second, third) == (0, 0)
     modular = batch(Grid("open", size=3, reward="modular", ends=(0.0,), level=0))
     put(modular, at=1)
+    near = ground[0].sum() + ground[1, 1]  # the upper row and the middle
     paid = [step.reward[0] for step in walk(modular, [UP, UP])]
-    assert paid == [pytest.approx(ground[0, 1] / total)] * 2
+    assert paid == [pytest.approx(near / total)] * 2
+
+
+def test_ground_alone_with_time_and_history() -> None:
+    world = Grid("open", size=3, counts=(0,), level=0, view="vector", clock=True, history=True, horizon=4)
+    envs = batch(world)
+    put(envs, at=4, covered=world._near[0], time=0)
+    step = walk(envs, [UP])[0]
+    assert envs.observations[0].tolist() == [0, 0.5, 0.25, 1, 1, 1, 1, 1, 0, 0, 0, 0]
+    assert step.signals["alone"][0] > step.signals["covered"][0] > 0
+    table = Grid("open", size=3, counts=(0,), level=0, view="state", clock=True, horizon=4)
+    assert table.observation == Discrete(9 * 5)
+    envs = batch(table)
+    put(envs, at=4, time=2)
+    walk(envs, [UP])
+    assert envs.observations[0] == 1 + 9 * 3
 
 
 # ------------------------------------------------------------------ views
@@ -244,6 +260,9 @@ def test_distractors_move_and_mean_nothing() -> None:
         ({"pays": (1.0, 2.0)}, "have one number for each kind of object"),
         ({"layout": "maze", "size": 6}, "and odd for a maze"),
         ({"view": "state", "counts": (9,)}, "for at most 8 objects"),
+        ({"view": "planes", "clock": True}, "for the views vector and state"),
+        ({"view": "state", "history": True}, "grid.history for vector"),
+        ({"view": "state", "clock": True, "horizon": None}, "needs a grid.horizon"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:

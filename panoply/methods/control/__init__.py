@@ -1,0 +1,1 @@
+"""Learning to control: objectives, sampling and steps beyond the base methods."""
