@@ -14,7 +14,7 @@ from panoply.parts import Part, part
 from panoply.regimes import OnPolicy
 from panoply.registry import method
 from panoply.slots.credit.anchors import standing, turns_to_go
-from panoply.slots.credit.returns import in_time, to_go
+from panoply.slots.credit.returns import place, to_go
 from panoply.slots.regularise.terms import kl
 from panoply.slots.sample.groups import groups
 
@@ -79,23 +79,14 @@ def turn_returns(
     reward = experience["reward"]
     turns = experience.by("turn")
     if normalise == "position":
-        returns, place = to_go(experience, reward, gamma), _place(experience)
+        returns, at = to_go(experience, reward, gamma), place(experience)
         groups = experience.by("group")
-        return standing(returns, Segments(groups.index * (int(place.max()) + 1) + place), "none", 0.0)
+        return standing(returns, Segments(groups.index * (int(at.max()) + 1) + at), "none", 0.0)
     peers = 2 * turns.first(experience.by("group").index)
     if normalise == "separate":
         peers = peers + _final(experience)
     z = standing(turns.sum(reward), Segments(peers), "std", epsilon)
     return turns.rows(turns_to_go(experience, z, gamma))
-
-
-def _place(experience: Experience) -> Tensor:
-    """How many decisions of its episode came before each."""
-    episodes, order = experience.by("episode"), in_time(experience)
-    before = episodes.count.cumsum(0) - episodes.count
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=order.device) - before[episodes.index[order]]
-    return place
 
 
 CLAIM = Learns(

@@ -13,7 +13,7 @@ from panoply.methods.base.reinforce import reinforce
 from panoply.parts import part
 from panoply.regimes import OnPolicy
 from panoply.registry import method
-from panoply.slots.credit.returns import to_go
+from panoply.slots.credit.returns import place, to_go
 from panoply.slots.regularise.terms import entropy
 from panoply.slots.reward.signals import signal
 from panoply.slots.sample.groups import groups
@@ -41,7 +41,7 @@ def future_gains(
     """
     gains = to_go(experience, experience["reward"].float())
     if baseline == "turn":
-        turns = Segments(experience["turn"])
+        turns = Segments(place(experience))
         others = turns.rows(turns.sum(gains)) - gains
         gains = gains - others / (turns.rows(turns.count) - 1).clamp(min=1)
     if not normalise or bool((gains == 0).all()):

@@ -26,6 +26,15 @@ def to_go(experience: Experience, reward: Tensor, gamma: float = 1.0) -> Tensor:
     return found
 
 
+def place(experience: Experience) -> Tensor:
+    """How many decisions of its episode came before each."""
+    episodes, order = experience.by("episode"), in_time(experience)
+    before = episodes.count.cumsum(0) - episodes.count
+    found = torch.empty_like(order)
+    found[order] = torch.arange(len(order), device=order.device) - before[episodes.index[order]]
+    return found
+
+
 @part(
     "credit",
     equation=lambda held: (
