@@ -136,3 +136,13 @@ class Diagnoses(Measured):
 
     def difference(self, value: float) -> float:
         return value
+
+
+@dataclass(frozen=True)
+class Ahead(Measured):
+    """Of two sides that a function measures without a run, such as errors of estimates: by how much one is ahead."""
+
+    kind: ClassVar[str] = "ahead"
+
+    def difference(self, value: float) -> float:
+        return value

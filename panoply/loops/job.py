@@ -102,6 +102,7 @@ class Job:
             total_steps=options.steps,
             micro_tokens=options.micro_tokens,
             recompute=options.recompute,
+            seed=options.seed,
         )
 
     # -------------------------------------------------------------- parts
@@ -113,6 +114,16 @@ class Job:
             return held(*args)
         self.states[path], result = held(self.states[path], *args)
         return result
+
+    def sample(self) -> Experience:
+        """What the sample part collects, with the weights the update wants to see."""
+        assert isinstance(self.learner, Learner)
+        return self.learner.sampled(self.step, lambda: self.call("sample", self.collect))
+
+    def settle(self) -> None:
+        """Be back at the weights that are learned."""
+        if isinstance(self.learner, Learner):
+            self.learner.settle()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -179,6 +190,7 @@ class Job:
         `learned` is what selection left of the experience, where that is less.
         """
         options = self.plan.options
+        self.settle()
         described = describe(experience)
         check_growth(self.step + 1, described, weight_norm(self.learned), self._norm)
         self.step += 1
@@ -229,6 +241,7 @@ class Job:
         that is not finite then came from elsewhere, such as a reward. Otherwise it is the newest checkpoint from
         which the next step was sound: one of the very step that failed is set aside.
         """
+        self.settle()
         if self._moves == 0 and speaks(self.policy, self._probe()):
             self.collect.state, self.states = copy.deepcopy(self._at_start)
             self._save()

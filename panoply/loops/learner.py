@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -27,6 +27,7 @@ from panoply.loops.totals import mean_metrics as mean_metrics
 from panoply.loops.units import fill, tokens, unit_labels, unit_tokens
 from panoply.parts import Part
 from panoply.regimes import Method
+from panoply.seeds import torch_rng
 from panoply.slots.schedule.schedules import at
 
 DESCENT = {"surrogate": -1.0, "regularise": 1.0, "loss": 1.0}
@@ -63,6 +64,11 @@ class _Look:
         self.rows = learner._with_weights(experience, self.active)
         self.leaves: list[Tensor] = list(learner.masters.named().values())
 
+    def aside(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of decisions that do not learn: log-probabilities at the weights as they are, credit, episode."""
+        rows = self.learner._beside(self.rows.take(~self.rows["train"].bool()))
+        return self.learner.policy.score(rows, frozenset())["logp"], rows["advantage"], rows["episode"]
+
     def logp(self) -> Tensor:
         return self.learner.policy.score(self.rows, frozenset())["logp"]
 
@@ -88,6 +94,7 @@ class Learner:
         micro_tokens: int,
         recompute: Recompute = "auto",
         more: Sequence[Part] = (),
+        seed: int = 0,
     ):
         self.policy = policy
         self.terms = [*method.terms(), *more]
@@ -96,7 +103,7 @@ class Learner:
         self.needs = frozenset(
             n for t in self.terms for n in t.needs() if not n.startswith(("logp@", "world:"))
         )
-        self.total_steps = total_steps
+        self.total_steps, self.seed = total_steps, seed
         self.micro_tokens = micro_tokens
         self.settings = self.update.settings()
         learning = {n: p for n, p in policy.named_parameters() if p.requires_grad}
@@ -116,6 +123,31 @@ class Learner:
     @property
     def optimisers(self) -> list[torch.optim.Optimizer]:
         return [self.optimiser]
+
+    def sampled(self, step: int, take: Callable[[], Experience]) -> Experience:
+        """What `take` collects, with the weights where the update wants them, who may want a second batch aside.
+
+        What is taken aside does not learn by itself: its `train` is false. Most updates want the weights as they are.
+        """
+        if not hasattr(self.optimiser, "visits"):
+            return take()
+        self._set_rate(step)
+        found: list[Experience] = []
+        asides: list[bool] = []
+        for aside in self.optimiser.visits(torch_rng("visits", self.seed, step)):
+            self.masters.publish()
+            found.append(take())
+            asides.append(aside)
+        if not any(asides):
+            return found[0]
+        marked = zip(found, asides, strict=True)
+        return Experience.cat([e.with_columns(train=torch.full((len(e),), not aside)) for e, aside in marked])
+
+    def settle(self) -> None:
+        """Put the weights back where they are learned, wherever they were to be sampled with."""
+        if hasattr(self.optimiser, "settle"):
+            self.optimiser.settle()
+            self.masters.publish()
 
     def step(self, experience: Experience, step: int) -> dict[str, float]:
         """Move the weights once by the gradient on this mini-batch; returns metrics."""
@@ -363,6 +395,8 @@ class Learner:
         rate = self.settings["lr"] * at(self.settings["schedule"], step, self.total_steps)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
+            if "eta" in self.settings:
+                group["eta"] = at(self.settings["eta"], step, self.total_steps)
         return float(rate)
 
     # -------------------------------------------------------------- saving

@@ -16,7 +16,7 @@ def on_policy(job: Job) -> None:
     for step in job.steps():
         with job.phase("sample"):
             asked = -job.collect.state["tasks"]
-            collected: Experience = job.call("sample", job.collect)
+            collected = job.sample()
             asked += job.collect.state["tasks"]
         with job.phase("score"):
             collected = job.companions.annotate(job.snapshots.score(collected))

@@ -33,7 +33,13 @@ RUN = {"held_out": 2, "steps": 2, "threads": 1, "checkpoint_every": 1, "keep": 9
 def small(name: str, world: str = "cartpole", **choices: Any) -> Plan:
     """The method with as little data as its settings allow, and more than one update a step."""
     known = pp.plan(name, world, **choices).method.settings()
-    return pp.plan(name, world, settings={k: v for k, v in SMALL.items() if k in known}, **RUN, **choices)
+    settings = {k: v for k, v in SMALL.items() if k in known}
+    try:
+        return pp.plan(name, world, settings=settings, **RUN, **choices)
+    except PanoplyError as refused:  # a batch that is sampled for a single update
+        assert "for one step" in str(refused)  # noqa: PT017
+        settings |= {"update.epochs": 1, "update.minibatches": 1}
+        return pp.plan(name, world, settings=settings, **RUN, **choices)
 
 
 def serves(name: str) -> bool:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 import panoply as pp
 from panoply.experience import Experience
-from panoply.methods.control.subpo import GROUND, future_gains, subpo
+from panoply.methods.control.subpo import GROUND, subpo
 from panoply.progress import Progress
+from panoply.slots.credit.returns import over_others
 from panoply.worlds.control.grid import Grid
 
 TWO = {"episode": [1, 1, 1, 2, 2], "turn": [0, 1, 2, 0, 1], "group": [1, 1, 1, 2, 2]}
@@ -24,17 +25,17 @@ GAINS = [0.5, 0.0, 0.25, 0.25, 0.25]
 def test_credit_by_hand() -> None:
     """To go: ¾, ¼, ¼ and ½, ¼; at turn 2 the first episode is alone."""
     made = hand(**TWO, reward=GAINS)
-    plain = future_gains(baseline="none", normalise=False)(made)
+    plain = over_others(baseline="none", normalise=False)(made)
     assert plain.tolist() == pytest.approx([0.75, 0.25, 0.25, 0.5, 0.25])
-    against = future_gains(normalise=False)(made)
+    against = over_others(normalise=False)(made)
     assert against.tolist() == pytest.approx([0.25, 0.0, 0.25, -0.25, 0.0])
     size = (3 * 0.25**2 / 5) ** 0.5
-    scaled = future_gains()(made)
+    scaled = over_others()(made)
     assert scaled.tolist() == pytest.approx([0.25 / size, 0.0, 0.25 / size, -0.25 / size, 0.0])
 
 
 def test_without_gains_there_is_no_credit() -> None:
-    assert future_gains()(hand(**TWO, reward=[0.0] * 5)).tolist() == [0.0] * 5
+    assert over_others()(hand(**TWO, reward=[0.0] * 5)).tolist() == [0.0] * 5
 
 
 def test_rows_may_come_in_any_order() -> None:
@@ -43,11 +44,11 @@ def test_rows_may_come_in_any_order() -> None:
     found = dict(
         zip(
             zip(*(mixed[k].tolist() for k in ("episode", "turn")), strict=True),
-            future_gains()(mixed).tolist(),
+            over_others()(mixed).tolist(),
             strict=True,
         )
     )
-    expected = future_gains()(made).tolist()
+    expected = over_others()(made).tolist()
     assert [found[key] for key in zip(TWO["episode"], TWO["turn"], strict=True)] == pytest.approx(expected)
 
 
@@ -98,7 +99,7 @@ def test_the_gradient_is_that_of_the_expected_worth_of_the_set() -> None:
     share = made.by("episode").rows(chances(made, slow).detach())
     assert float(share.sum()) == pytest.approx(2)
     exact = exact_gradient(made, slow)
-    assert_same(learned(made, future_gains(baseline="none", normalise=False)(made), share), exact)
+    assert_same(learned(made, over_others(baseline="none", normalise=False)(made), share), exact)
     prefixes = made["reward"].reshape(-1, 2).cumsum(1).flatten()  # as the released script weighs
     off = (learned(made, prefixes, share) - exact).abs().max() / exact.abs().max()
     assert float(off) > 0.05
@@ -113,13 +114,13 @@ def test_others_as_baseline_leave_the_gradient_unbiased() -> None:
         pair = made.take(torch.tensor([2 * i, 2 * i + 1, 2 * j, 2 * j + 1]))
         pair = pair.with_columns(episode=torch.tensor([0, 0, 1, 1]), context=torch.arange(4) // 2)
         share = torch.full((4,), float(likely[i] * likely[j] / 2), dtype=torch.float64)
-        total += learned(pair, future_gains(normalise=False)(pair), share)
+        total += learned(pair, over_others(normalise=False)(pair), share)
     assert_same(total, exact_gradient(made, slow))
 
 
 def test_the_method() -> None:
     made = pp.plan("subpo", "grid", settings=GROUND)
-    assert made.method.credit == future_gains()
+    assert made.method.credit == over_others()
     assert made.policy_options["hidden"] == (64, 32)
     assert subpo().reward.settings()["name"] == "covered"
 

@@ -9,7 +9,7 @@ import torch
 from kit import hand, ragged, shuffled
 
 from panoply.experience import Experience
-from panoply.slots.credit.returns import in_time, return_to_go, to_go
+from panoply.slots.credit.returns import in_time, over_others, place, return_to_go, to_go
 
 
 def two() -> Experience:
@@ -48,3 +48,14 @@ def test_row_order_does_not_matter() -> None:
     made = made.with_columns(row=torch.arange(len(made)), position=torch.arange(len(made)))
     moved = shuffled(made)
     torch.testing.assert_close(return_to_go()(moved), return_to_go()(made)[moved["row"]])
+
+
+def test_against_others_at_the_same_place() -> None:
+    """With γ = ½ the returns are 4, 8, 2, 2, at the places 2, 0, 1, 0; only at place 0 there are others."""
+    assert place(two()).tolist() == [2, 0, 1, 0]
+    plain = over_others(gamma=0.5, normalise=False)
+    assert plain(two()).tolist() == [4, 6, 2, -6]
+    assert plain.but(discounted=True)(two()).tolist() == [1, 6, 1, -6]
+    assert plain.but(baseline="none")(two()).tolist() == [4, 8, 2, 2]
+    size = math.sqrt((16 + 36 + 4 + 36) / 4)
+    assert over_others(gamma=0.5)(two()).tolist() == pytest.approx([4 / size, 6 / size, 2 / size, -6 / size])

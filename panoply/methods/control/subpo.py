@@ -2,52 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-import torch
-from torch import Tensor
-
 from panoply.evidence.claims import Ranks
-from panoply.experience import Experience, Segments
 from panoply.methods.base.reinforce import reinforce
-from panoply.parts import part
 from panoply.regimes import OnPolicy
 from panoply.registry import method
-from panoply.slots.credit.returns import place, to_go
+from panoply.slots.credit.returns import over_others
 from panoply.slots.regularise.terms import entropy
 from panoply.slots.reward.signals import signal
 from panoply.slots.sample.groups import groups
 from panoply.slots.update.optimisers import adam
-
-
-def _equation(held: Any) -> str:
-    baseline = " − mean of the other episodes at the same turn" if held.baseline == "turn" else ""
-    return f"A = Σ_j≥i F(s_j+1|τ_0:j){baseline}" + (", over its deviation" if held.normalise else "")
-
-
-@part("credit", equation=_equation)
-def future_gains(
-    experience: Experience,
-    *,
-    baseline: Literal["turn", "none"] = "turn",
-    normalise: bool = True,
-    epsilon: float = 1e-8,
-) -> Tensor:
-    """What a decision and those after it add to the set, less what others add from the same turn on.
-
-    Rewards are marginal gains, so their sum from a decision on is F(τ) − F(what was seen before it): what is there
-    already is neither credited nor blamed. Other episodes only are in the baseline, which keeps the gradient unbiased;
-    where there is none, it is 0. The deviation is one number for the batch.
-    """
-    gains = to_go(experience, experience["reward"].float())
-    if baseline == "turn":
-        turns = Segments(place(experience))
-        others = turns.rows(turns.sum(gains)) - gains
-        gains = gains - others / (turns.rows(turns.count) - 1).clamp(min=1)
-    if not normalise or bool((gains == 0).all()):
-        return gains
-    return gains / (torch.sqrt((gains**2).mean()) + epsilon)
-
 
 GRID = {
     "sample.prompts": 32,
@@ -94,7 +57,7 @@ def subpo() -> OnPolicy:
     return reinforce().but(
         sample=groups(prompts=500, group=1),
         reward=signal(name="covered"),
-        credit=future_gains(),
+        credit=over_others(),
         regularise=(entropy(weight=0.0),),
         update=adam(lr=1e-2),
     )

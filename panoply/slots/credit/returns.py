@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import torch
 from torch import Tensor
 
@@ -55,3 +57,42 @@ def return_to_go(
     if bool((returns == returns[0]).all()):
         return torch.zeros_like(returns)
     return (returns - returns.mean()) / (returns.std(correction=0) + epsilon)
+
+
+def _equation(held: Any) -> str:
+    paid = (
+        "Σ_s≥t r_s" if held.gamma == 1 else f"Σ_s≥t {held.gamma:g}^{'s' if held.discounted else '(s−t)'}·r_s"
+    )
+    baseline = " − mean of the other episodes at the same place" if held.baseline == "others" else ""
+    return f"A = {paid}{baseline}" + (", over its size" if held.normalise else "")
+
+
+@part("credit", equation=_equation, bounds={"gamma": "from 0 to 1"})
+def over_others(
+    experience: Experience,
+    *,
+    gamma: float = 1.0,
+    discounted: bool = False,
+    baseline: Literal["others", "none"] = "others",
+    normalise: bool = True,
+    epsilon: float = 1e-8,
+) -> Tensor:
+    """What is earned from a decision on, less what other episodes earn from the same place on (GPOMDP).
+
+    An episode's own return is not in its baseline, so the gradient is unbiased; where there is no other, it is 0.
+
+    discounted   by the time since the episode began, as the discounted objective's gradient is; else since the decision
+    normalise    divide by one number for the whole batch, the root of the mean square
+    """
+    found = to_go(experience, experience["reward"].float(), gamma)
+    at = place(experience)
+    if baseline == "others":
+        places = Segments(at)
+        found = found - (places.rows(places.sum(found)) - found) / (places.rows(places.count) - 1).clamp(
+            min=1
+        )
+    if discounted:
+        found = found * gamma**at
+    if not normalise or bool((found == 0).all()):
+        return found
+    return found / (torch.sqrt((found**2).mean()) + epsilon)

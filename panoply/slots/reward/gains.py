@@ -100,7 +100,8 @@ def entropy_gains(points: Tensor, length: float, noise: float) -> Tensor:
     kernel = torch.exp(-0.5 * (torch.cdist(points, points) / length) ** 2)
     kernel = kernel * fresh[:, :, None] * fresh[:, None] / noise**2
     eye = torch.eye(points.shape[1], dtype=points.dtype)
-    return torch.linalg.cholesky(kernel + eye).diagonal(dim1=1, dim2=2).log()
+    factor: Tensor = torch.linalg.cholesky(kernel + eye)
+    return factor.diagonal(dim1=1, dim2=2).log()
 
 
 def count_gains(points: Tensor, item: float, group: float, cap: int) -> Tensor:

@@ -42,6 +42,12 @@ def inverse_sqrt(step: int, total: int, *, warmup: int = 200) -> float:
     return min((step + 1) / warmup, math.sqrt(warmup / (step + 1)))
 
 
+@part("schedule", equation="(2/(t + 2))^{power}", bounds={"power": "at least 0"})
+def decaying(step: int, total: int, *, power: float = 1.0) -> float:
+    """1 at first, then down with a power of the steps taken, whatever the budget."""
+    return float((2 / (step + 2)) ** power)
+
+
 def at(value: float | Part, step: int, total: int) -> float:
     """A number, or a schedule's value at `step` of `total`."""
     return float(value(step, total)) if isinstance(value, Part) else value
