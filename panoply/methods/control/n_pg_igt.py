@@ -83,7 +83,7 @@ def exact_gradient(mdp: MDP, weights: Tensor) -> Tensor:
 def less_error(seed: int) -> dict[str, float]:
     """By what share of plain momentum's error that of the extrapolated one is smaller, and the errors themselves."""
     corrections: tuple[Correction, ...] = ("none", "extrapolate", "hessian")
-    late = {name: sum(squared_errors(seed, name)[STEPS // 2 :]) / (STEPS // 2) for name in corrections}
+    late = {str(name): sum(squared_errors(seed, name)[STEPS // 2 :]) / (STEPS // 2) for name in corrections}
     return {"less error": 1 - late["extrapolate"] / late["none"], **late}
 
 

@@ -133,7 +133,7 @@ def hessian_product(
 
     def along(slopes: Iterable[Tensor | None]) -> Tensor:
         pairs = zip(slopes, parts, strict=True)
-        return sum((s * p).sum() for s, p in pairs if s is not None)  # type: ignore[return-value]
+        return sum(((s * p).sum() for s, p in pairs if s is not None), logp.new_zeros(()))
 
     def gradient(of: Tensor, graph: bool) -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(of, leaves, create_graph=graph, retain_graph=True, allow_unused=True)
