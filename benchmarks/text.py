@@ -99,7 +99,8 @@ def panoply_steps(folder: Path, threads: int, ends: bool) -> tuple[list[float], 
             return Task(index % 2**40, tuple(self.tokenizer.encode(prompt(index % 4096))))
 
         def grade(self, task: Task, answer: Any) -> dict[str, float]:
-            return {"success": reward(self.tokenizer.decode(list(answer)))}
+            special = (self.tokenizer.eos_id, self.tokenizer.pad_id)
+            return {"success": reward(self.tokenizer.decode([t for t in answer if t not in special]))}
 
     settings = {
         "sample.prompts": PROMPTS,

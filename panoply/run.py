@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -237,6 +238,13 @@ def list_runs(root: str | Path) -> list[Run]:
     return sorted(found, key=lambda r: (str(r.config.get("created")), r.folder.name), reverse=True)
 
 
+def _installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
 def versions() -> dict[str, str]:
     import numpy
     import torch
@@ -248,6 +256,7 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": numpy.__version__,
+        "numba": _installed("numba"),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
     }
 

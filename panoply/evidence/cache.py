@@ -1,7 +1,7 @@
 """Runs found again by what determines them: `runs/.cache/grpo-chain-s0-HASH`.
 
 The hash is of the plan (method with all its parts and settings, world, options, seed), of the code that computes with
-them, and of the versions of torch and NumPy. So one baseline serves every comparison that needs it, and an interrupted
+them, and of the versions of torch, NumPy and Numba. So one baseline serves every comparison that needs it, and an interrupted
 comparison goes on with its half-done runs, because runs resume.
 """
 
@@ -40,7 +40,7 @@ def identity(plan: Plan) -> str:
         "plan": data,
         "code": [_core(), *(_file(path) for path in _own(plan))],
         "files": [_file(path) for path in _named(plan)],
-        **{name: versions()[name] for name in ("torch", "numpy")},
+        **{name: versions()[name] for name in ("torch", "numpy", "numba")},
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 

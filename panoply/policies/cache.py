@@ -23,11 +23,10 @@ class Cache:
         dtype: torch.dtype,
         device: torch.device | str,
     ):
-        shape = (rows, capacity, kv_heads, head_dim)
         self.rows, self.capacity = rows, capacity
-        # Zeros, not empty: an invisible key has weight 0, and 0 x NaN is NaN.
-        self._keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self._values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        like = torch.zeros((), dtype=dtype, device=device)
+        self._keys = [_zeros(like, rows, capacity, kv_heads, head_dim) for _ in range(layers)]
+        self._values = [_zeros(like, rows, capacity, kv_heads, head_dim) for _ in range(layers)]
         self._rows = torch.arange(rows, device=device)[:, None]
         self._slots = self._rows[:0]
         self._width = 0
@@ -44,10 +43,16 @@ class Cache:
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write [B, kv_heads, T, head_dim]; give views of what is seen, [B, kv_heads, width, head_dim]."""
-        at, rows, width = (self._rows[: len(k)], self._slots), len(k), self._width
-        keys, values = self._keys[layer], self._values[layer]
-        keys[at], values[at] = k.transpose(1, 2), v.transpose(1, 2)
-        return keys[:rows, :width].transpose(1, 2), values[:rows, :width].transpose(1, 2)
+        at = (self._rows[: len(k)], self._slots)
+        self._keys[layer][at], self._values[layer][at] = k.transpose(1, 2), v.transpose(1, 2)
+        return self.seen(layer, len(k))
+
+    def seen(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Views of what the first rows see, [rows, kv_heads, width, head_dim]."""
+        keys, values = (
+            buffers[layer][:rows, : self._width].transpose(1, 2) for buffers in (self._keys, self._values)
+        )
+        return keys, values
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """A layer's whole buffers, [rows, capacity, kv_heads, head_dim]."""
@@ -58,7 +63,7 @@ class Cache:
         for buffers in (self._keys, self._values):
             for layer, buffer in enumerate(buffers):
                 rows, old, heads, size = buffer.shape
-                buffers[layer] = buffer.new_zeros(rows, capacity, heads, size)
+                buffers[layer] = _zeros(buffer, rows, capacity, heads, size)
                 buffers[layer][:, :old] = buffer
         self.capacity = capacity
 
@@ -80,3 +85,13 @@ class Cache:
         for mine, theirs in ((self._keys, source._keys), (self._values, source._values)):
             for target, given in zip(mine, theirs, strict=True):
                 target[:, :width].index_copy_(0, at, given[:, :width].index_select(0, rows))
+
+
+def _zeros(like: Tensor, rows: int, capacity: int, heads: int, size: int) -> Tensor:
+    """[rows, capacity, heads, size]; on a CPU a head's positions lie together, as its batched products want them.
+
+    Zeros, not empty: an invisible key has weight 0, and 0 x NaN is NaN.
+    """
+    if like.device.type == "cpu":
+        return like.new_zeros(rows, heads, capacity, size).transpose(1, 2)
+    return like.new_zeros(rows, capacity, heads, size)

@@ -147,18 +147,12 @@ def _cut(needed: Tensor, prefix: Tensor, row: Tensor) -> tuple[_Pieces, Tensor, 
     return pieces, prefix_piece, suffix_piece
 
 
-def _within(pieces: _Pieces) -> Tensor:
-    """Each token's index in its piece."""
-    begin = pieces.length.cumsum(0) - pieces.length
-    return torch.arange(int(pieces.length.sum())) - begin.repeat_interleave(pieces.length)
-
-
 def _pack(tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor) -> Rows:
     """All pieces in one row; `row` and `column` are the decisions'."""
-    within = _within(pieces)
-    position = pieces.start.repeat_interleave(pieces.length) + within
-    token = tokens.values[tokens.offsets[pieces.context].repeat_interleave(pieces.length) + position]
     begin = pieces.length.cumsum(0) - pieces.length
+    piece = torch.arange(len(begin)).repeat_interleave(pieces.length)  # of each token
+    position = torch.arange(len(piece)) + (pieces.start - begin)[piece]
+    token = tokens.values[tokens.offsets[pieces.context][piece] + position]
     of_row = begin[torch.searchsorted(pieces.row, torch.arange(int(pieces.row[-1]) + 1))]
     packing = pack(pieces.length, pieces.segment, pieces.row)
     decision = torch.arange(len(row))
@@ -167,10 +161,12 @@ def _pack(tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor) -> Rows:
 
 def _fill(tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor) -> list[Rows]:
     """Lay the pieces out, a batch of rows per bucket of lengths; `row` and `column` are the decisions'."""
-    within = _within(pieces)
+    begin = pieces.length.cumsum(0) - pieces.length
+    piece = torch.arange(len(begin)).repeat_interleave(pieces.length)  # of each token
+    within = torch.arange(len(piece)) - begin[piece]
 
     def spread(per_piece: Tensor) -> Tensor:
-        return per_piece.repeat_interleave(pieces.length)
+        return per_piece[piece]
 
     position = spread(pieces.start) + within
     token = tokens.values[spread(tokens.offsets[pieces.context]) + position]

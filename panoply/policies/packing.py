@@ -84,19 +84,11 @@ def pack(length: Tensor, segment: Tensor, row: Tensor) -> Packing:
     seen = shared + length
     ends = seen.cumsum(0)
 
-    def ragged(counts: Tensor) -> Tensor:
-        """0…count−1 for each count, one after another."""
-        return torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-
-    inside = ragged(seen)
-    shared_here = shared.repeat_interleave(seen)
-    copy = inside < shared_here
-    source = torch.where(
-        copy,
-        prefix_at.repeat_interleave(seen) + inside,
-        begin.repeat_interleave(seen) + inside - shared_here,
-    )
-    own = ((ends - length).repeat_interleave(length)) + ragged(length)
+    piece = torch.arange(len(seen)).repeat_interleave(seen)  # of each key
+    inside = torch.arange(len(piece)) - (ends - seen)[piece]
+    copy = inside < shared[piece]
+    source = inside + torch.where(copy, prefix_at[piece], (begin - shared)[piece])
+    own = (~copy).nonzero().flatten()
     copies = copy.nonzero().flatten()
     prefix, copied = torch.unique(source[copies], return_inverse=True)
     zero = torch.zeros(1, dtype=torch.int32)
@@ -119,7 +111,7 @@ class _Turn(torch.autograd.Function):
     def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, turning: int) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.turning = turning
-        host.turn(qkv[:, :turning], cos, sin, qkv[:, :turning])
+        host.turn(qkv, turning, cos, sin)
         ctx.mark_dirty(qkv)
         return qkv
 
@@ -127,7 +119,7 @@ class _Turn(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        host.turn(g[:, : ctx.turning], cos, sin, g[:, : ctx.turning], -1.0)
+        host.turn(g, ctx.turning, cos, sin, -1.0)
         return g, None, None, None
 
 

@@ -198,8 +198,12 @@ class Generation:
         cut = (part.status == LENGTH) & (part.limit - part.start < self.sampling.max_tokens)
         reason = part.status.masked_fill(cut, CONTEXT)
         self.recorder.turn(part.row, part.turn, reason)
-        replies = self._ask(part, history, reason) if self.on_stop else [None] * len(at)
-        lengths = (part.position + 1).tolist() if self.on_stop else [0] * len(at)
+        if self.on_stop is None:
+            how = ends(reason, torch.zeros_like(reason, dtype=torch.bool))
+            self.recorder.finish(part.row, how, history, part.position + 1)
+            self.slots = self.slots.vacated(at)
+            return
+        replies, lengths = self._ask(part, history, reason), (part.position + 1).tolist()
         fits = [r is not None and n + len(r) < self.context for r, n in zip(replies, lengths, strict=True)]
         goes = self._tensor(fits).bool()
         more = self._tensor([reply is not None for reply in replies]).bool()

@@ -1,14 +1,15 @@
 """Decoding on a CPU: one token for all rows, in buffers whose views are made once per number of rows.
 
 With small models a step is mostly the cost of calling operators, so there are as few as can be: layers that share an
-input are one product, written where it is read.
+input are one product, written where it is read, and what is between products is one compiled call where Numba is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from types import ModuleType
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from panoply.kernels import host
 from panoply.policies.attention import Visibility, attend
 from panoply.policies.cache import Cache
-from panoply.policies.decoder import Block, Decoder
+from panoply.policies.decoder import Attention, Block, Decoder, Norm
 from panoply.policies.joined import joined
 from panoply.rollout.requests import CachedModel
 
@@ -27,7 +28,10 @@ def host_decoder(model: CachedModel, cache: Cache) -> HostDecoder | None:
     if not isinstance(model, Decoder) or model.device.type != "cpu" or not model.fuses:
         return None
     layers = (m for block in model.model.layers for m in block.modules() if hasattr(m, "out_features"))
-    return HostDecoder(model, cache) if all(type(m) is nn.Linear for m in layers) else None
+    if not all(type(m) is nn.Linear for m in layers):
+        return None
+    kernels = host.compiled(model.head_weight)
+    return HostDecoder(model, cache) if kernels is None else CompiledDecoder(model, cache, kernels)
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,9 @@ class _Buffers:
     def __init__(self, model: Decoder, rows: int, weights: _Weights):
         config, size, like = model.config, model.config.head_dim, model.head_weight
         self.qkv, self.both = (like.new_empty(rows, w[0].shape[1]) for w in (weights.qkv, weights.both))
-        heads = self.qkv.view(rows, -1, size)
-        self.turning = heads[:, : config.heads + config.kv_heads]
-        self.q, self.k, self.v = torch.split(heads, [config.heads, config.kv_heads, config.kv_heads], dim=1)
+        self.heads, self.turning = self.qkv.view(rows, -1, size), config.heads + config.kv_heads
+        spans = [config.heads, config.kv_heads, config.kv_heads]
+        self.q, self.k, self.v = torch.split(self.heads, spans, dim=1)
         self.query = self.q[:, :, None]
         self.gate, self.up = self.both.chunk(2, dim=1)
 
@@ -109,7 +113,7 @@ class HostDecoder:
         if attention.qk_norm:
             buffers.q.copy_(attention.q_norm(buffers.q))
             buffers.k.copy_(attention.k_norm(buffers.k))
-        host.turn(buffers.turning, *angles, buffers.turning)
+        host.turn(buffers.heads, buffers.turning, *angles)
         keys, values = self.cache.append(index, buffers.k[:, :, None], buffers.v[:, :, None])
         mixed = attend(buffers.query, keys, values, sight.mask(attention.window, keys.shape[2])).view(
             len(x), -1
@@ -119,6 +123,89 @@ class HostDecoder:
         y = F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
         _product(y, weights.both, buffers.both)
         return _product(F.silu(buffers.gate).mul_(buffers.up), weights.down).add_(x)
+
+
+class _Arrays:
+    """Buffers of the compiled decoder: tensors for the products, and the same memory for what is between them."""
+
+    def __init__(self, model: Decoder, rows: int, weights: _Weights):
+        config, like = model.config, model.head_weight
+        shapes = {
+            "x": (rows, config.width), "y": (rows, config.width), "change": (rows, config.width),
+            "scale": (rows,), "qkv": (rows, weights.qkv[0].shape[1]), "both": (rows, weights.both[0].shape[1]),
+            "wide": (rows, config.inner),
+        }  # fmt: skip
+        self.tensor = {name: like.new_empty(shape) for name, shape in shapes.items()}
+        self.array = {name: tensor.numpy() for name, tensor in self.tensor.items()}
+        heads = self.tensor["qkv"].view(rows, -1, config.head_dim)
+        self.array["heads"] = heads.numpy()
+        self.q, self.k, _ = torch.split(heads, [config.heads, config.kv_heads, config.kv_heads], dim=1)
+        self.query = self.q[:, :, None]
+
+
+class CompiledDecoder(HostDecoder):
+    """The same with compiled kernels (`kernels/compiled.py`)."""
+
+    @torch.no_grad()
+    def __init__(self, model: Decoder, cache: Cache, kernels: ModuleType):
+        super().__init__(model, cache)
+        self.kernels = kernels
+        self._arrays: dict[int, _Arrays] = {}
+        self._placed = 0
+
+    def _angles(self, positions: int) -> None:
+        super()._angles(positions)
+        self.turns = self.cos.numpy(), self.sin.numpy()
+
+    def logits(self, token: Tensor, position: Tensor, width: int) -> Tensor:
+        rows, stack = len(token), self.model.model
+        if rows not in self._arrays:
+            self._arrays[rows] = _Arrays(self.model, rows, self.weights[0])
+        at = self._arrays[rows]
+        self.cache.begin(position[:, None], width)
+        if self._placed != self.cache.capacity:
+            self._place()
+        sight = Visibility(position[:, None], None, True, self.model.dtype)
+        torch.index_select(stack.embed_tokens.weight, 0, token, out=at.tensor["x"])
+        change = None
+        for index, (block, weights) in enumerate(zip(self._blocks(), self.weights, strict=True)):
+            self._norm(at, change, block.input_layernorm)
+            _product(at.tensor["y"], weights.qkv, at.tensor["qkv"])
+            mixed = self._mixed(index, block.self_attn, at, position, sight)
+            _product(mixed, weights.out, at.tensor["change"])
+            change = at.array["change"]
+            self._norm(at, change, block.post_attention_layernorm)
+            _product(at.tensor["y"], weights.both, at.tensor["both"])
+            self.kernels.gated(at.array["both"], at.array["wide"])
+            _product(at.tensor["wide"], weights.down, at.tensor["change"])
+        self._norm(at, change, stack.norm)
+        return self.model.logits(at.tensor["y"])
+
+    def _place(self) -> None:
+        """What is kept for a cache of this size: its memory, and angles of all its positions."""
+        self._placed = self.cache.capacity
+        if self._placed > len(self.cos):
+            self._angles(self._placed)
+        layers = (self.cache.layer(index) for index in range(len(self.weights)))
+        self.places = [(k.transpose(1, 2).numpy(), v.transpose(1, 2).numpy()) for k, v in layers]
+
+    def _norm(self, at: _Arrays, change: Any, norm: Norm) -> None:
+        """x += change, y = its norm."""
+        held = at.array
+        self.kernels.add_norm(
+            held["x"], change, norm.weight.detach().numpy(), norm.eps, held["x"], held["y"], held["scale"]
+        )
+
+    def _mixed(
+        self, index: int, attention: Attention, at: _Arrays, position: Tensor, sight: Visibility
+    ) -> Tensor:
+        if attention.qk_norm:
+            at.q.copy_(attention.q_norm(at.q))
+            at.k.copy_(attention.k_norm(at.k))
+        memory = (*self.turns, position.numpy(), *self.places[index])
+        self.kernels.place(at.array["heads"], at.q.shape[1], *memory)
+        keys, values = self.cache.seen(index, len(position))
+        return attend(at.query, keys, values, sight.mask(attention.window, keys.shape[2])).view(len(keys), -1)
 
 
 def _product(x: Tensor, weights: tuple[Tensor, Tensor | None], out: Tensor | None = None) -> Tensor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
+from panoply.kernels import host
 
 Schedule = Callable[[Tensor], Tensor]
 """Positions within the turn (0 for its first sampled token) to temperatures."""
@@ -89,6 +91,8 @@ def draw(
 
     `entropy` asks for that of the tempered distribution before anything is cut.
     """
+    if temperature is None and mask is None and not sampling.truncates and (fast := host.compiled(logits)):
+        return _drawn(fast, logits, uniform, entropy)
     greedy = None if temperature is None else temperature == 0
     if temperature is not None and greedy is not None:
         temperature = temperature.masked_fill(greedy, 1.0)
@@ -112,6 +116,14 @@ def draw(
         mask,
         None if whole is None else torch.special.entr(whole.exp()).sum(-1),
     )
+
+
+def _drawn(fast: ModuleType, logits: Tensor, uniform: Tensor, entropy: bool) -> Draw:
+    """`draw` in one pass, where nothing acts on the logits."""
+    action = uniform.new_empty(len(logits), dtype=torch.long)
+    logp, spread = logits.new_empty(len(logits)), logits.new_empty(len(logits))
+    fast.draw(*map(host.array, (logits, uniform, action, logp, spread)))
+    return Draw(action, logp, None, None, spread if entropy else None)
 
 
 def truncated(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:

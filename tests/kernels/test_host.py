@@ -56,8 +56,7 @@ def test_turning_by_hand_and_back() -> None:
     x = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])
     # The first pair (1, 3) by a quarter, the second (2, 4) not at all.
     cos, sin = host.angles(torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
-    out = torch.empty_like(x)
-    host.turn(x, cos, sin, out)
-    assert out.tolist() == [[[-3.0, 2.0, 1.0, 4.0]]]
-    host.turn(out, cos, sin, out, -1.0)
-    assert out.tolist() == x.tolist()
+    host.turn(x, 1, cos, sin)
+    assert x.tolist() == [[[-3.0, 2.0, 1.0, 4.0]]]
+    host.turn(x, 1, cos, sin, -1.0)
+    assert x.tolist() == [[[1.0, 2.0, 3.0, 4.0]]]

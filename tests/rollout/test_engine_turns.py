@@ -8,6 +8,7 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.experience import TERMINATED, TRUNCATED
+from panoply.policies.cache import Cache
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.rollout.engine import CONTEXT, LENGTH, STOP, Request, Rollouts, Sampling, TextEngine, Turn
 from panoply.rollout.sampling import invert, stream, uniforms
@@ -99,13 +100,13 @@ def test_what_on_stop_is_shown(model: Decoder) -> None:
 
 def test_the_prefix_is_not_computed_again(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
-    embed = type(model.model.embed_tokens).forward
+    begin = Cache.begin
 
-    def spy(self: torch.nn.Embedding, tokens: Tensor) -> Tensor:
-        lengths.append(tokens.shape[1] if tokens.ndim == 2 else 1)
-        return embed(self, tokens)
+    def spy(self: Cache, positions: Tensor, width: int | None = None) -> None:
+        lengths.append(positions.shape[1])
+        begin(self, positions, width)
 
-    monkeypatch.setattr(type(model.model.embed_tokens), "forward", spy)
+    monkeypatch.setattr(Cache, "begin", spy)
     sampling = Sampling(max_tokens=4)
     TextEngine(model).generate(
         [Request([1] * 20, [0, 1])], sampling, lambda turn: [2, 3, 4] if turn.turn == 0 else None
