@@ -1,8 +1,8 @@
 """Runs found again by what determines them: `runs/.cache/grpo-chain-s0-HASH`.
 
 The hash is of the plan (method with all its parts and settings, world, options, seed), of the code that computes with
-them, and of the versions of torch, NumPy and Numba. So one baseline serves every comparison that needs it, and an interrupted
-comparison goes on with its half-done runs, because runs resume.
+them, and of the versions of torch, NumPy and Numba. So one baseline serves every comparison that needs it, and an
+interrupted comparison goes on with its half-done runs, because runs resume.
 """
 
 from __future__ import annotations

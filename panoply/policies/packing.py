@@ -105,15 +105,17 @@ def pack(length: Tensor, segment: Tensor, row: Tensor) -> Packing:
 
 
 class _Turn(torch.autograd.Function):
-    """Rotary positions on the first `turning` heads of [N, heads, size], in place."""
+    """Rotary positions on the first `turning` heads of [N, heads, size], in place.
+
+    Autograd is not told that they are in place, or it would copy what `qkv` is a view of: nobody has kept it.
+    """
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, turning: int) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        ctx.turning = turning
-        host.turn(qkv, turning, cos, sin)
-        ctx.mark_dirty(qkv)
-        return qkv
+        ctx.turning, turned = turning, qkv.detach()
+        host.turn(turned, turning, cos, sin)
+        return turned
 
     @staticmethod
     @once_differentiable
