@@ -214,6 +214,6 @@ def join_tensors(
     states = {path: dict(state) for path, state in plain.items()}
     for name, tensor in tensors.items():
         if name.startswith("part:"):
-            _, path, key = name.split(":")
+            _, path, key = name.split(":", 2)
             states[path][key] = tensor
     return states

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,15 @@ class ControlCollector(InOrder[Start]):
         return self.world.task(self.split, index)
 
     # -------------------------------------------------------------- what a sample part asks for
+
+    @contextmanager
+    def acted_by(self, policy: ControlPolicy) -> Iterator[None]:
+        """Let another policy of the same form act for a while."""
+        own, self.policy = self.policy, policy
+        try:
+            yield
+        finally:
+            self.policy = own
 
     def episodes(
         self,
