@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from panoply.evidence.claims import Ahead
-from panoply.experience import OWN, REPLAY, Experience, Table
+from panoply.experience import OWN, REPLAY, Experience, Table, distinct
 from panoply.methods.base.ppo import CARTPOLE, CONTROL, ppo
 from panoply.parts import Finding, part
 from panoply.regimes import OnPolicy
@@ -30,7 +30,7 @@ State = dict[str, Any]
 def pack(experience: Experience) -> State:
     """Experience as named tensors, without observations that nobody refers to."""
     n = len(experience)
-    used, place = torch.cat([experience["context"], experience["next"]]).unique(return_inverse=True)
+    used, place = distinct(torch.cat([experience["context"], experience["next"]]))
     decisions = experience.decisions.plus({"context": place[:n], "next": place[n:]})
     tables = {"decisions": decisions, "context": experience.context.take(used)}
     return {f"{name}:{column}": table[column] for name, table in tables.items() for column in table}
