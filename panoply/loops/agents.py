@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from panoply.parts import Part
 from panoply.policies.control import ControlPolicy
 from panoply.regimes import Offline, OffPolicy
 from panoply.slots.schedule.schedules import at
-from panoply.transitions import Agent
+from panoply.transitions import Agent, Transitions
 
 NOTED = 25
 """Metrics are noted in one update of so many."""
@@ -32,21 +32,39 @@ NOTED = 25
 class _Descent:
     """One loss, what it moves, and by which optimiser."""
 
-    def __init__(self, loss: Part, update: Part, parameters: Mapping[str, nn.Parameter]):
+    def __init__(
+        self,
+        loss: Part,
+        update: Part,
+        parameters: Mapping[str, nn.Parameter],
+        resting: Sequence[nn.Parameter] = (),
+    ):
         settings = loss.settings()
+        self.resting = resting
+        """Parameters that this loss looks at and does not move: their gradients are not even computed."""
         self.loss, self.every = loss, int(settings.get("every", 1))
         chosen: Part = settings.get("update") or update
         self.settings = chosen.settings()
         self.named, self.parameters = parameters, list(parameters.values())
         self.optimiser: torch.optim.Optimizer = chosen(self.parameters)
 
-    def step(self, value: Tensor) -> None:
-        gradients = torch.autograd.grad(value, self.parameters)
+    def step(self, agent: Agent, rows: Transitions) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Move once; the loss, and what it says of the rows."""
+        for parameter in self.resting:
+            parameter.requires_grad_(False)
+        try:
+            values, stats = self.loss(agent, rows)
+            value = values.mean()
+            gradients = torch.autograd.grad(value, self.parameters)
+        finally:
+            for parameter in self.resting:
+                parameter.requires_grad_(True)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         if self.settings["clip"] > 0:
             nn.utils.clip_grad_norm_(self.parameters, self.settings["clip"])
         self.optimiser.step()
+        return value.detach(), stats
 
     def prepare(self, agent: Agent, replay: Replay) -> Mapping[str, Tensor]:
         """Columns for all that is remembered, at the weights of now."""
@@ -83,7 +101,7 @@ class AgentLearner:
             for name in wanted
         }
         self.agent = Agent(policy, networks, self.targets)
-        self.descents = [_Descent(loss, method.update, self._moved_by(loss)) for loss in method.losses]
+        self.descents = [self._descent(loss) for loss in method.losses]
         pairs = [(self._weights(self.targets[n]), list(models[n].parameters())) for n in wanted]
         self._follow = [t for target, _ in pairs for t in target], [p for _, source in pairs for p in source]
         self.updates = 0
@@ -94,12 +112,15 @@ class AgentLearner:
     def optimisers(self) -> list[torch.optim.Optimizer]:
         return [descent.optimiser for descent in self.descents]
 
-    def _moved_by(self, loss: Part) -> dict[str, nn.Parameter]:
-        return {
+    def _descent(self, loss: Part) -> _Descent:
+        moved = {
             f"{name}.{key}": parameter
             for name in loss.info.learns
             for key, parameter in self.models[name].named_parameters()
         }
+        mine = set(moved.values())
+        rest = (p for model in self.models.values() for p in model.parameters() if p not in mine)
+        return _Descent(loss, self.method.update, moved, [p for p in rest if p.requires_grad])
 
     @staticmethod
     def _weights(target: Any) -> list[Tensor]:
@@ -121,11 +142,9 @@ class AgentLearner:
             noting = self.updates % NOTED == 0 or not self._noted
             for descent in self.descents:
                 if self.updates % descent.every == 0:
-                    values, stats = descent.loss(self.agent, rows)
-                    value = values.mean()
-                    descent.step(value)
+                    value, stats = descent.step(self.agent, rows)
                     if noting:
-                        self._noted.append({descent.loss.info.name: value.detach(), **stats})
+                        self._noted.append({descent.loss.info.name: value, **stats})
             self.updates += 1
             follow(self.updates, *self._follow)
 

@@ -111,6 +111,7 @@ class Learner:
         self.parameters = self.masters.moving
         self.optimiser: torch.optim.Optimizer = self.update(self.parameters.values())
         self.watch: Watch | None = None
+        self._acting: tuple[int, list[_Active]] | None = None
         self._weighed: tuple[Experience, list[_Active], Experience] | None = None
         """The last mini-batch with its weights: epochs without mini-batches see the same one again."""
         device = next((p.device for p in self.parameters.values()), torch.device("cpu"))
@@ -208,7 +209,8 @@ class Learner:
         batch = Batch(self._beside(micro), self.policy.score(micro, self.needs), prepared, whole)
         loss = self._loss(batch, active, totals)
         if loss.requires_grad:
-            (loss * self.masters.scale).backward()  # type: ignore[no-untyped-call]
+            scale = self.masters.scale
+            (loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
             self.masters.collect()
 
     def _size(self, rows: Experience, active: Sequence[_Active], prepared: Mapping[str, Any]) -> None:
@@ -277,12 +279,11 @@ class Learner:
 
     def _active(self, step: int) -> list[_Active]:
         """The terms whose weight is not 0 at this step."""
-        weights = [at(t.settings().get("weight", 1.0), step, self.total_steps) for t in self.terms]
-        return [
-            _Active(t, f"weight:{i}", w)
-            for i, (t, w) in enumerate(zip(self.terms, weights, strict=True))
-            if w
-        ]
+        if self._acting is None or self._acting[0] != step:
+            weights = [at(t.settings().get("weight", 1.0), step, self.total_steps) for t in self.terms]
+            numbered = enumerate(zip(self.terms, weights, strict=True))
+            self._acting = (step, [_Active(t, f"weight:{i}", w) for i, (t, w) in numbered if w])
+        return self._acting[1]
 
     def _with_weights(self, experience: Experience, active: Sequence[_Active]) -> Experience:
         """Add each term's weights, normalised once over the mini-batch by its stream's own count."""
@@ -303,7 +304,7 @@ class Learner:
 
     def _loss(self, batch: Batch, active: Sequence[_Active], totals: Totals) -> Tensor:
         """The weighted sum of the terms, each on the decisions of its own stream."""
-        loss = next(iter(batch.now.values())).new_zeros(())
+        loss: Tensor | None = None
         for term, column, weight in active:
             view = batch.of_stream(term.info.stream)
             if _units(view.experience, term.info.unit) == 0:
@@ -311,13 +312,16 @@ class Learner:
             values, stats = term(view)
             shares = view[column] if term.info.unit == "decision" else view[column][0]
             term_loss = (values * shares.to(values.dtype)).sum()
-            loss = loss + (DESCENT[term.info.slot] * weight) * term_loss
+            factor = DESCENT[term.info.slot] * weight
+            part = term_loss if factor == 1 else factor * term_loss
+            loss = part if loss is None else loss + part
             totals.add(term, term_loss.detach(), stats)
             if self.watch is not None:
                 self.watch.see(term, view, stats)
-        totals.loss = totals.loss + loss.detach().double()
-        if "entropy" in batch.now:
-            totals.add_stats({"entropy": batch.now["entropy"].detach()})
+        if loss is None:
+            loss = next(iter(batch.now.values())).new_zeros(())
+        entropy = {"entropy": batch.now["entropy"].detach()} if "entropy" in batch.now else {}
+        totals.close(loss.detach(), entropy)
         return loss
 
     def _prepare(self, rows: Experience, active: Sequence[_Active]) -> dict[str, Any]:

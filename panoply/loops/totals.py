@@ -25,19 +25,30 @@ class Totals:
     """
 
     def __init__(self) -> None:
-        self.loss: Tensor | float = 0.0
-        self.values: dict[str, Tensor | float] = defaultdict(float)
+        self.losses: list[Tensor] = []
+        self.values: dict[str, list[Tensor]] = defaultdict(list)
         self.sums: list[tuple[list[str], int, Tensor]] = []
         """Names of columns, their length, and the sum of each in one tensor."""
         self.maxima: dict[str, Tensor] = {}
+        self._columns: dict[str, Tensor] = {}
 
     def add(self, term: Part, value: Tensor, stats: Mapping[str, Tensor]) -> None:
-        self.values[term.info.name] += value.double()
-        self.add_stats(stats)
+        """What a term came to on a micro-batch, and columns it gave."""
+        self.values[term.info.name].append(value)
+        if self._columns.keys() & stats.keys():
+            self._sum()
+        self._columns |= stats
 
-    def add_stats(self, stats: Mapping[str, Tensor]) -> None:
+    def close(self, loss: Tensor, stats: Mapping[str, Tensor]) -> None:
+        """The end of a micro-batch."""
+        self.losses.append(loss)
+        self._columns |= stats
+        self._sum()
+
+    def _sum(self) -> None:
+        """Columns of one length and kind are summed in one operation."""
         alike: dict[tuple[int, torch.dtype], dict[str, Tensor]] = defaultdict(dict)
-        for name, column in stats.items():
+        for name, column in self._columns.items():
             if column.numel() == 0:
                 continue
             if name.endswith("/max"):
@@ -45,11 +56,12 @@ class Totals:
                 most = column.max()
                 self.maxima[name] = torch.maximum(self.maxima[name], most) if name in self.maxima else most
             else:
-                column = column if column.is_floating_point() else column.float()
                 alike[len(column), column.dtype][name] = column
-        for (rows, _), columns in alike.items():
-            total = torch.stack(list(columns.values())).sum(1, dtype=torch.float64)
+        for (rows, kind), columns in alike.items():
+            wide = torch.float64 if kind.is_floating_point else torch.int64
+            total = torch.stack(list(columns.values())).sum(1, dtype=wide)
             self.sums.append((list(columns), rows, total))
+        self._columns = {}
 
     def means(self) -> dict[str, float]:
         sums: dict[str, float] = defaultdict(float)
@@ -59,5 +71,6 @@ class Totals:
                 sums[name] += total
                 counts[name] += rows
         means = {name: total / counts[name] for name, total in sums.items()}
-        plain = {name: float(value) for name, value in {**self.values, **self.maxima}.items()}
-        return {"loss": float(self.loss), **plain, **means}
+        added = {name: sum(map(float, parts)) for name, parts in self.values.items()}
+        maxima = {name: float(value) for name, value in self.maxima.items()}
+        return {"loss": sum(map(float, self.losses)), **added, **maxima, **means}

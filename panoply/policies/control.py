@@ -70,7 +70,9 @@ class _Network(nn.Module):
         self.features, self.layers, self.head = features, layers, head
 
     def forward(self, observation: Tensor) -> Tensor:
-        return self.layers(self.features(observation))  # type: ignore[no-any-return]
+        return self.layers.forward(
+            self.features.forward(observation)
+        )  # nobody hooks these: twice less to call
 
     def numpy(self) -> Forward:
         features, layers = self.features.numpy(), self.layers.numpy()

@@ -23,6 +23,15 @@ _TORCH: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": nn.functional.elu_,
 }
 """In place: a layer's output is needed by nobody else."""
+_tanh_back = torch.ops.aten.tanh_backward.grad_input
+_relu_back = torch.ops.aten.threshold_backward.grad_input
+_elu_back = torch.ops.aten.elu_backward.grad_input
+_BACK: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tanh": lambda slope, y: _tanh_back(slope, y, grad_input=slope),
+    "relu": lambda slope, y: _relu_back(slope, y, 0, grad_input=slope),
+    "elu": lambda slope, y: _elu_back(slope, 1, 1, 1, True, y, grad_input=slope),
+}
+"""From ∂/∂y to ∂/∂x where y = f(x), in place, from y alone."""
 
 
 class Features(nn.Module):
@@ -77,6 +86,61 @@ class Features(nn.Module):
         return lambda x: np.clip((x.reshape(len(x), -1).astype(np.float32) - mean) * scale, -10, 10)
 
 
+def _outputs(activation: str, x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """The input, and what comes out of every layer; `weights` are a matrix and a bias of each, in turn."""
+    found, activate = [x], _TORCH[activation]
+    for i in range(0, len(weights), 2):
+        x = torch.mm(x, weights[i].t()).add_(weights[i + 1])
+        found.append(activate(x) if i + 2 < len(weights) else x)
+    return found
+
+
+class _Layers(torch.autograd.Function):
+    """All layers as one node of the graph, differentiated by hand.
+
+    A small network's products take microseconds, and as long again to be put into a graph, transposed and walked back,
+    each with its bias and activation, as nodes of their own. Whoever differentiates the gradient itself (natural
+    gradients do) gets it from a graph of plain operations.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, activation: str, x: Tensor, *weights: Tensor) -> Tensor:
+        *inputs, out = _outputs(activation, x, weights)
+        ctx.activation, ctx.count = activation, len(weights)
+        ctx.save_for_backward(*weights, *inputs)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        needed, saved = ctx.needs_input_grad[1:], ctx.saved_tensors
+        weights, inputs = saved[: ctx.count], saved[ctx.count :]
+        if torch.is_grad_enabled():
+            return None, *_plain(ctx.activation, inputs[0], weights, needed, slope)
+        found: list[Tensor | None] = [None] * (1 + len(weights))
+        for i in range(len(weights) - 2, -1, -2):
+            x = inputs[i // 2]
+            if needed[1 + i]:
+                found[1 + i], found[2 + i] = slope.t() @ x, slope.sum(0)
+            if i:
+                slope = _BACK[ctx.activation](slope @ weights[i], x)
+            elif needed[0]:
+                found[0] = slope @ weights[0]
+        return None, *found
+
+
+def _plain(
+    activation: str, x: Tensor, weights: Sequence[Tensor], needed: Sequence[bool], slope: Tensor
+) -> list[Tensor | None]:
+    """The gradient with a graph of its own."""
+    y = x
+    for i in range(0, len(weights), 2):
+        y = nn.functional.linear(y, weights[i], weights[i + 1])
+        y = _TORCH[activation](y) if i + 2 < len(weights) else y
+    asked = [t for t, wanted in zip((x, *weights), needed, strict=True) if wanted]
+    found = iter(torch.autograd.grad(y, asked, slope, create_graph=True))
+    return [next(found) if wanted else None for wanted in needed]
+
+
 class MLP(nn.Module):
     """Linear layers with an activation between them; without hidden layers a linear map (a table, on one-hot rows).
 
@@ -96,6 +160,7 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.activation, self.gain = activation, gain
         self._weights = [(layer.weight, layer.bias) for layer in self.layers if isinstance(layer, nn.Linear)]
+        self._flat = [tensor for pair in self._weights for tensor in pair]
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:
@@ -110,10 +175,9 @@ class MLP(nn.Module):
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        (*inner, last), activate = self._weights, _TORCH[self.activation]
-        for weight, bias in inner:
-            x = activate(nn.functional.linear(x, weight, bias))
-        return nn.functional.linear(x, *last)
+        if torch.is_grad_enabled():
+            return _Layers.apply(self.activation, x, *self._flat)  # type: ignore[no-any-return, no-untyped-call]
+        return _outputs(self.activation, x, self._flat)[-1]
 
     def numpy(self) -> Forward:
         """The same as a function of arrays, on the very memory of the weights (on a GPU, on a copy).

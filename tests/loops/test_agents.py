@@ -60,8 +60,9 @@ def test_losses_move_their_own() -> None:
     assert {name.split(".")[0] for name in actor.named} == {"policy", "temperature"}
     rows = made.replay.draw(8, made.agent.generator)
     kept = [p.grad.clone() for p in q.parameters if p.grad is not None]
-    actor.step(actor.loss(made.agent, rows)[0].mean())
+    actor.step(made.agent, rows)
     assert all(torch.equal(a, p.grad) for a, p in zip(kept, q.parameters, strict=True) if p.grad is not None)
+    assert all(p.requires_grad for model in made.models.values() for p in model.parameters())
 
 
 @pytest.mark.parametrize(

@@ -94,17 +94,17 @@ def clip(
     """
     advantage, log_ratio = batch["advantage"], batch.log_ratio(against)
     ratio = log_ratio.exp()
-    bounded = ratio.clamp(1 - low, 1 + high)
+    bounded = ratio.detach().clamp(1 - low, 1 + high)
     if kind == "min":
         free, held = ratio * advantage, bounded * advantage
-        value = torch.minimum(free, held)
-        acted = free.detach() > held.detach()
+        acted = (free > held).detach()  # then the smaller one is the bound, which has no gradient
+        value = torch.where(acted, held, free)
     elif kind == "mask":
         acted = (ratio != bounded).detach()
         value = ratio * advantage * (~acted)
     else:
         acted = (ratio != bounded).detach()
-        value = bounded.detach() * advantage * batch.now["logp"]
+        value = bounded * advantage * batch.now["logp"]
     now = ratio.detach()
     moved = acted if kind == "min" else acted & (advantage != 0)
     stats = {"clip_high": moved & (now > 1 + high), "clip_low": moved & (now < 1 - low)}

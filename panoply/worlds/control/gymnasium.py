@@ -39,8 +39,9 @@ SOLVED = {
 class Gymnasium(ControlWorld):
     """Any environment registered with Gymnasium, by its id; each is also a world of that name.
 
-    Environments are stepped one after another in this process. One that raises, or gives numbers that are not finite,
-    has its episode cut there (truncated); what happened is counted and said once.
+    Environments are stepped one after another in this process, or by `workers` processes side by side, with the same
+    numbers. One that raises, or gives numbers that are not finite, has its episode cut there (truncated), and so have
+    those of a process that dies or hangs; what happened is counted and said once.
     """
 
     env: str = "CartPole-v1"
@@ -48,6 +49,15 @@ class Gymnasium(ControlWorld):
     """Steps after which an episode is cut; the environment's own limit where none is given."""
     options: str = ""
     """More arguments of the environment as YAML, such as `{gravity: 5.0}`."""
+    workers: int = 0
+    """Processes that step the environments, which pays where a step takes milliseconds; 0 means this process."""
+    patience: float = 60.0
+    """Seconds in which a worker process must have made its step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.workers < 0 or self.patience <= 0:
+            raise PanoplyError("world.workers is at least 0, and world.patience above 0 seconds.")
 
     @property
     def name(self) -> str:
@@ -88,13 +98,20 @@ class Gymnasium(ControlWorld):
         except gymnasium.error.DependencyNotInstalled as error:
             package = "MuJoCo" if "mujoco" in str(error).lower() else "another library"
             raise needs_extra(package, "mujoco", self.env) from error
+        except ModuleNotFoundError as error:
+            extra = "mujoco" if "mujoco" in str(spec_of(self.env).entry_point) else "video"
+            raise needs_extra(str(error.name), extra, self.env) from error
         except (TypeError, ValueError, gymnasium.error.Error) as error:
             raise PanoplyError(f"Gymnasium cannot make {self.env}: {error}.") from error
 
     def shown(self) -> GymnasiumEnvs:
         return GymnasiumEnvs(self, [self.make(render=True)])
 
-    def envs(self, size: int) -> GymnasiumEnvs:
+    def envs(self, size: int) -> Envs:
+        if self.workers:
+            from panoply.worlds.control.workers import WorkerEnvs
+
+            return WorkerEnvs(self, size, self.workers, self.patience)
         return GymnasiumEnvs(self, [self.make() for _ in range(size)])
 
 
@@ -160,6 +177,11 @@ class GymnasiumEnvs(Envs):
 
     def failures(self) -> dict[str, int]:
         return dict(self._failures)
+
+    def told(self) -> dict[str, int]:
+        """What failed since the last time this was asked."""
+        found, self._failures = self._failures, {}
+        return found
 
     def close(self) -> None:
         for env in self.inner:
