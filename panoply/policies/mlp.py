@@ -111,7 +111,7 @@ class _Layers(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
         needed, saved = ctx.needs_input_grad[1:], ctx.saved_tensors
         weights, inputs = saved[: ctx.count], saved[ctx.count :]
         if torch.is_grad_enabled():

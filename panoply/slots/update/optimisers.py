@@ -72,7 +72,7 @@ class Adam(torch.optim.Optimizer):
             means, squares, steps = ([k[n] for k in kept] for n in ("exp_avg", "exp_avg_sq", "step"))
             torch._foreach_add_(steps, 1.0)
             torch._fused_adamw_(
-                moving, [p.grad for p in moving], means, squares, [], steps, **rates, amsgrad=False, maximize=False
+                moving, [p.grad for p in moving if p.grad is not None], means, squares, [], steps, **rates, amsgrad=False, maximize=False
             )  # fmt: skip
         for hook in self._optimizer_step_post_hooks.values():
             hook(self, (), {})
@@ -80,12 +80,13 @@ class Adam(torch.optim.Optimizer):
     step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it in a profiler's marks and the hooks above
 
     def _begin(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        self.state[parameter] = {
+        kept = {
             "step": torch.zeros((), device=parameter.device),
             "exp_avg": torch.zeros_like(parameter),
             "exp_avg_sq": torch.zeros_like(parameter),
         }
-        return self.state[parameter]
+        self.state[parameter] = kept
+        return kept
 
 
 @part(
