@@ -68,11 +68,14 @@ class Adam(torch.optim.Optimizer):
         rates = {name: chosen[name] for name in ("lr", "beta1", "beta2", "eps", "weight_decay")}
         for alike in self._alike.values():
             moving = [parameter for parameter in alike if parameter.grad is not None]
+            if not moving:
+                continue
+            slopes = [parameter.grad for parameter in moving if parameter.grad is not None]
             kept = [self.state[parameter] or self._begin(parameter) for parameter in moving]
             means, squares, steps = ([k[n] for k in kept] for n in ("exp_avg", "exp_avg_sq", "step"))
             torch._foreach_add_(steps, 1.0)
             torch._fused_adamw_(
-                moving, [p.grad for p in moving if p.grad is not None], means, squares, [], steps, **rates, amsgrad=False, maximize=False
+                moving, slopes, means, squares, [], steps, **rates, amsgrad=False, maximize=False
             )  # fmt: skip
         for hook in self._optimizer_step_post_hooks.values():
             hook(self, (), {})
