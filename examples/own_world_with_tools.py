@@ -53,7 +53,7 @@ class Sums(Episodic):
     model: str = ""
     """A folder whose tokenizer is used; without one, a token is a character."""
 
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher"})
+    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs"})
     max_tokens: ClassVar[int] = 8  # of a turn, its end included
 
     @cached_property

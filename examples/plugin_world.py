@@ -23,7 +23,7 @@ class Reverse(TextWorld):
     slip: float = 0.5
     """How often the teacher copies."""
 
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher"})
+    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs"})
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -281,8 +281,13 @@ def check_plan(plan: Plan) -> None:
 
 def _refusal(plan: Plan, who: str, need: str) -> str:
     """Why a part cannot work on a world, and with a file of the user's, what it would have to hold."""
-    answers = need in ("teacher", "reference")
-    if answers and plan.world_id.startswith("jsonl@"):
+    own = plan.world_id.startswith("jsonl@")
+    if own and need == "pairs":
+        return (
+            f"{who} compares answers, and {plan.world_options['data']} has none to compare: its lines need 'chosen' and "
+            "'rejected'."
+        )
+    if own and need in ("teacher", "reference"):
         return (
             f"{who} learns from given answers, and {plan.world_options['data']} has none: its lines need 'completion' "
             "to be imitated, or 'chosen' and 'rejected' to be compared."

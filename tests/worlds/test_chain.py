@@ -235,7 +235,7 @@ def test_self_test_catches_a_broken_verifier(sabotaged: type[Chain], complaint: 
 
 def test_facts() -> None:
     world = Chain()
-    assert world.access == {"verify", "reference", "teacher", "hint"}
+    assert world.access == {"verify", "reference", "teacher", "pairs", "hint"}
     assert (world.preset, world.max_tokens, world.stop_tokens) == ("tiny", 19, (world.tokenizer.eos_id,))
     model = DecoderConfig(**world.default_model())
     assert (model.vocab_size, model.width, model.inner, model.tied) == (14, 64, 192, True)

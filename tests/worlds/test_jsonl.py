@@ -200,12 +200,23 @@ def test_functions_that_share_a_name_have_columns_of_their_own(model: Path, file
         Jsonl(data=str(files / "data.jsonl"), model=str(model), rewards=rewards[:1] * 2)
 
 
-@pytest.mark.parametrize("method", ["dpo", "sft"])
-def test_methods_that_need_answers_say_which_fields(method: str, model: Path, files: Path) -> None:
-    write(files / "prompts.jsonl", [{"prompt": "say 1:"}])
-    with pytest.raises(
-        PanoplyError, match="prompts.jsonl has none: its lines need 'completion' to be imitated"
-    ):
+@pytest.mark.parametrize(
+    ("method", "line", "sentence"),
+    [
+        ("sft", {}, "prompts.jsonl has none: its lines need 'completion' to be imitated"),
+        ("dpo", {}, "prompts.jsonl has none to compare: its lines need 'chosen' and 'rejected'"),
+        (
+            "dpo",
+            {"completion": "1"},
+            "prompts.jsonl has none to compare: its lines need 'chosen' and 'rejected'",
+        ),
+    ],
+)
+def test_methods_that_need_answers_say_which_fields(
+    method: str, line: dict[str, str], sentence: str, model: Path, files: Path
+) -> None:
+    write(files / "prompts.jsonl", [{"prompt": "say 1:", **line}])
+    with pytest.raises(PanoplyError, match=sentence):
         pp.plan(method, data=str(files / "prompts.jsonl"), model=str(model))
 
 

@@ -28,7 +28,7 @@ def demonstrations(collect: Collector, *, batch: int = 128) -> Experience:
 @part(
     "data",
     equation="{batch} pairs a step: the reference answer over one the teacher got wrong",
-    needs={"world:teacher", "world:reference"},
+    needs={"world:teacher", "world:pairs"},
     bounds=LIMITS,
     gives={"pairs"},
 )

@@ -37,7 +37,7 @@ class Add(CharacterWorld):
     strict: bool = True
     """Success means that every step is right; otherwise that the sum is."""
 
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "hint"})
+    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "hint"})
     alphabet: ClassVar[str] = DIGITS + "+="
     step_tokens: ClassVar[int] = 4
 

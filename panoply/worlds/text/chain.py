@@ -43,7 +43,7 @@ class Chain(TextWorld):
     strict: bool = True
     """Success means that every step is right; otherwise that the last digit is."""
 
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "hint"})
+    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "hint"})
     step_tokens: ClassVar[int] = 3
 
     def __post_init__(self) -> None:

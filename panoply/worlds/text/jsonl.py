@@ -84,6 +84,7 @@ class Jsonl(TextWorld):
         _, first = self._lines[0]
         given = {"verify"} if self.rewards else set()
         given |= {"teacher", "reference"} if "completion" in first or "chosen" in first else set()
+        given |= {"pairs"} if "chosen" in first else set()
         return frozenset(given)
 
     @cached_property

@@ -49,7 +49,7 @@ class ManyAnswers(CharacterWorld):
     slip: float = 0.7
     """How often the teacher spoils its answer."""
 
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher"})
+    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs"})
     alphabet: ClassVar[str] = DIGITS + SIGNS + ">="
 
     def __post_init__(self) -> None:

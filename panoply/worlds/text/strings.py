@@ -62,7 +62,7 @@ class Strings(CharacterWorld):
     proxy_offset: float = 0.0
     """The standard deviation of what the proxy adds to all answers to a prompt."""
 
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "prefer"})
+    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "prefer"})
     alphabet: ClassVar[str] = DIGITS + LETTERS + STRAY + "()="
 
     def __post_init__(self) -> None:

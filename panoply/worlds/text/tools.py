@@ -54,7 +54,9 @@ class Tools(Episodic, CharacterWorld):
     """None means 0.6 with look-ups, 0.55 with the calculator."""
     needless: float = 0.5
 
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "tools", "conclusion"})
+    access: ClassVar[frozenset[str]] = frozenset(
+        {"verify", "reference", "teacher", "pairs", "tools", "conclusion"}
+    )
     markov: ClassVar[bool] = True
     imitation: ClassVar[Mapping[str, int]] = {"data.batch": 64, "run.steps": 800}
     """How its warm start is made: a demonstration has several turns, so fewer of them are enough."""
