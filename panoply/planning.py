@@ -284,8 +284,8 @@ def _refusal(plan: Plan, who: str, need: str) -> str:
     own = plan.world_id.startswith("jsonl@")
     if own and need == "pairs":
         return (
-            f"{who} compares answers, and {plan.world_options['data']} has none to compare: its lines need 'chosen' and "
-            "'rejected'."
+            f"{who} compares answers, and {plan.world_options['data']} has none to compare: its lines need 'chosen' "
+            "and 'rejected'."
         )
     if own and need in ("teacher", "reference"):
         return (
