@@ -27,6 +27,9 @@ class Transitions:
     next_observation: Tensor
     more: Mapping[str, Tensor] = field(default_factory=dict)
     """Other columns of the same rows."""
+    legal: Tensor | None = None
+    """Which actions could be taken at s, and at s′; none where all can."""
+    next_legal: Tensor | None = None
     _kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -85,4 +88,4 @@ class Agent:
         """log π of the actions that were taken."""
         head = self.policy.head
         action = head.real(rows.action) if rows.action.is_floating_point() else rows.action
-        return head.score(self.policy.model(rows.observation), action, None, None, False)["logp"]
+        return head.score(self.policy.model(rows.observation), action, rows.legal, None, False)["logp"]

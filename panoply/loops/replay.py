@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from panoply.experience import TERMINATED, TRUNCATED, Experience
@@ -13,7 +15,8 @@ from panoply.rollout.tape import Tape
 from panoply.transitions import Transitions
 from panoply.worlds.control.world import Box, Space
 
-COLUMNS = ("observation", "action", "reward", "end", "next_observation")
+MASKS = {"legal": "legal", "next_legal": "legal_after"}
+"""What could be done at s and at s′, in worlds that say so, and where a tape has it."""
 
 
 class Replay:
@@ -41,15 +44,25 @@ class Replay:
             "end": ((), torch.int64),
             "next_observation": (observation.shape, seen),
         }
-        self._columns = {
-            name: torch.zeros((self.room, envs, *shape), dtype=dtype)
-            for name, (shape, dtype) in shapes.items()
-        }
-        self._arrays = {name: column.numpy() for name, column in self._columns.items()}
-        self._flat = {name: column.flatten(0, 1) for name, column in self._columns.items()}
+        self._columns: dict[str, Tensor] = {}
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._flat: dict[str, Tensor] = {}
+        for name, (shape, dtype) in shapes.items():
+            self._make(name, shape, dtype)
         self.more: dict[str, Tensor] = {}
         """Other numbers of every transition, where losses prepare some."""
         self._powers = gamma ** torch.arange(steps + 1, dtype=torch.float32)
+
+    def _make(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        column = torch.zeros((self.room, self.envs, *shape), dtype=dtype)
+        self._columns[name], self._arrays[name] = column, column.numpy()
+        self._flat[name] = column.flatten(0, 1)
+
+    def _make_masks(self, actions: int) -> None:
+        """Where a world turns out to say what can be done."""
+        for name in MASKS:
+            if name not in self._columns:
+                self._make(name, (actions,), torch.bool)
 
     def __len__(self) -> int:
         """Transitions that can be drawn."""
@@ -67,6 +80,10 @@ class Replay:
         into["end"][at] = TERMINATED * tape.latest("terminated")
         into["end"][at] += TRUNCATED * (tape.latest("truncated") & ~tape.latest("terminated"))
         into["next_observation"][at] = tape.latest("after")
+        if tape.has("legal"):
+            self._make_masks(tape.latest("legal").shape[-1])
+            for name, written in MASKS.items():
+                into[name][at] = tape.latest(written)
         self.written += 1
 
     @torch.no_grad()
@@ -79,6 +96,10 @@ class Replay:
             "end": _closed(experience),
             "next_observation": experience.looked_up("observation", by="next"),
         }
+        if "legal" in experience.context:
+            columns["legal"] = experience.looked_up("legal")
+            columns["next_legal"] = experience.looked_up("legal", by="next")
+            self._make_masks(columns["legal"].shape[-1])
         for name, column in columns.items():
             self._flat[name][: len(experience)] = column
         self.written = len(experience)
@@ -105,6 +126,8 @@ class Replay:
             discount,
             flat["next_observation"].index_select(0, last),
             {name: column[rows] for name, column in self.more.items()},
+            flat["legal"][rows] if "legal" in flat else None,
+            flat["next_legal"][last] if "next_legal" in flat else None,
         )
 
     def episodes(self) -> Tensor:
@@ -135,9 +158,11 @@ class Replay:
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
         self.written = int(named["replay:written"])
-        for name in COLUMNS:
+        if "replay:legal" in named:
+            self._make_masks(named["replay:legal"].shape[-1])
+        for name, column in self._columns.items():
             kept = named[f"replay:{name}"]
-            self._columns[name][: len(kept)] = kept
+            column[: len(kept)] = kept
 
 
 def _closed(experience: Experience) -> Tensor:

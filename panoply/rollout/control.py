@@ -280,6 +280,8 @@ class _Rows:
         seen, mask, turn = envs.observations, envs.masks, self.turn
         tape.make_room()
         tape.write("observation", seen)
+        if mask is not None:
+            tape.write("legal", mask)
         out = self._forward(seen)
         assert self._noise is not None
         noise = self._noise[self._index, turn % BLOCK]
@@ -304,9 +306,8 @@ class _Rows:
         tape.write("live", self.live)
         for name, signal in step.signals.items():
             tape.write(f"signal:{name}", signal)
-        if mask is not None:
-            tape.write("legal", mask)
-            tape.write("legal_after", envs.masks if envs.masks is not None else mask)
+        if envs.masks is not None:
+            tape.write("legal_after", envs.masks)
         tape.advance()
         if self.collector.each is not None:
             self.collector.each(tape)

@@ -37,6 +37,9 @@ class Tape:
             doubled = {name: np.concatenate([c, np.zeros_like(c)]) for name, c in self._columns.items()}
             self._columns = doubled
 
+    def has(self, name: str) -> bool:
+        return name in self._columns
+
     def latest(self, name: str) -> Array:
         """What was written at the last step."""
         latest: Array = self._columns[name][self.length - 1]

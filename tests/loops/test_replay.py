@@ -94,6 +94,38 @@ def test_several_environments() -> None:
     assert rows.next_observation.tolist() == [2, 6, 3, 6, 3, 7]
 
 
+def masked(steps: int) -> Replay:
+    """Three steps in which one of two actions is legal, and another at the end."""
+    replay = Replay(Discrete(4), Discrete(2), head_for(Discrete(2)), size=8, steps=steps, gamma=0.5)
+    for t in range(3):
+        tape = Tape(1, 1)
+        columns = {"observation": [t], "acted": [t % 2], "after": [t + 1], "reward": [1.0]}
+        columns |= {"terminated": [False], "truncated": [t == 2]}
+        columns |= {"legal": [[t % 2 == 0, t % 2 == 1]], "legal_after": [[t % 2 == 1, t % 2 == 0]]}
+        for name, values in columns.items():
+            tape.write(name, np.array(values))
+        tape.advance()
+        replay.add(tape)
+    return replay
+
+
+def test_what_is_legal() -> None:
+    """Masks are those of the states: of s at the first step of a window, of s′ after its last."""
+    one, two = (masked(steps).rows(torch.arange(3)) for steps in (1, 2))
+    assert one.legal is not None
+    assert one.next_legal is not None
+    assert two.next_legal is not None
+    assert one.legal.tolist() == [[True, False], [False, True], [True, False]]
+    assert one.next_legal.tolist() == [[False, True], [True, False], [False, True]]
+    assert two.next_legal.tolist() == [[True, False], [False, True], [False, True]]
+    again = Replay(Discrete(4), Discrete(2), head_for(Discrete(2)), size=8, gamma=0.5)
+    again.load_state(masked(1).state())
+    found = again.rows(torch.arange(3))
+    assert found.next_legal is not None
+    assert torch.equal(found.next_legal, one.next_legal)
+    assert filled(1).rows(torch.arange(7)).legal is None
+
+
 def test_saved() -> None:
     replay, again = filled(3), Replay(SEES, ACTS, head_for(ACTS), size=8, steps=3, gamma=0.5)
     again.load_state(replay.state())

@@ -1,7 +1,8 @@
-"""The losses of IQL and CQL against d3rlpy's, on the same weights, batch and noise."""
+"""The losses of IQL and CQL (of both kinds of action) against d3rlpy's, on the same weights, batch and noise."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch import nn
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.policies.critics import QNets, StateValue, Temperature
 from panoply.slots.loss.actors import advantage_weighted
-from panoply.slots.loss.bellman import conservative_q, expectile_v, q_of_v
+from panoply.slots.loss.bellman import conservative_q, expectile_v, q_learning, q_of_v
 from panoply.transitions import Agent, Transitions
-from panoply.worlds.control.world import Box
+from panoply.worlds.control.world import Box, Discrete
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -119,3 +120,28 @@ def test_cql(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "rand", lambda *_, **__: uniform)
     _, stats = conservative_q(weight=weight, samples=samples)(agent, ours)
     torch.testing.assert_close(weight * stats["conservative_gap"].mean(), expected.sum().detach())
+
+
+def test_discrete_cql() -> None:
+    """Double DQN's error and the exact conservative term, on the same weights and batch."""
+    d3rlpy.seed(3)
+    config = d3rlpy.algos.DiscreteCQLConfig(gamma=GAMMA, alpha=1.5)
+    algorithm = config.create(device="cpu:0")
+    algorithm.create_impl(SEES.shape, 4)
+    impl: Any = algorithm.impl
+    with torch.no_grad():
+        for weight in impl.modules.targ_q_funcs.parameters():
+            weight += 0.3 * torch.randn_like(weight)
+    spec = PolicySpec(hidden=(256, 256), activation="relu", head="values", atoms=1)
+    policy = ControlPolicy.fresh(SEES, Discrete(4), spec)
+    target = policy.copy()
+    copied(policy.model.layers, impl.modules.q_funcs[0])
+    copied(target.model.layers, impl.modules.targ_q_funcs[0])
+    ours, batch = batches()
+    action = torch.arange(ROWS) % 4
+    ours = dataclasses.replace(ours, action=action, reward=3 * ours.reward)
+    batch = dataclasses.replace(batch, actions=action[:, None], rewards=3 * batch.rewards)
+    expected = impl.compute_loss(batch, impl.compute_target(batch)).loss
+    agent = Agent(policy, {}, {"policy": target})
+    found = q_learning(double=True, conservative=1.5)(agent, ours)[0].mean()
+    torch.testing.assert_close(found, expected)

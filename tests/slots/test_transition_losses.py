@@ -113,6 +113,62 @@ def test_q_learning() -> None:
     assert bellman.q_learning(double=True)(who, batch)[0].item() == pytest.approx(1.0)  # 1 + 0.5·3 = 2.5
 
 
+def test_illegal_next_actions() -> None:
+    """Where action 0 cannot be taken at s′, max(3, 0) counts: 1 + 0.5·3; Double DQN too chooses a legal one."""
+    who = agent(PolicySpec(head="values", atoms=1), CHOICES)
+    batch = rows(1, action=torch.tensor([0]), next_legal=torch.tensor([[False, True, True]]))
+    who.policy.model.forward = lambda x: torch.tensor(  # type: ignore[method-assign]
+        [[1.0, 0.0, 0.0]] if x is batch.observation else [[9.0, 0.0, 4.0]]
+    )
+    who.targets["policy"].model.forward = lambda x: torch.tensor([[5.0, 3.0, 0.0]])
+    assert bellman.q_learning()(who, batch)[0].item() == pytest.approx(1.0)  # |1 − 2.5| − ½
+    assert bellman.q_learning(double=True)(who, batch)[0].item() == pytest.approx(0.0)  # 1 + 0.5·0
+
+
+def test_illegal_next_actions_of_distributions() -> None:
+    """Points −1, 1. Action 0 surely pays 1, but only action 1, which surely pays −1, is legal: r + γ·Z is 0.5."""
+    who = agent(PolicySpec(head="values", atoms=2, span=(-1.0, 1.0)), Discrete(2))
+    batch = rows(1, action=torch.tensor([0]), next_legal=torch.tensor([[False, True]]))
+    who.policy.model.forward = lambda x: torch.zeros(1, 4)  # type: ignore[method-assign]
+    who.targets["policy"].model.forward = lambda x: torch.tensor([[-40.0, 40.0, 40.0, -40.0]])
+    target = {}
+    projected = bellman.project
+
+    def noted(*of: Tensor) -> Tensor:
+        target["found"] = projected(*of)
+        return target["found"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bellman, "project", noted)
+        value, _ = bellman.categorical_q()(who, batch)
+    torch.testing.assert_close(target["found"], torch.tensor([[0.25, 0.75]]))
+    assert value.item() == pytest.approx(math.log(2))
+
+
+def test_conservative_q_learning() -> None:
+    """Q(s,·) = 1, 0, 0 with action 2 illegal, target 1: nothing but 2·(log(e + 1) − 1)."""
+    who = agent(PolicySpec(head="values", atoms=1), CHOICES)
+    batch = rows(
+        1,
+        action=torch.tensor([0]),
+        discount=torch.zeros(1),
+        legal=torch.tensor([[True, True, False]]),
+    )
+    who.policy.model.forward = lambda x: torch.tensor([[1.0, 0.0, 7.0]])  # type: ignore[method-assign]
+    found, stats = bellman.q_learning(conservative=2.0)(who, batch)
+    assert found.item() == pytest.approx(2 * (math.log(math.e + 1) - 1))
+    assert stats["conservative_gap"].item() == pytest.approx(math.log(math.e + 1) - 1)
+
+
+def test_illegal_actions_have_no_likelihood() -> None:
+    """A softmax over the legal ones: of logits 0, 0, 9 with the last illegal, the first has ½."""
+    who = agent(PolicySpec(), CHOICES, v=lambda _: torch.zeros(1))
+    who.targets = {"q": Fixed([0.0])}
+    who.policy.model.forward = lambda x: torch.tensor([[0.0, 0.0, 9.0]])  # type: ignore[method-assign]
+    batch = rows(1, action=torch.tensor([0]), legal=torch.tensor([[True, True, False]]))
+    assert actors.advantage_weighted()(who, batch)[0].item() == pytest.approx(math.log(2))
+
+
 def test_projection() -> None:
     """On points 0, 1, 2: Z = {1: ¼, 2: ¾} at r = 0.5, γ = 0.5 lies at 1 and 1.5; terminated, all of it at r."""
     points = torch.tensor([0.0, 1.0, 2.0])

@@ -190,11 +190,16 @@ def _values_of(agent: Agent) -> ActionValues:
 
 
 def _best_next(agent: Agent, rows: Transitions, double: bool) -> tuple[Tensor, Tensor]:
-    """The target's outputs at s′, and the action judged best there: by the target, or by the policy itself."""
+    """The target's outputs at s′, and the legal action judged best there: by the target, or by the policy itself."""
     target = agent.targets["policy"]
     out = target.model(rows.next_observation)
     judged = agent.policy.model(rows.next_observation) if double else out
-    return out, _values_of(agent).values(judged).argmax(-1)
+    return out, only(_values_of(agent).values(judged), rows.next_legal).argmax(-1)
+
+
+def only(values: Tensor, legal: Tensor | None) -> Tensor:
+    """[rows, n] values of actions, −∞ where one cannot be taken."""
+    return values if legal is None else values.masked_fill(~legal, -torch.inf)
 
 
 def _of(values: Tensor, action: Tensor) -> Tensor:
@@ -209,22 +214,36 @@ def _of(values: Tensor, action: Tensor) -> Tensor:
         "huber(Q(s,a) − (r + γ·"
         + ("Q′(s′, argmax_a′ Q(s′,a′))" if held.double else "max_a′ Q′(s′,a′)")
         + "))"
+        + (f" + {held.conservative:g}·(log Σ_b exp Q(s,b) − Q(s,a))" if held.conservative else "")
     ),
     unit="transition",
     needs={"target:policy", "policy:values", "world:discrete actions"},
+    bounds={"conservative": "at least 0"},
 )
 def q_learning(
-    agent: Agent, rows: Transitions, *, double: bool = False, update: Part | None = None
+    agent: Agent,
+    rows: Transitions,
+    *,
+    double: bool = False,
+    conservative: float = 0.0,
+    update: Part | None = None,
 ) -> Values:
-    """Deep Q-learning with a target network and Huber's loss (doi 10.1038/nature14236).
+    """Deep Q-learning with a target network and Huber's loss (doi 10.1038/nature14236), over legal actions.
 
     double: the policy chooses the next action and the target values it (arXiv 1509.06461).
+    conservative: weight of pressing down what the data did not do, CQL(H) (arXiv 2006.04779).
     """
     with torch.no_grad():
         out, best = _best_next(agent, rows, double)
         target = rows.target(_of(_values_of(agent).values(out), best))
-    value = _of(_values_of(agent).values(agent.policy.model(rows.observation)), rows.action)
-    return F.smooth_l1_loss(value, target, reduction="none"), {"q": value.detach(), "target": target}
+    every = _values_of(agent).values(agent.policy.model(rows.observation))
+    value = _of(every, rows.action)
+    loss = F.smooth_l1_loss(value, target, reduction="none")
+    stats = {"q": value.detach(), "target": target}
+    if conservative:
+        gap = only(every, rows.legal).logsumexp(-1) - value
+        loss, stats["conservative_gap"] = loss + conservative * gap, gap.detach()
+    return loss, stats
 
 
 @part(

@@ -133,8 +133,9 @@ class GymnasiumEnvs(Envs):
 
     def reset(self, where: Array, seeds: Array) -> None:
         for row, seed in zip(where.tolist(), seeds.tolist(), strict=True):
-            self.observations[row], _ = self.inner[row].reset(seed=seed)
+            self.observations[row], info = self.inner[row].reset(seed=seed)
             self._ended[row] = False
+            self._note_mask(row, info)
 
     def step(self, actions: Array) -> Step:
         chosen = (actions + self._offset).tolist() if self._whole else actions
@@ -144,14 +145,24 @@ class GymnasiumEnvs(Envs):
             if ended[row]:
                 continue
             try:
-                seen, reward[row], terminated[row], truncated[row], _ = env.step(chosen[row])
+                seen, reward[row], terminated[row], truncated[row], info = env.step(chosen[row])
                 self.observations[row] = seen
+                if self.masks is not None:
+                    self._note_mask(row, info)
             except Exception as error:
                 self._fail(row, f"{type(error).__name__}: {error}")
         if not (np.isfinite(reward).all() and np.isfinite(self.observations).all()):
             self._cut()
         np.logical_or(terminated, truncated, out=self._ended)
         return Step(reward.copy(), terminated.copy(), truncated & ~terminated)
+
+    def _note_mask(self, row: int, info: dict[str, Any]) -> None:
+        """Which actions are legal, where an environment says so in its info (`action_mask`, as Taxi does)."""
+        if "action_mask" not in info or not isinstance(self.world.action, Discrete):
+            return
+        if self.masks is None:
+            self.masks = np.ones((self.size, self.world.action.n), dtype=bool)
+        self.masks[row] = np.asarray(info["action_mask"], dtype=bool)
 
     def _cut(self) -> None:
         """Where numbers are not finite the episode ends as it was, with nothing earned in this step."""

@@ -12,7 +12,7 @@ from panoply.seeds import stable_hash
 from panoply.worlds.control.draws import Draws
 from panoply.worlds.control.simulated import Simulated, Simulation
 from panoply.worlds.control.world import Array, Box, Discrete
-from panoply.worlds.logged.data import LoggedData
+from panoply.worlds.logged.data import FINAL, LoggedData
 
 Mix = Literal["random", "medium", "expert", "noisy", "mixed", "replay"]
 SIDE_BY_SIDE = 32
@@ -69,8 +69,8 @@ def _first(data: LoggedData, size: int) -> LoggedData:
     """The first episodes that have `size` steps between them."""
     ends = np.flatnonzero(data.last) + 1
     kept = int(np.searchsorted(ends, size)) + 1
-    columns = {name: column[: ends[kept - 1]] for name, column in data.columns.items()}
-    return LoggedData(columns | {"final": data.columns["final"][:kept]})
+    count = {name: kept if name in FINAL else ends[kept - 1] for name in data.columns}
+    return LoggedData({name: column[: count[name]] for name, column in data.columns.items()})
 
 
 def _wave(envs: Simulation, slip: float, seed: int, first: int) -> LoggedData:
@@ -79,17 +79,22 @@ def _wave(envs: Simulation, slip: float, seed: int, first: int) -> LoggedData:
     seeds = np.array([stable_hash("logged", seed, first + i) >> 1 for i in range(n)])
     envs.reset(np.arange(n), seeds)
     live, kept, t = np.ones(n, bool), [], 0
-    final: Array = np.zeros((n, *envs.observations.shape[1:]), envs.observations.dtype)
+    finals: dict[str, Array] = {"final": np.zeros_like(envs.observations)}
+    if envs.masks is not None:
+        finals["final_legal"] = np.ones_like(envs.masks)
     while live.any():
-        seen = envs.observations.copy()
+        seen, legal = envs.observations.copy(), envs.masks
         action, logp = _act(envs, slip, Draws(seeds, t).of("behaviour"))
         step = envs.step(action)
         row = {"observation": seen, "action": action, "reward": step.reward, "episode": np.arange(n)}
         row |= {"terminated": step.terminated, "truncated": step.truncated, "turn": np.full(n, t)}
         row |= {} if logp is None else {"logp": logp}
+        row |= {} if legal is None else {"legal": legal}
         kept.append({name: column[live] for name, column in row.items()})
         ended = live & (step.terminated | step.truncated)
-        final[ended] = envs.observations[ended]
+        for name, shown in zip(FINAL, (envs.observations, envs.masks), strict=True):
+            if shown is not None:
+                finals[name][ended] = shown[ended]
         live, t = live & ~ended, t + 1
         if envs.horizon is None and t > 100_000:
             raise PanoplyError("An episode without an end cannot be logged: give the world a horizon.")
@@ -97,7 +102,7 @@ def _wave(envs: Simulation, slip: float, seed: int, first: int) -> LoggedData:
     order = np.argsort(columns["episode"], kind="stable")
     columns = {name: column[order] for name, column in columns.items()}
     columns["reward"] = columns["reward"].astype(np.float32)
-    return LoggedData(columns | {"final": final})
+    return LoggedData(columns | finals)
 
 
 def _act(envs: Simulation, slip: float, draws: Draws) -> tuple[Array, Array | None]:
@@ -114,12 +119,14 @@ def _act(envs: Simulation, slip: float, draws: Draws) -> tuple[Array, Array | No
         return np.where(careless, anything, wanted).astype(np.float32), None
     if not isinstance(takes, Discrete):
         raise PanoplyError("Logged data is made of worlds with one action at a time, discrete or continuous.")
-    anything = draws.below(takes.n)
+    if envs.masks is None:
+        anything, choices = draws.below(takes.n), np.full(envs.size, takes.n)
+    else:
+        anything = np.where(envs.masks, draws.uniform(takes.n), -1).argmax(-1)
+        choices = envs.masks.sum(-1)
     wanted = anything if slip == 1.0 else envs.dynamics.expert(envs.state)
     action = np.where(careless, anything, wanted)
-    chance = slip / takes.n + (1 - slip) * (action == wanted)
-    if slip == 1.0:
-        chance = np.full(len(action), 1 / takes.n)
+    chance = slip / choices + (1 - slip) * (action == wanted)
     return action, np.log(chance)
 
 

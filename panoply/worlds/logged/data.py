@@ -22,6 +22,8 @@ from panoply.seeds import stable_hash
 from panoply.worlds.control.world import Array
 
 NEEDED = ("observation", "action", "reward", "terminated", "truncated", "episode", "turn", "final")
+FINAL = ("final", "final_legal")
+"""Columns with a row for each episode."""
 TENSORS, ABOUT = "data.safetensors", "about.json"
 
 
@@ -30,7 +32,8 @@ class LoggedData:
     """Columns of equal length, one row a step, episodes one after the other and each in the order of time.
 
     `final` has a row for each episode: what was seen after its last step. `logp`, where the behaviour's probabilities
-    are known, is the one the action was taken with.
+    are known, is the one the action was taken with. `legal` and `final_legal` say which actions could be taken, where
+    not all can.
     """
 
     columns: Mapping[str, Array]
@@ -42,7 +45,7 @@ class LoggedData:
             raise PanoplyError(
                 f"Logged data lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}."
             )
-        rows = {name: len(column) for name, column in self.columns.items() if name != "final"}
+        rows = {name: len(column) for name, column in self.columns.items() if name not in FINAL}
         if len(set(rows.values())) > 1:
             raise PanoplyError(f"Columns of logged data differ in length: {rows}.")
         if not len(self):
@@ -67,10 +70,13 @@ class LoggedData:
         ended = self.columns["terminated"] | self.columns["truncated"]
         if ended[~self.last].any():
             raise PanoplyError("Logged data is shuffled: an episode goes on after its end.")
-        if len(self.columns["final"]) != begins.sum():
-            raise PanoplyError(
-                f"Logged data has {begins.sum()} episodes and {len(self.columns['final'])} final observations."
-            )
+        for name, what in zip(FINAL, ("final observations", "final masks"), strict=True):
+            if name in self.columns and len(self.columns[name]) != begins.sum():
+                raise PanoplyError(
+                    f"Logged data has {begins.sum()} episodes and {len(self.columns[name])} {what}."
+                )
+        if ("legal" in self.columns) != ("final_legal" in self.columns):
+            raise PanoplyError("Logged data with masks needs both: the columns legal and final_legal.")
 
     def __len__(self) -> int:
         return len(self.columns["reward"])
@@ -122,8 +128,11 @@ class LoggedData:
         }
         if "logp" in columns:
             made["logp"] = torch.from_numpy(columns["logp"].astype(np.float32))
-        seen = np.concatenate([columns["observation"], columns["final"]])
-        return Experience(Table(made), Table({"observation": torch.from_numpy(seen)}))
+        context: dict[str, Column] = {}
+        for name, final in zip(("observation", "legal"), FINAL, strict=True):
+            if name in columns:
+                context[name] = torch.from_numpy(np.concatenate([columns[name], columns[final]]))
+        return Experience(Table(made), Table(context))
 
     # -------------------------------------------------------------- files
 

@@ -8,11 +8,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 import panoply as pp
 from panoply import registry
 from panoply.errors import PanoplyError
+from panoply.policies.control import ControlPolicy
 from panoply.progress import Progress
+from panoply.rollout.control import ControlCollector
+from panoply.run import Run
 from panoply.worlds.control.gymnasium import Gymnasium
 from panoply.worlds.control.world import Box, Discrete
 
@@ -108,3 +112,51 @@ def test_arguments_of_the_environment() -> None:
         Gymnasium(options="{faul: nan}", env="Fragile-v0").make()
     with pytest.raises(PanoplyError, match="world.options are arguments"):
         Gymnasium(options="5", env="Fragile-v0").make()
+
+
+class Turns(gymnasium.Env[Any, Any]):
+    """Three actions, of which the one that was taken last is not legal."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.observation_space = gymnasium.spaces.Discrete(3)
+        self.action_space = gymnasium.spaces.Discrete(3)
+
+    def seen(self) -> tuple[int, dict[str, Any]]:
+        return self.last, {"action_mask": np.arange(3) != self.last}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.last = 0
+        return self.seen()
+
+    def step(self, action: Any) -> Any:
+        assert action != self.last, "an illegal action"
+        self.last = int(action)
+        seen, info = self.seen()
+        return seen, float(seen == 2), False, False, info
+
+
+gymnasium.register("Turns-v0", entry_point=Turns, max_episode_steps=7)
+
+
+def test_action_masks() -> None:
+    """What an info calls legal is all that is done, and is recorded as it was before each step and after it."""
+    world = Gymnasium(env="Turns-v0")
+    collect = ControlCollector(world, ControlPolicy.fresh(world.observation, world.action), seed=0)
+    played = collect.rollout(2, 20)
+    for by in ("context", "next"):
+        seen, legal = (played.looked_up(name, by=by) for name in ("observation", "legal"))
+        assert torch.equal(legal, seen[:, None] != torch.arange(3))
+    assert collect.failures() == {}
+
+
+@pytest.mark.parametrize("method", ["dqn", "c51", "ppo"])
+def test_methods_obey_masks(method: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"sample.length": 32, "policy.hidden": (8,), "run.steps": 2, "run.held_out": 2}
+    settings |= {"update.minibatches": 2} if method == "ppo" else {"replay.warmup": 8, "replay.every": 2}
+    done = pp.train(
+        method, "Turns-v0", run=tmp_path / "run", threads=1, settings=settings, progress=Progress()
+    )
+    for row in Run.open(done.run).metrics():
+        assert np.isfinite(row["loss"])
+        assert not row.get("reward_failures")

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from panoply import registry
 from panoply.errors import PanoplyError
 from panoply.experience import DEMONSTRATION, TERMINATED, TRUNCATED
+from panoply.loops.replay import Replay
+from panoply.policies.heads import head_for
 from panoply.report.pages import shown
 from panoply.worlds.control.cartpole import Cartpole
+from panoply.worlds.control.draws import Draws
 from panoply.worlds.control.pendulum import Pendulum
+from panoply.worlds.control.simulated import Moved, Simulated, State
 from panoply.worlds.control.tabular import Tabular
-from panoply.worlds.control.world import Array
+from panoply.worlds.control.world import Array, Discrete
 from panoply.worlds.logged import minari
 from panoply.worlds.logged.behaviour import behave, half_way
 from panoply.worlds.logged.data import NEEDED, LoggedData
@@ -144,6 +150,58 @@ def test_behaviours_have_the_quality_their_names_say() -> None:
     assert (shares == 0.5).mean() == pytest.approx(0.8, abs=0.05)
     assert set(np.unique(shares)) == {0.5, 1.0}
     assert all(len(data) >= 2000 for data in made.values())
+
+
+@dataclass(frozen=True)
+class Turns(Simulated):
+    """Three actions, of which the one that was taken last is not legal; the last pays."""
+
+    horizon: int | None = 6
+    sees, takes = Discrete(3), Discrete(3)
+
+    def start(self, draws: Draws) -> State:
+        return {"last": np.zeros(len(draws.seeds), np.int64)}
+
+    def move(self, state: State, actions: Array, draws: Draws) -> Moved:
+        assert (actions != state["last"]).all()
+        return Moved({"last": actions}, (actions == 2).astype(float), np.zeros(len(actions), bool))
+
+    def look(self, state: State) -> Array:
+        return state["last"]
+
+    def allowed(self, state: State) -> Array:
+        return state["last"][:, None] != np.arange(3)
+
+    def expert(self, state: State) -> Array:
+        return np.where(state["last"] == 2, 0, 2)
+
+
+def test_masks(tmp_path: Path) -> None:
+    """Any action means any legal one, masks are kept, and the tables have them for every state."""
+    data = behave(Turns(), "noisy", 120, 0)
+    seen, action, shares = data.columns["observation"], data.columns["action"], np.exp(data.columns["logp"])
+    wanted = action == np.where(seen == 2, 0, 2)
+    assert shares[wanted] == pytest.approx(0.9)
+    assert shares[~wanted] == pytest.approx(0.1)
+    assert 0 < (~wanted).sum() < 40
+    data.save(tmp_path / "data")
+    experience = LoggedData.load(tmp_path / "data").experience()
+    for by in ("context", "next"):
+        states = experience.looked_up("observation", by=by).numpy()
+        assert (experience.looked_up("legal", by=by).numpy() == (states[:, None] != np.arange(3))).all()
+    replay = Replay(Turns().sees, Turns().takes, head_for(Turns().takes), size=len(data), gamma=0.9)
+    replay.fill(experience)
+    rows = replay.rows(torch.arange(len(data)))
+    assert rows.next_legal is not None
+    assert torch.equal(rows.next_legal, rows.next_observation[:, None] != torch.arange(3))
+
+
+def test_masks_come_together() -> None:
+    legal = np.ones((5, 2), bool)
+    with pytest.raises(PanoplyError, match="needs both: the columns legal and final_legal"):
+        LoggedData(columns(legal=legal))
+    with pytest.raises(PanoplyError, match="2 episodes and 3 final masks"):
+        LoggedData(columns(legal=legal, final_legal=np.ones((3, 2), bool)))
 
 
 def test_probabilities_are_those_of_the_behaviour() -> None:
