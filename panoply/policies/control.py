@@ -145,7 +145,9 @@ class ControlPolicy(ControlModel):
         more = {name: getattr(spec, name) for name in ("head", "epsilon", "atoms", "span")}
         head = head_for(action, spec.squash, spec.std, spec.log_std, **more)
         features = Features(observation, spec.normalise)
-        layers = MLP(features.size, spec.hidden, head.width, spec.activation, gain=0.01)
+        # Values of orthogonal weights run away: what one state teaches reaches too far into the others.
+        gain = None if spec.head == "values" else 0.01
+        layers = MLP(features.size, spec.hidden, head.width, spec.activation, gain)
         layers.initialise(torch_rng("policy", seed))
         return cls(_Network(features, layers, head), spec, observation, action)
 

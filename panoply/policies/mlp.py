@@ -144,7 +144,8 @@ def _plain(
 class MLP(nn.Module):
     """Linear layers with an activation between them; without hidden layers a linear map (a table, on one-hot rows).
 
-    Orthogonal weights (gain √2 inside, `gain` at the end), biases 0. A map without hidden layers starts at 0.
+    Orthogonal weights (gain √2 inside, `gain` at the end), biases 0; with `gain` none, uniform ones within 1/√inputs
+    (torch's own). A map without hidden layers starts at 0.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class MLP(nn.Module):
         hidden: Sequence[int],
         outputs: int,
         activation: Activation = "tanh",
-        gain: float = 1.0,
+        gain: float | None = 1.0,
     ):
         super().__init__()
         sizes = [inputs, *hidden, outputs]
@@ -165,10 +166,16 @@ class MLP(nn.Module):
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:
         *inner, last = self.layers
+        if inner and self.gain is None:
+            for weight, bias in self._weights:
+                bound = 1 / math.sqrt(weight.shape[1])
+                weight.uniform_(-bound, bound, generator=generator)
+                bias.uniform_(-bound, bound, generator=generator)
+            return
         for layer in inner:
             nn.init.orthogonal_(layer.weight, math.sqrt(2), generator=generator)  # type: ignore[arg-type]
         if inner:
-            nn.init.orthogonal_(last.weight, self.gain, generator=generator)  # type: ignore[arg-type]
+            nn.init.orthogonal_(last.weight, self.gain or 1.0, generator=generator)  # type: ignore[arg-type]
         else:
             nn.init.zeros_(last.weight)  # type: ignore[arg-type]
         for layer in self.layers:

@@ -19,7 +19,8 @@ def awr() -> Offline:
     """Advantage-Weighted Regression (arXiv 1910.00177) on logged data: two regressions, of V on returns and of the
     policy on actions, weighted by how much better it went than V said.
 
-    Adam instead of SGD with momentum; advantages are normalised over the data.
+    β, the weight's limit and λ are those of the authors' code, which normalises advantages over the data too; Adam
+    instead of SGD with momentum, and as many updates of V as of the policy instead of a fifth.
     """
     return Offline(
         data=logged(),

@@ -93,7 +93,7 @@ def expectile_v(
     """V as an upper expectile of Q over the actions in the data (arXiv 2110.06169): the best that was done there."""
     value = agent.networks["v"](rows.observation)
     gap = wanted(agent, rows) - value
-    weight = torch.where(gap < 0, 1 - expectile, expectile)
+    weight = (expectile - (gap < 0).to(gap.dtype)).abs()
     return weight * gap.square(), {"v": value.detach()}
 
 
