@@ -71,6 +71,12 @@ def compared(
     assert_same(dict(zip(parameters, found, strict=True)), dict(zip(parameters, expected, strict=True)), 1e-9)
 
 
+@torch.no_grad()
+def least(nets: Any, x: Tensor) -> float:
+    """The most cautious of some critics."""
+    return min(float(q(x)) for q in nets)
+
+
 def one(batch: Transitions, i: int, name: str) -> Tensor:
     return getattr(batch, name)[i : i + 1]  # type: ignore[no-any-return]
 
@@ -166,7 +172,7 @@ def test_smooth_q(count: int, noise: float) -> None:
             after = one(batch, i, "next_observation")
             action = who.targets["policy"].model(after).tanh()
             action = (action + (noise * drawn[i]).clamp(-0.25, 0.25)).clamp(-1, 1)
-            worth = min(float(q(torch.cat([after, action], -1))) for q in targets)
+            worth = least(targets, torch.cat([after, action], -1))
             y = batch.reward[i] + batch.discount[i] * worth
         x = torch.cat([one(batch, i, "observation"), one(batch, i, "action")], -1)
         return sum(((q(x)[0, 0] - y) ** 2 for q in nets), torch.zeros((), dtype=torch.float64))
@@ -191,7 +197,7 @@ def test_soft_q() -> None:
             after = one(batch, i, "next_observation")
             action, logp = squashed(who, after, drawn[i])
             x = torch.cat([after[0], action])
-            worth = min(float(q(x[None])) for q in who.targets["q"].nets) - 0.5 * logp
+            worth = least(who.targets["q"].nets, x[None]) - 0.5 * logp
             y = batch.reward[i] + batch.discount[i] * worth
         x = torch.cat([one(batch, i, "observation"), one(batch, i, "action")], -1)
         errors = [(q(x)[0, 0] - y) ** 2 for q in who.networks["q"].nets]
@@ -220,7 +226,7 @@ def test_conservative_q() -> None:
             seen, after = one(batch, i, "observation"), one(batch, i, "next_observation")
             with torch.no_grad():
                 action, _ = squashed(who, after, next_noise[i])
-                worth = min(float(q(torch.cat([after[0], action])[None])) for q in who.targets["q"].nets)
+                worth = least(who.targets["q"].nets, torch.cat([after[0], action])[None])
                 y = batch.reward[i] + batch.discount[i] * worth
                 tried: list[tuple[Tensor, Tensor]] = []
                 for j in range(i * samples, (i + 1) * samples):
@@ -243,10 +249,7 @@ def test_expectile_v() -> None:
 
     def row(i: int) -> Tensor:
         x = torch.cat([one(batch, i, "observation"), one(batch, i, "action")], -1)
-        u = (
-            min(float(q(x)) for q in who.targets["q"].nets)
-            - who.networks["v"](one(batch, i, "observation"))[0]
-        )
+        u = least(who.targets["q"].nets, x) - who.networks["v"](one(batch, i, "observation"))[0]
         return (0.8 if u > 0 else 0.2) * u**2
 
     compared(bellman.expectile_v(expectile=0.8), who, batch, who.networks["v"], row)
@@ -311,7 +314,7 @@ def test_advantage_weighted() -> None:
     def row(i: int) -> Tensor:
         seen = one(batch, i, "observation")
         x = torch.cat([seen, one(batch, i, "action")], -1)
-        gain = min(float(q(x)) for q in who.targets["q"].nets) - float(who.networks["v"](seen))
+        gain = least(who.targets["q"].nets, x) - float(who.networks["v"](seen).detach())
         return -min(math.exp(3 * gain), 1.2) * likelihood(who, seen, batch.action[i])
 
     compared(actors.advantage_weighted(beta=3.0, most=1.2), who, batch, who.policy.model, row)

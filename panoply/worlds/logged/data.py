@@ -129,9 +129,9 @@ class LoggedData:
         if "logp" in columns:
             made["logp"] = torch.from_numpy(columns["logp"].astype(np.float32))
         context: dict[str, Column] = {}
-        for name, final in zip(("observation", "legal"), FINAL, strict=True):
-            if name in columns:
-                context[name] = torch.from_numpy(np.concatenate([columns[name], columns[final]]))
+        for seen, final in zip(("observation", "legal"), FINAL, strict=True):
+            if seen in columns:
+                context[seen] = torch.from_numpy(np.concatenate([columns[seen], columns[final]]))
         return Experience(Table(made), Table(context))
 
     # -------------------------------------------------------------- files
