@@ -15,11 +15,18 @@ from panoply.worlds.control.world import Array, Box, Discrete
 from panoply.worlds.logged.data import FINAL, LoggedData
 
 Mix = Literal["random", "medium", "expert", "noisy", "mixed", "replay"]
+Expert = Callable[[Simulation], Array]
+"""Actions for a batch of environments as it stands."""
 SIDE_BY_SIDE = 32
 """Episodes that run at a time, all to their ends, so that short ones are not too many."""
 
 
-def behave(world: Simulated, mix: Mix, size: int, seed: int) -> LoggedData:
+def scripted(envs: Simulation) -> Array:
+    """The world's own expert."""
+    return envs.dynamics.expert(envs.state)
+
+
+def behave(world: Simulated, mix: Mix, size: int, seed: int, expert: Expert = scripted) -> LoggedData:
     """At least `size` steps, in whole episodes.
 
     - `random`: any action, uniformly. `expert`: the scripted one. `noisy`: it, but any action with probability 0.2.
@@ -28,39 +35,42 @@ def behave(world: Simulated, mix: Mix, size: int, seed: int) -> LoggedData:
     - `replay`: any action at first always, at the end never, in between ever less, as in a learner's buffer.
     """
     if mix == "mixed":
-        return joined(
-            [behave(world, "random", size * 4 // 5, seed), behave(world, "expert", size // 5, seed + 1)]
-        )
+        shares: list[tuple[Mix, int]] = [("random", size * 4 // 5), ("expert", size // 5)]
+        return joined([behave(world, of, part, seed + i, expert) for i, (of, part) in enumerate(shares)])
     if mix == "replay":
-        return episodes(world, lambda done: 1 - min(done / size, 1.0), size, seed)
+        return episodes(world, lambda done: 1 - min(done / size, 1.0), size, seed, expert)
     slip = {"random": 1.0, "expert": 0.0, "noisy": 0.2}.get(mix)
-    constant = half_way(world, seed) if slip is None else slip
-    return episodes(world, lambda done: constant, size, seed)
+    constant = half_way(world, seed, expert) if slip is None else slip
+    return episodes(world, lambda done: constant, size, seed, expert)
 
 
-def half_way(world: Simulated, seed: int, rounds: int = 7, size: int = 64) -> float:
+def half_way(
+    world: Simulated, seed: int, expert: Expert = scripted, rounds: int = 7, size: int = 64
+) -> float:
     """The slip under which the mean return of `size` episodes is nearest the middle of random's and expert's."""
     low, high = 0.0, 1.0
-    best, worst = (mean_return(world, slip, seed, size) for slip in (low, high))
+    best, worst = (mean_return(world, slip, seed, expert, size) for slip in (low, high))
     for _ in range(rounds):
         middle = (low + high) / 2
-        if mean_return(world, middle, seed, size) > (best + worst) / 2:
+        if mean_return(world, middle, seed, expert, size) > (best + worst) / 2:
             low = middle
         else:
             high = middle
     return (low + high) / 2
 
 
-def mean_return(world: Simulated, slip: float, seed: int, size: int = 64) -> float:
+def mean_return(world: Simulated, slip: float, seed: int, expert: Expert = scripted, size: int = 64) -> float:
     """Of `size` episodes under a slip."""
-    return float(_wave(world.envs(size), slip, seed, 0).returns.mean())
+    return float(_wave(world.envs(size), slip, seed, 0, expert).returns.mean())
 
 
-def episodes(world: Simulated, slip: Callable[[int], float], size: int, seed: int) -> LoggedData:
+def episodes(
+    world: Simulated, slip: Callable[[int], float], size: int, seed: int, expert: Expert = scripted
+) -> LoggedData:
     """Whole episodes until there are `size` steps; `slip` says how careless after so many steps."""
     envs, found, steps = world.envs(SIDE_BY_SIDE), list[LoggedData](), 0
     while steps < size:
-        found.append(_wave(envs, slip(steps), seed, len(found) * SIDE_BY_SIDE))
+        found.append(_wave(envs, slip(steps), seed, len(found) * SIDE_BY_SIDE, expert))
         steps += len(found[-1])
     return _first(joined(found), size)
 
@@ -73,7 +83,7 @@ def _first(data: LoggedData, size: int) -> LoggedData:
     return LoggedData({name: column[: count[name]] for name, column in data.columns.items()})
 
 
-def _wave(envs: Simulation, slip: float, seed: int, first: int) -> LoggedData:
+def _wave(envs: Simulation, slip: float, seed: int, first: int, expert: Expert) -> LoggedData:
     """One episode in each row."""
     n = envs.size
     seeds = np.array([stable_hash("logged", seed, first + i) >> 1 for i in range(n)])
@@ -84,7 +94,7 @@ def _wave(envs: Simulation, slip: float, seed: int, first: int) -> LoggedData:
         finals["final_legal"] = np.ones_like(envs.masks)
     while live.any():
         seen, legal = envs.observations.copy(), envs.masks
-        action, logp = _act(envs, slip, Draws(seeds, t).of("behaviour"))
+        action, logp = _act(envs, slip, Draws(seeds, t).of("behaviour"), expert)
         step = envs.step(action)
         row = {"observation": seen, "action": action, "reward": step.reward, "episode": np.arange(n)}
         row |= {"terminated": step.terminated, "truncated": step.truncated, "turn": np.full(n, t)}
@@ -105,16 +115,19 @@ def _wave(envs: Simulation, slip: float, seed: int, first: int) -> LoggedData:
     return LoggedData(columns | finals)
 
 
-def _act(envs: Simulation, slip: float, draws: Draws) -> tuple[Array, Array | None]:
-    """An action for each row, and its log-probability where actions can be counted."""
+def _act(envs: Simulation, slip: float, draws: Draws, expert: Expert) -> tuple[Array, Array | None]:
+    """An action for each row, and its log-probability; of continuous ones the log-density, where there is one.
+
+    An expert who sometimes does anything has none: all of his chance lies on one action.
+    """
     takes = envs.dynamics.takes
     careless = draws.chance(slip)
     if isinstance(takes, Box):
         low, high = (np.asarray(side, np.float64).reshape(takes.shape) for side in (takes.low, takes.high))
         anything = draws.uniform(*takes.shape, low=low, high=high)
         if slip == 1.0:
-            return anything.astype(np.float32), None
-        wanted = envs.dynamics.expert(envs.state)
+            return anything.astype(np.float32), np.full(envs.size, -np.log(high - low).sum())
+        wanted = expert(envs)
         careless = careless.reshape(-1, *(1,) * len(takes.shape))
         return np.where(careless, anything, wanted).astype(np.float32), None
     if not isinstance(takes, Discrete):
@@ -124,7 +137,7 @@ def _act(envs: Simulation, slip: float, draws: Draws) -> tuple[Array, Array | No
     else:
         anything = np.where(envs.masks, draws.uniform(takes.n), -1).argmax(-1)
         choices = envs.masks.sum(-1)
-    wanted = anything if slip == 1.0 else envs.dynamics.expert(envs.state)
+    wanted = anything if slip == 1.0 else expert(envs)
     action = np.where(careless, anything, wanted)
     chance = slip / choices + (1 - slip) * (action == wanted)
     return action, np.log(chance)

@@ -15,7 +15,7 @@ from panoply.registry import Entry, world
 from panoply.seeds import stable_hash
 from panoply.worlds.control.simulated import Simulated
 from panoply.worlds.control.world import ControlWorld, Envs, Space
-from panoply.worlds.logged import behaviour, minari, statistics
+from panoply.worlds.logged import behaviour, minari, online, statistics
 from panoply.worlds.logged.behaviour import Mix
 from panoply.worlds.logged.data import LoggedData
 
@@ -30,8 +30,9 @@ class Logged(ControlWorld):
 
     `mix` is random, medium, expert, noisy (ε = 0.2), mixed (four fifths random, the rest expert) or replay (careless at
     first, then ever less). It is made once by the world's scripted expert, and kept with its statistics: returns, TQ
-    and SACo. Policies learn from `data` and are evaluated in the world itself. With `file` the data comes from a folder
-    that Panoply wrote, with `minari` from Minari's store.
+    and SACo. Policies learn from `data` and are evaluated in the world itself. With `run` the expert is the policy of
+    an off-policy run, and `replay` is what it collected while it learned. With `file` the data comes from a folder that
+    Panoply wrote, with `minari` from Minari's store.
     """
 
     of: str = "pendulum"
@@ -42,6 +43,8 @@ class Logged(ControlWorld):
     seed: int = 0
     options: str = ""
     """Settings of the world as YAML, such as `{variant: umaze}`."""
+    run: str | None = None
+    """The folder of an off-policy run in this world."""
     file: str | None = None
     minari: str | None = None
 
@@ -109,7 +112,8 @@ class Logged(ControlWorld):
     def folder(self) -> Path:
         """Where the data is kept: `$PANOPLY_CACHE`, or `~/.cache/panoply`."""
         root = Path(os.environ.get("PANOPLY_CACHE") or Path.home() / ".cache" / "panoply")
-        key = stable_hash(FORMAT, self.of, self.mix, self.size, self.seed, self.world)
+        made = (FORMAT, self.of, self.mix, self.size, self.seed, self.world)
+        key = stable_hash(*made, *((online.fingerprint(self.run),) if self.run else ()))
         return root / "logged" / f"{self.of}-{self.mix}-{key:016x}"
 
     def make(self) -> LoggedData:
@@ -118,13 +122,15 @@ class Logged(ControlWorld):
             raise PanoplyError(
                 f"'{self.of}' has no scripted expert to make data with; give logged.file or logged.minari."
             )
-        worst, best = (behaviour.mean_return(self.world, slip, self.seed) for slip in (1.0, 0.0))
-        reference = behaviour.behave(self.world, "replay", self.size, self.seed)
-        data = (
-            reference
-            if self.mix == "replay"
-            else behaviour.behave(self.world, self.mix, self.size, self.seed)
-        )
+        expert = online.Learned(self.run) if self.run else behaviour.scripted
+        worst, best = (behaviour.mean_return(self.world, slip, self.seed, expert) for slip in (1.0, 0.0))
+        if self.run:
+            reference = online.collected(self.run, self.size)
+        else:
+            reference = behaviour.behave(self.world, "replay", self.size, self.seed)
+        data = reference
+        if self.mix != "replay":
+            data = behaviour.behave(self.world, self.mix, self.size, self.seed, expert)
         found = statistics.describe(data, worst, best, reference)
         settings = {"name": self.name, "mix": self.mix, "seed": self.seed, "world": repr(self.world)}
         return dataclasses.replace(data, about=settings | found)
