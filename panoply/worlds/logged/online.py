@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,7 @@ def fingerprint(folder: str) -> str:
     return f"{ControlPolicy.load(model_folder(folder)).fingerprint()}-{latest.step if latest else 0}"
 
 
-def _names(kept: dict[str, object]) -> list[str]:
+def _names(kept: Mapping[str, object]) -> list[str]:
     return [
         name.removeprefix("replay:")
         for name in kept
