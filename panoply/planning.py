@@ -170,14 +170,15 @@ def make_plan(
             resolved = dataclasses.replace(resolved, method=compose.assign(resolved.method, path, value))
     run_defaults = _split(dict(asked), "run.") | _split(dict(numbers), "run.")
     kind = kind_of(world_entry.build)
-    form = kind.policy_form(resolved.method.needs())
+    world_options = world_settings(world_entry, of_world)
+    form = kind.policy_form(resolved.method.needs(), world_entry.build(**world_options))
     policy_options = form | _split(dict(numbers), "policy.") | of_policy
     chosen_options = {k: v for k, v in options.items() if v is not None}
     plan = Plan(
         resolved.id,
         resolved.method,
         world_entry.id,
-        world_settings(world_entry, of_world),
+        world_options,
         _options({**run_defaults, **of_run, **chosen_options}),
         resolved.chosen | {f"run.{k}" for k in (*chosen_options, *of_run)},
         tuple(os.path.abspath(p) for p in plugins),
@@ -258,9 +259,14 @@ def check_plan(plan: Plan) -> None:
     world = plan.world()
     kind = kind_of(world)
     access, signals = world.access | {world.medium} | kind.affords(world), world.signals()
-    for name, wanted in kind.policy_form(method.needs()).items():
+    for name, wanted in kind.policy_form(method.needs(), world).items():
         if (given := plan.policy_options.get(name, wanted)) != wanted:
             raise PanoplyError(f"policy.{name} cannot be {given}: {plan.method_id} needs it to be {wanted}.")
+    if plan.policy_options.get("head") == "certain" and "policy:certain" not in method.needs():
+        raise PanoplyError(
+            f"policy.head cannot be certain: {plan.method_id} does not differentiate through a world, and without "
+            "noise there is nothing else to learn from."
+        )
     if getattr(world, "turn_cap", 0) == 1:
         access = access | {"one turn"}
     judged = {f"signal:{c.settings().get('name')}" for c in getattr(method, "models", ())}

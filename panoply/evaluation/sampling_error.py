@@ -28,8 +28,7 @@ def fitted_error(policy: ControlPolicy, experience: Experience, epochs: int = 25
     For any observations and actions (arXiv 2311.08290). Never below 0, where it begins, but for the optimiser's noise.
     """
     fitted = policy.copy()
-    layers = fitted.model.layers.layers
-    last = [*layers[-1].parameters(), *fitted.head.parameters()]
+    last = [*fitted.model.layers.last(), *fitted.head.parameters()]
     for weight in last:
         weight.requires_grad_(True)
     adam = torch.optim.Adam(last, lr=lr)

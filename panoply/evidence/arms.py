@@ -47,7 +47,7 @@ class Budget:
             return {"minutes": self.amount / 60, "steps": 10**6}
         if self.unit == "steps":
             return {"steps": int(self.amount)}
-        if "sample" not in made.method.slot_of:
+        if not _collects(made):
             name = made.method_id.split("@")[0]
             raise PanoplyError(
                 f"{name} learns from given data and collects no {self.unit}: compare at equal steps or time, with "
@@ -57,10 +57,27 @@ class Budget:
         return {self.unit: int(self.amount), "steps": max(1, most)}
 
 
+def _source(made: Plan) -> Part:
+    """The part by which experience comes in."""
+    slots = made.method.slots()
+    held = slots.get("sample") or slots["data"]
+    assert isinstance(held, Part)
+    return held
+
+
+def _collects(made: Plan) -> bool:
+    """Whether a method's own policy acts: what it samples, or data that it plays itself."""
+    held = _source(made)
+    return held.info.slot == "sample" or "episodes" in held.info.gives
+
+
 def a_step(made: Plan, unit: str) -> int | None:
     """How many episodes or decisions a step of a method collects at least; None where its settings do not say."""
-    sample = made.method.slots().get("sample")
-    settings = sample.settings() if isinstance(sample, Part) else {}
+    if not _collects(made):
+        return None
+    settings = _source(made).settings()
+    if "batch" in settings:
+        return int(settings["batch"])
     if {"envs", "length"} <= settings.keys():
         return int(settings["envs"] * settings["length"]) if unit == "decisions" else None
     if {"prompts", "group"} <= settings.keys():
@@ -133,7 +150,8 @@ class Arm:
         elif budget and budget.unit == "seconds":
             steps = 20 * POINTS
         elif budget and budget.unit == "decisions" and a_step(made, "episodes"):
-            steps //= getattr(made.world(), "max_tokens", 1)  # an answer has about as many
+            world: Any = made.world()  # an episode has about as many
+            steps //= getattr(world, "max_tokens", None) or getattr(world, "horizon", None) or 1
         return max(1, steps // POINTS)
 
 

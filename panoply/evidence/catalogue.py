@@ -198,6 +198,12 @@ def _measured(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _tuning(found["tuning"])
     for metric, gap in found.get("keeps", {}).items():
         yield f"must keep `{metric}`", f"{_gap(gap)}; may lose {gap['margin']:g}"
+    if "reaches" in found:
+        beyond, (low, high) = found["reaches"]["difference"], found["reaches"]["interval"]
+        yield (
+            f"must reach {found['reaches']['mark']:.5g}",
+            f"{beyond:+.4g} beyond ({low:+.4g} to {high:+.4g})",
+        )
     for metric, gap in found.get("also", {}).items():
         yield f"also `{metric}`", _gap(gap)
     if found.get("seconds_a_run"):

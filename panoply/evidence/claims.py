@@ -69,6 +69,7 @@ class Ranks(Claim):
     tune       the grid, of paths and values, that each method is tuned over
     keeps      metrics of which the first may lose at most so much against the second
     also       metrics that are reported and decide nothing
+    reaches    `(world, held-out starts) → metric`: what is known to be good, which the first must reach as well
     """
 
     order: tuple[str, ...]
@@ -80,6 +81,7 @@ class Ranks(Claim):
     tune: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: RATES, hash=False)
     keeps: Mapping[str, float] = field(default_factory=dict, hash=False)
     also: tuple[str, ...] = ()
+    reaches: Callable[[Any, int], float] | None = field(default=None, hash=False)
     kind: ClassVar[str] = "ranks"
 
 

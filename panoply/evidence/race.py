@@ -188,14 +188,28 @@ class Race:
 
         gaps = [gap(claim.metric, a, b, self.sign) for a, b in itertools.pairwise(self.labels)]
         kept = [gap(metric, first, second).verdict(margin) for metric, margin in claim.keeps.items()]
-        verdict = together([*(g.verdict() for g in gaps), *kept])
+        mark, reached = self._reached(values[claim.metric][first], heats)
+        verdict = together([*(g.verdict() for g in (*gaps, *reached)), *kept])
         facts = {
             "keeps": {
                 metric: {"margin": margin, **reported(metric)} for metric, margin in claim.keeps.items()
             },
             "also": {metric: reported(metric) for metric in claim.also},
+            **mark,
         }
         return verdict, min(gaps, key=lambda g: g.interval[0]), facts
+
+    def _reached(self, values: Sequence[float], heats: Sequence[Heat]) -> tuple[dict[str, Any], list[Found]]:
+        """How far the first is beyond what it must reach, where the claim names such a mark."""
+        if self.claim.reaches is None:
+            return {}, []
+        plan = next(iter(heats[0][1].values())).plan
+        mark = self.claim.reaches(plan.world(), plan.options.held_out)
+        found = Found.of([self.sign * (value - mark) for value in values])
+        ends = [round(v, 6) for v in found.interval]
+        return {
+            "reaches": {"mark": round(mark, 6), "difference": round(found.difference, 6), "interval": ends}
+        }, [found]
 
     def records(self, heats: Sequence[Heat]) -> dict[str, Any]:
         """The numbers of every seed, and the curves."""

@@ -108,3 +108,14 @@ def band(
     drawn = interquartile_mean(found[chosen], 1)
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return interquartile_mean(found, 0), low, high
+
+
+def spearman(first: ArrayLike, second: ArrayLike) -> float:
+    """The correlation of ranks, equal values sharing the mean of theirs; 0 where one side is all equal."""
+    ranks = []
+    for values in (np.asarray(first, np.float64), np.asarray(second, np.float64)):
+        below, upto = (np.searchsorted(np.sort(values), values, side) for side in ("left", "right"))
+        ranks.append((below + upto) / 2)
+    x, y = (rank - rank.mean() for rank in ranks)
+    size = float(np.sqrt((x**2).sum() * (y**2).sum()))
+    return float((x * y).sum()) / size if size else 0.0

@@ -80,7 +80,7 @@ def sentence(facts: Mapping[str, Any]) -> str:
 
 
 def not_kept(facts: Mapping[str, Any]) -> str:
-    """What was to be kept and is not, or not for certain."""
+    """What was to be kept or reached and is not, or not for certain."""
     words = []
     for metric, kept in facts.get("keeps", {}).items():
         found = Found(kept["difference"], tuple(kept["interval"]))
@@ -88,6 +88,9 @@ def not_kept(facts: Mapping[str, Any]) -> str:
             low, high = found.interval
             change = f"{metric} {found.difference:+.3g} ({low:+.3g} to {high:+.3g})"
             words.append(f"; {change}, which may lose {kept['margin']:g}")
+    if "reaches" in facts:
+        mark, (low, high) = facts["reaches"]["mark"], facts["reaches"]["interval"]
+        words.append(f"; {low:+.3g} to {high:+.3g} from the mark {mark:.4g}" if low <= 0 else "")
     return "".join(words)
 
 

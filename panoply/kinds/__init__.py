@@ -74,10 +74,13 @@ class Kind(Protocol):
     ) -> tuple[Any, Callable[[Any, Experience], dict[str, Column]]]:
         """A critic beside `policy` and the columns it gives; `opened` makes another policy like the start."""
 
+    def scorer(self, policy: Any, world: Any, needs: frozenset[str]) -> Any:
+        """What the learner asks about decisions: the policy, or something around it that can answer more."""
+
     def policy_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings `policy.NAME`, checked."""
 
-    def policy_form(self, needs: frozenset[str]) -> dict[str, Any]:
+    def policy_form(self, needs: frozenset[str], world: Any) -> dict[str, Any]:
         """What the policy must be where a method needs `policy:FORM`, as settings `policy.NAME`."""
 
     def affords(self, world: Any) -> frozenset[str]:

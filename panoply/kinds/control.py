@@ -14,6 +14,7 @@ from panoply.planning import Options
 from panoply.policies import control
 from panoply.policies.control import ControlPolicy, ValueNet
 from panoply.policies.folder import read_config
+from panoply.policies.unrolled import Unrolled
 from panoply.rollout.control import ControlCollector as collector  # noqa: N813
 from panoply.run import model_folder
 from panoply.worlds.control.world import Box, ControlWorld, Discrete
@@ -39,6 +40,10 @@ def values(model: ValueNet, experience: Experience) -> dict[str, Column]:
     return {"value": worth[experience["context"]], "next_value": worth[experience["next"]]}
 
 
+def scorer(policy: ControlPolicy, world: ControlWorld, needs: frozenset[str]) -> ControlPolicy | Unrolled:
+    return Unrolled(policy, world) if "earns" in needs else policy
+
+
 def policy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     made = dataclasses.asdict(control.spec_from(settings))
     return {name: made[name] for name in settings}
@@ -47,20 +52,23 @@ def policy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 FORMS: dict[str, dict[str, Any]] = {
     "squashed": {"squash": True, "std": "state"},
     "bounded": {"head": "bounded", "std": "fixed"},
+    "certain": {"head": "certain"},
     "values": {"head": "values", "atoms": 1},
     "atoms": {"head": "values"},
 }
 
 
-def policy_form(needs: frozenset[str]) -> dict[str, Any]:
-    forms = [FORMS[need.removeprefix("policy:")] for need in sorted(needs) if need.startswith("policy:")]
+def policy_form(needs: frozenset[str], world: ControlWorld) -> dict[str, Any]:
+    known = {**FORMS, "staged": {"stages": world.horizon or 0}}
+    forms = [known[need.removeprefix("policy:")] for need in sorted(needs) if need.startswith("policy:")]
     return {name: value for form in forms for name, value in form.items()}
 
 
 def affords(world: ControlWorld) -> frozenset[str]:
+    limit = {"time limit"} if world.horizon else set()
     if isinstance(world.action, Box):
-        return frozenset({"continuous actions"})
-    return frozenset({"discrete actions"}) if isinstance(world.action, Discrete) else frozenset()
+        return frozenset({"continuous actions", *limit})
+    return frozenset({"discrete actions", *limit} if isinstance(world.action, Discrete) else limit)
 
 
 def check_source(source: str, world: ControlWorld) -> None:

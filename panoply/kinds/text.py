@@ -32,13 +32,17 @@ def critic(
     return ValueModel.of(opened()), lambda model, experience: {"value": model.score(experience)["value"]}
 
 
+def scorer(policy: TextPolicy, world: TextWorld, needs: frozenset[str]) -> TextPolicy:
+    return policy
+
+
 def policy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name in settings:
         raise PanoplyError(f"policy.{name} has no effect: a text policy is the model named by --model.")
     return {}
 
 
-def policy_form(needs: frozenset[str]) -> dict[str, Any]:
+def policy_form(needs: frozenset[str], world: TextWorld) -> dict[str, Any]:
     return {}
 
 

@@ -106,6 +106,7 @@ class AgentLearner:
         self._follow = [t for target, _ in pairs for t in target], [p for _, source in pairs for p in source]
         self.updates = 0
         self.watch: Watch | None = None
+        self._data: Experience | None = None
         self._noted: list[Mapping[str, Tensor]] = []
 
     @property
@@ -173,14 +174,15 @@ class AgentLearner:
     # -------------------------------------------------------------- as a learner of given data
 
     def minibatches(self, experience: Experience, generator: torch.Generator) -> Iterator[Experience]:
-        """The data as one, from which batches are drawn; the replay is filled with it at first."""
+        """The data as one, from which batches are drawn; the replay is filled with it whenever it is another."""
         policy = self.policy
-        if len(self.replay) == 0:
+        if experience is not self._data:
+            self._data = experience
             shape = _replay_size(self.method, self.total_steps, len(experience))
             self.replay = Replay(policy.observation, policy.action, policy.head, **shape)
             self.replay.fill(experience)
             policy.learn_statistics(experience, once=True)
-        for descent in self.descents:
+        for descent in self.descents if len(self.replay) else ():
             self.replay.more |= descent.prepare(self.agent, self.replay)
         self.agent.generator = generator
         yield experience
@@ -188,7 +190,8 @@ class AgentLearner:
     def step(self, experience: Experience, step: int) -> dict[str, float]:
         """All updates of one step of a run on given data."""
         self.begin(step, self.agent.generator)
-        self.learn(self.method.replay.settings()["updates"])
+        if len(self.replay):
+            self.learn(self.method.replay.settings()["updates"])
         return self.metrics()
 
     # -------------------------------------------------------------- saving

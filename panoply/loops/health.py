@@ -32,7 +32,8 @@ def check_growth(step: int, described: Mapping[str, float], norm: float, start: 
     """Endless rewards, all alike, earn no credit, and huge weights make mere noise: neither shows in the loss."""
     if not math.isfinite(described.get("reward", 0.0)):
         raise Diverged(f"Stopped: in step {step} the mean reward is {described['reward']}.")
-    if not norm <= GROWTH * max(start, 1e-6):
+    most = GROWTH * start if start else math.inf  # a table of zeros has no size of its own
+    if not (math.isfinite(norm) and norm <= most):
         raise Diverged(
             f"Stopped: in step {step} the norm of the weights went from {start:.3g}, where the run started, to "
             f"{norm:.3g}."

@@ -96,7 +96,7 @@ class Job:
             assert isinstance(self.policy, ControlPolicy)
             return AgentLearner(self.policy, method, seed=options.seed, total_steps=options.steps)
         return Learner(
-            self.companions.joined(self.learned),
+            self.companions.joined(self.kind.scorer(self.learned, self.world, method.needs())),
             method,
             more=self.companions.joined_losses(),
             total_steps=options.steps,

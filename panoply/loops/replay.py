@@ -88,7 +88,9 @@ class Replay:
 
     @torch.no_grad()
     def fill(self, experience: Experience, reward: str = "signal:reward") -> None:
-        """Write all of some logged experience, whose episodes stand one after the other."""
+        """Write the steps of some experience that learn; episodes stand one after the other."""
+        if "train" in experience:
+            experience = experience.take(experience["train"])
         columns = {
             "observation": experience.looked_up("observation"),
             "action": self.head.unit(experience["action"]) if self._continuous else experience["action"],

@@ -20,7 +20,9 @@ from panoply.experience import Experience, moved
 from panoply.parts import check
 from panoply.policies.folder import read_config
 from panoply.policies.heads import Head, Std, head_for
-from panoply.policies.mlp import MLP, Activation, Features, Forward
+from panoply.policies.mlp import MLP, Activation, Features
+from panoply.policies.nodes import NodeLayers
+from panoply.policies.stages import Stages, Timed
 from panoply.seeds import torch_rng
 from panoply.worlds.control.world import ControlWorld, Space, space_from_json, space_to_json
 
@@ -36,15 +38,17 @@ class PolicySpec:
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers; none makes it linear, and a table where observations are whole numbers."""
     activation: Activation = "tanh"
+    shared: bool = False
+    """One network for all things of a kind in an observation, such as stores, with a number of the action for each."""
     squash: bool = False
     """Continuous actions through tanh into their bounds, instead of cut there."""
     std: Std = "free"
     """The standard deviation of continuous actions: parameters of their own, an output of the network, or fixed."""
     log_std: float = 0.0
     """Where parameters of their own start."""
-    head: Literal["distribution", "bounded", "values"] = "distribution"
+    head: Literal["distribution", "bounded", "certain", "values"] = "distribution"
     """What the network puts out: a distribution of actions; an action between its bounds (noise is added when it
-    acts); or what each of n actions is worth (the best is taken)."""
+    acts); one that is taken as it is; or what each of n actions is worth (the best is taken)."""
     epsilon: float = 0.05
     """How often a policy of values takes any action instead."""
     atoms: int = 51
@@ -52,31 +56,47 @@ class PolicySpec:
     span: tuple[float, float] = (-10.0, 10.0)
     normalise: bool = False
     """Observations centred and scaled by what has been seen."""
+    stages: int = 0
+    """Of how many first turns frozen copies of the network can be kept: a policy that changes with time."""
 
     def __post_init__(self) -> None:
 
         hints = typing.get_type_hints(PolicySpec)
         for name, annotation in hints.items():
             object.__setattr__(self, name, check(f"policy.{name}", getattr(self, name), annotation))
+        if self.stages < 0:
+            raise PanoplyError(f"policy.stages is a number of turns, not {self.stages}.")
         if any(width < 1 for width in self.hidden):
             raise PanoplyError(f"policy.hidden are widths of layers, at least 1, not {self.hidden}.")
 
 
 class _Network(nn.Module):
-    """Features, layers, and for a policy the head."""
+    """Features, layers, and for a policy the head, and the stages where it changes with time."""
 
-    def __init__(self, features: Features, layers: MLP, head: Head | None = None):
+    def __init__(
+        self, features: Features, layers: MLP | NodeLayers, head: Head | None = None, stages: int = 0
+    ):
         super().__init__()
         self.features, self.layers, self.head = features, layers, head
+        if stages and isinstance(layers, NodeLayers):
+            raise PanoplyError("policy.shared cannot be together with policy.stages.")
+        self.stages = Stages(layers, stages) if stages and isinstance(layers, MLP) else None
 
-    def forward(self, observation: Tensor) -> Tensor:
-        return self.layers.forward(
-            self.features.forward(observation)
-        )  # nobody hooks these: twice less to call
+    def forward(self, observation: Tensor, turn: Tensor | None = None) -> Tensor:
+        """The network of now; with turns, what acts in each."""
+        x = self.features.forward(observation)  # nobody hooks these: twice less to call
+        if self.stages is None or turn is None:
+            return self.layers.forward(x)
+        return self.stages.forward(x, turn)
 
-    def numpy(self) -> Forward:
-        features, layers = self.features.numpy(), self.layers.numpy()
-        return lambda x: layers(features(x))
+    def numpy(self) -> Timed:
+        """What acts, as a function of arrays: observations, and the turns they are seen in."""
+        features = self.features.numpy()
+        if self.stages is not None:
+            staged = self.stages.numpy()
+            return lambda x, turn: staged(features(x), turn)
+        layers = self.layers.numpy()
+        return lambda x, turn: layers(features(x))
 
 
 class ControlModel:
@@ -147,9 +167,13 @@ class ControlPolicy(ControlModel):
         features = Features(observation, spec.normalise)
         # Values of orthogonal weights run away: what one state teaches reaches too far into the others.
         gain = None if spec.head == "values" else 0.01
-        layers = MLP(features.size, spec.hidden, head.width, spec.activation, gain)
+        layers: MLP | NodeLayers
+        if spec.shared:
+            layers = NodeLayers(observation, spec.hidden, head.width, spec.activation, gain)
+        else:
+            layers = MLP(features.size, spec.hidden, head.width, spec.activation, gain)
         layers.initialise(torch_rng("policy", seed))
-        return cls(_Network(features, layers, head), spec, observation, action)
+        return cls(_Network(features, layers, head, spec.stages), spec, observation, action)
 
     @classmethod
     def load(cls, folder: str | Path) -> ControlPolicy:
@@ -176,7 +200,8 @@ class ControlPolicy(ControlModel):
         beyond = needs - {"logp", "entropy", "value"}
         if beyond:
             raise PanoplyError(f"A control policy cannot supply '{min(beyond)}'; it has logp and entropy.")
-        out = self.model(self.observe(experience))
+        turn = moved(experience["turn"], self.device) if self.spec.stages else None
+        out = self.model(self.observe(experience), turn)
         mask = moved(experience.looked_up("legal"), out.device) if "legal" in experience.context else None
         heat = moved(experience["temperature"], out.device) if "temperature" in experience else None
         action = moved(experience["action"], out.device)

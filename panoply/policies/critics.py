@@ -67,6 +67,37 @@ class StateValue(nn.Module):
         return self.net(self._features[0](observation))[:, 0]  # type: ignore[no-any-return]
 
 
+class ActionNets(nn.Module):
+    """Several Q(s, ·) of the policy's widths, a value for each of n actions; there may be none of them."""
+
+    def __init__(self, nets: list[nn.Module]):
+        super().__init__()
+        self.nets = nn.ModuleList(nets)
+
+    @classmethod
+    def of(cls, policy: ControlPolicy, count: int, seed: int) -> ActionNets:
+        nets: list[nn.Module] = []
+        for i in range(count):
+            net = MLP(
+                policy.model.features.size, policy.spec.hidden, policy.head.width, policy.spec.activation
+            )
+            net.initialise(torch_rng("rung", seed, i))
+            nets.append(_Featured(policy.model.features, net))
+        return cls(nets).to(policy.device)
+
+
+class _Featured(nn.Module):
+    """A net on the policy's features, which are neither saved nor moved from here."""
+
+    def __init__(self, features: Features, net: MLP):
+        super().__init__()
+        self.net = net
+        self._features = [features]
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return self.net(self._features[0](observation))  # type: ignore[no-any-return]
+
+
 class Temperature(nn.Module):
     """α > 0, learned as its logarithm."""
 

@@ -63,6 +63,49 @@ class Deterministic(Head):
         return found
 
 
+class Certain(Head):
+    """The network's output as the action itself, or softplus(output + 1) where an action cannot be negative.
+
+    It is cut at its bounds and has no noise, so what was done has probability 1. Gradients reach it through a world
+    that is differentiable, and never through its log-probability.
+    """
+
+    positive: Tensor
+
+    def __init__(self, space: Box):
+        super().__init__()
+        self.bounds, self.size, self.width = Bounds(space), space.size, space.size
+        low = torch.as_tensor(np.broadcast_to(self.bounds.low, (self.size,)).copy())
+        self.register_buffer("positive", low >= 0, persistent=False)
+
+    def noise(self, rng: np.random.Generator, count: int) -> Array:
+        return rng.standard_normal((count, self.size), dtype=np.float32)
+
+    def anything(self, noise: Array, mask: Array | None) -> Drawn:
+        return self.bounds.anything(noise)
+
+    def unit(self, action: Tensor) -> Tensor:
+        return self.bounds.unit(action)
+
+    def real(self, unit: Tensor) -> Tensor:
+        return self.bounds.back(unit)
+
+    def action(self, out: Tensor) -> Tensor:
+        """The action as the world takes it, before it is cut at its bounds."""
+        return torch.where(self.positive, nn.functional.softplus(out + 1), out)
+
+    def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
+        chosen = np.where(self.positive.cpu().numpy(), np.logaddexp(out + 1, np.float32(0)), out)
+        acted = np.clip(chosen, self.bounds.low, self.bounds.high).reshape(len(out), *self.bounds.shape)
+        return Drawn(acted, acted)
+
+    def score(
+        self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
+    ) -> dict[str, Tensor]:
+        nothing = out.new_zeros(len(out))
+        return {"logp": nothing, "entropy": nothing} if entropy else {"logp": nothing}
+
+
 class ActionValues(Head):
     """What each of n actions is worth. The best is taken, or any with probability ε (times the temperature).
 

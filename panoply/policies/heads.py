@@ -110,7 +110,7 @@ def head_for(
     action: Space, squash: bool = False, std: Std = "free", log_std: float = 0.0, **more: Any
 ) -> Head:
     """The distribution of actions of a space; `more` says where it is something else (see PolicySpec)."""
-    from panoply.policies.deterministic import ActionValues, Deterministic
+    from panoply.policies.deterministic import ActionValues, Certain, Deterministic
 
     if more.get("head") == "values":
         if not isinstance(action, Discrete):
@@ -118,6 +118,12 @@ def head_for(
         return ActionValues(action.n, more["epsilon"], more["atoms"], more["span"])
     if more.get("head") == "bounded" and isinstance(action, Box):
         return Deterministic(action, std, log_std)
+    if more.get("head") == "certain":
+        if not isinstance(action, Box):
+            raise PanoplyError(
+                "One certain action (policy.head=certain) is for worlds with continuous actions."
+            )
+        return Certain(action)
     if std == "fixed":
         raise PanoplyError("A fixed deviation (policy.std=fixed) is for policy.head=bounded.")
     if isinstance(action, Discrete):

@@ -16,6 +16,8 @@ from panoply.worlds.control.world import Box, Discrete, Space
 
 Activation = Literal["tanh", "relu", "elu"]
 Forward = Callable[[NDArray[Any]], NDArray[np.float32]]
+Weights = Sequence[tuple[Tensor, Tensor]]
+"""Of each layer, its matrix and its bias."""
 
 _TORCH: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh_,
@@ -160,8 +162,10 @@ class MLP(nn.Module):
         sizes = [inputs, *hidden, outputs]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.activation, self.gain = activation, gain
-        self._weights = [(layer.weight, layer.bias) for layer in self.layers if isinstance(layer, nn.Linear)]
-        self._flat = [tensor for pair in self._weights for tensor in pair]
+        self.weights: Weights = [
+            (layer.weight, layer.bias) for layer in self.layers if isinstance(layer, nn.Linear)
+        ]
+        self._flat = [tensor for pair in self.weights for tensor in pair]
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:
@@ -181,18 +185,26 @@ class MLP(nn.Module):
         for layer in self.layers:
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
 
+    def last(self) -> list[nn.Parameter]:
+        """The weights that outputs come from."""
+        return list(self.layers[-1].parameters())
+
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
             return _Layers.apply(self.activation, x, *self._flat)  # type: ignore[no-any-return, no-untyped-call]
         return _outputs(self.activation, x, self._flat)[-1]
 
-    def numpy(self) -> Forward:
+    def through(self, x: Tensor, weights: Weights) -> Tensor:
+        """The same with other weights."""
+        return _outputs(self.activation, x, [tensor for pair in weights for tensor in pair])[-1]
+
+    def numpy(self, weights: Weights | None = None) -> Forward:
         """The same as a function of arrays, on the very memory of the weights (on a GPU, on a copy).
 
         For a handful of rows this takes a fifth of what torch needs to get its operations under way.
         """
-        weights = [(w.detach().cpu().numpy().T, b.detach().cpu().numpy()) for w, b in self._weights]
-        (*inner, (last, offset)), activate = weights, _NUMPY[self.activation]
+        arrays = [(w.detach().cpu().numpy().T, b.detach().cpu().numpy()) for w, b in weights or self.weights]
+        (*inner, (last, offset)), activate = arrays, _NUMPY[self.activation]
 
         def forward(x: NDArray[Any]) -> NDArray[np.float32]:
             for weight, bias in inner:

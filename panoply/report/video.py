@@ -29,7 +29,8 @@ def film(
         pictures = [envs.render(0)]
         while not over and len(pictures) < MOST:
             noise = policy.head.noise(rng, 1)
-            drawn = policy.head.act(forward(envs.observations), noise, envs.masks, temperature)
+            out = forward(envs.observations, np.array([len(pictures) - 1]))
+            drawn = policy.head.act(out, noise, envs.masks, temperature)
             step = envs.step(drawn.acted)
             earned, over = earned + float(step.reward[0]), bool(step.terminated[0] or step.truncated[0])
             pictures.append(envs.render(0))

@@ -282,7 +282,7 @@ class _Rows:
         tape.write("observation", seen)
         if mask is not None:
             tape.write("legal", mask)
-        out = self._forward(seen)
+        out = self._forward(seen, turn)
         assert self._noise is not None
         noise = self._noise[self._index, turn % BLOCK]
         heat = temperature(torch.from_numpy(turn)).numpy() if callable(temperature) else temperature

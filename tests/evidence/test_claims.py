@@ -103,6 +103,33 @@ def test_it_holds_at_five_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts["curves"]["gigpo"][0] == [[0.0, 0.0], [256.0, 0.1]]
 
 
+@pytest.mark.parametrize(
+    ("mark", "verdict", "words"),
+    [(2.0, "holds", "seeds"), (2.5, "fails", "from the mark 2.5"), (2.1, "undecided", "from the mark 2.1")],
+)
+def test_a_mark_must_be_reached_too(
+    monkeypatch: pytest.MonkeyPatch, mark: float, verdict: str, words: str
+) -> None:
+    """2.1 to 2.15 on all seeds; 2.1 itself is touched and not passed."""
+    Pretended(monkeypatch, lambda name, rate, seed: (name == "gigpo") + 1.1 + 0.05 * (seed % 2))
+    asked: list[tuple[str, int]] = []
+
+    def known(world: Any, starts: int) -> float:
+        asked.append((world.name, starts))
+        return mark
+
+    claim = dataclasses.replace(_plain(CLAIM), reaches=known, settings={"run.held_out": 7})
+    facts = trials.put_to_test(ENTRY, claim, dataclasses.replace(DESK, most=5))
+    assert facts["verdict"] == verdict
+    assert facts["reaches"]["mark"] == mark
+    assert asked[0] == ("keydoor", 7)
+    assert words in trials.sentence(facts)
+
+
+def _plain(claim: Learns) -> Ranks:
+    return Ranks(**{f.name: getattr(claim, f.name) for f in dataclasses.fields(claim)})
+
+
 def test_both_sides_are_tuned_alike_on_seeds_that_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     best = {"gigpo": 1e-4, "grpo": 1e-3}
     pretended = Pretended(

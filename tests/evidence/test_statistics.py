@@ -121,3 +121,10 @@ def test_intervals_are_rliables(rliable: Any) -> None:
     )  # fmt: skip
     ours = statistics.improvement_interval(SCORES, other, draws=4000)
     assert ours == pytest.approx(theirs["a"][:, 0], abs=0.04)
+
+
+def test_spearman() -> None:
+    """By hand: ranks 1, 2.5, 2.5, 4 against 1, 3, 2, 4 are 4.5 / √(4.5·5) alike."""
+    assert statistics.spearman([1, 5, 5, 9], [10, 30, 20, 40]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
+    assert statistics.spearman([1, 2, 3], [9, 8, -7]) == pytest.approx(-1)
+    assert statistics.spearman([1, 1, 1], [1, 2, 3]) == 0

@@ -97,7 +97,10 @@ def test_acting_in_numpy_is_scoring_in_torch(activation: Any, normalise: bool) -
         policy.model.features.learn(seen)
     with torch.no_grad():
         torch.testing.assert_close(
-            torch.from_numpy(policy.model.numpy()(seen.numpy())), policy.model(seen), atol=1e-6, rtol=1e-5
+            torch.from_numpy(policy.model.numpy()(seen.numpy(), np.zeros(len(seen)))),
+            policy.model(seen),
+            atol=1e-6,
+            rtol=1e-5,
         )
 
 

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,10 @@ from panoply.worlds.control.draws import Draws
 from panoply.worlds.control.simulated import Moved, Simulated, State
 from panoply.worlds.control.world import Array, Box, Space
 
+Policy = Callable[[torch.Tensor], torch.Tensor]
+PREFERENCE = 10.0
+"""How far preferences go: e¹⁰ times as much as what stays, or as little."""
+
 
 class Stock(NamedTuple):
     """Arrays or tensors; the first number of a pipeline is on hand, the others arrive in 1, 2, … periods."""
@@ -26,7 +30,7 @@ class Stock(NamedTuple):
     stores: Any
     """[rows, stores, lead]"""
     warehouse: Any
-    """[rows, warehouse_lead], or None."""
+    """[rows, echelons, warehouse_lead], the one that serves the stores first; or None."""
 
 
 @world("inventory@1", paper=60)
@@ -36,9 +40,12 @@ class Inventory(Simulated):
 
     A period costs `penalty` for each piece asked for and not there, and `holding` for each piece left over; the reward
     is minus the cost a store. What is ordered arrives `lead` periods later. Demand that is not met is `lost`, or waits.
-    Demands are Poisson with mean `mean`; of several stores, with means of their own around it. With a `warehouse`,
-    stores get at most what is on hand there, shared out in proportion, and the last number of an action is the
-    warehouse's own order.
+    Demands are Poisson with mean `mean`; of several stores, with means of their own around it, which are seen, and
+    correlated where asked. With a `warehouse`, stores get at most what is on hand there, and the last number of an
+    action is the warehouse's own order; with several `echelons` it orders from another one above it, and so on.
+
+    What a warehouse has is shared out in proportion to the orders. With `allocation=softmax` the numbers of an action,
+    but for the last, are preferences z instead: each gets softmax([z…, 1]) of it, and the share of the 1 stays.
 
     Demand does not depend on what is done, so the same demands can be run again: `costs` unrolls a policy in torch, and
     its gradient is exact.
@@ -53,6 +60,11 @@ class Inventory(Simulated):
     warehouse: bool = False
     warehouse_lead: int = 3
     warehouse_holding: float = 0.5
+    echelons: int = 1
+    """Warehouses one above the other."""
+    allocation: Literal["proportional", "softmax"] = "proportional"
+    correlation: float = 0.0
+    """Of the demands of different stores, before they are made Poisson (a Gaussian copula)."""
     most: float = 40.0
     """The largest order of a store."""
     seed: int = 0
@@ -63,8 +75,12 @@ class Inventory(Simulated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.stores, self.lead, self.warehouse_lead) < 1:
-            raise PanoplyError("inventory.stores and lead times are at least 1.")
+        if min(self.stores, self.lead, self.warehouse_lead, self.echelons) < 1:
+            raise PanoplyError("inventory.stores, echelons and lead times are at least 1.")
+        if not self.warehouse and (self.echelons > 1 or self.allocation != "proportional"):
+            raise PanoplyError("inventory.echelons and allocation are a warehouse's: set warehouse=true.")
+        if not 0 <= self.correlation <= 1:
+            raise PanoplyError(f"inventory.correlation is from 0 to 1, not {self.correlation:g}.")
         if min(self.mean, self.penalty, self.most) <= 0:
             raise PanoplyError("inventory.mean, penalty and most are above 0.")
 
@@ -77,68 +93,113 @@ class Inventory(Simulated):
 
     @property
     def sees(self) -> Space:  # type: ignore[override]
-        return Box((self.stores * self.lead + self.warehouse * self.warehouse_lead,))
+        row, above = self.lead + (self.stores > 1), self.warehouse * self.echelons * self.warehouse_lead
+        return Box((self.stores * row + above,), nodes=(self.stores, row))
 
     @property
     def takes(self) -> Space:  # type: ignore[override]
-        limits = (self.most,) * self.stores + ((self.most * self.stores,) if self.warehouse else ())
-        return Box((len(limits),), (0.0,) * len(limits), limits)
+        if not self.warehouse:
+            return Box((self.stores,), (0.0,) * self.stores, (self.most,) * self.stores)
+        asked, all_of_it = self.stores + self.echelons - 1, self.most * self.stores
+        if self.allocation == "softmax":
+            low, high = (-PREFERENCE,) * asked, (PREFERENCE,) * asked
+        else:
+            low = (0.0,) * asked
+            high = (self.most,) * self.stores + (all_of_it,) * (self.echelons - 1)
+        return Box((asked + 1,), (*low, 0.0), (*high, all_of_it))
 
     # -------------------------------------------------------------- one period, in NumPy or torch
 
     def period(self, stock: Stock, orders: Any, demand: Any) -> tuple[Stock, Any]:
         """Stock after a period, and its cost in each row."""
-        wanted = orders[:, : self.stores]
-        warehouse, extra = stock.warehouse, 0.0
+        sent, above, extra = orders[:, : self.stores], stock.warehouse, 0.0
         if self.warehouse:
-            total, there = wanted.sum(-1), warehouse[:, 0]
-            share = (there / total.clip(min=1e-9)).clip(max=1.0)
-            wanted = wanted * share[:, None]
-            left = (there - wanted.sum(-1)).clip(min=0.0)
-            extra = self.warehouse_holding * left
-            warehouse = _arrived(left[:, None], warehouse[:, None], orders[:, self.stores :])[:, 0]
+            sent, above, extra = self._sent(above, orders)
         on_hand = stock.stores[..., 0] - demand
         cost = self.penalty * (-on_hand).clip(min=0.0) + self.holding * on_hand.clip(min=0.0)
         kept = on_hand.clip(min=0.0) if self.lost else on_hand
-        return Stock(_arrived(kept, stock.stores, wanted), warehouse), cost.sum(-1) + extra
+        return Stock(_arrived(kept, stock.stores, sent), above), cost.sum(-1) + extra
 
-    def costs(
-        self, policy: Callable[[torch.Tensor], torch.Tensor], demand: torch.Tensor, ignore: int = 0
+    def _sent(self, above: Any, orders: Any) -> tuple[Any, Any, Any]:
+        """What the stores are sent, the warehouses after that, and what holding the rest costs."""
+        there, first = above[..., 0], self.stores
+        asked = [orders[:, :first], *(orders[:, first + i : first + i + 1] for i in range(self.echelons - 1))]
+        sent = [self._shared(each, there[:, i : i + 1]) for i, each in enumerate(asked)]
+        left = (there - _concatenate([each.sum(-1)[:, None] for each in sent])).clip(min=0.0)
+        arriving = _concatenate([*sent[1:], orders[:, -1:]])
+        return sent[0], _arrived(left, above, arriving), self.warehouse_holding * left.sum(-1)
+
+    def _shared(self, asked: Any, there: Any) -> Any:
+        """[rows, n]: what each of n gets of what is there."""
+        if self.allocation == "softmax":
+            raised = torch.exp(asked) if isinstance(asked, torch.Tensor) else np.exp(asked)
+            return there * raised / (raised.sum(-1)[:, None] + math.e)
+        return asked * (there / asked.sum(-1)[:, None].clip(min=1e-9)).clip(max=1.0)
+
+    def observe(self, stock: Stock) -> Any:
+        """A row of numbers: every store's pipeline, with its mean demand where there are several; the warehouses'."""
+        stores, rows = stock.stores, len(stock.stores)
+        if self.stores > 1:
+            means = np.broadcast_to(self.means[:, None], (rows, self.stores, 1))
+            if isinstance(stores, torch.Tensor):
+                stores = torch.cat([stores, torch.from_numpy(means.copy()).to(stores)], -1)
+            else:
+                stores = np.concatenate([stores, means], -1)
+        parts = [stores] if stock.warehouse is None else [stores, stock.warehouse]
+        return _concatenate([part.reshape(rows, -1) for part in parts])
+
+    def unrolled(
+        self, act: Policy, seeds: Array, steps: int, device: torch.device | str = "cpu"
     ) -> torch.Tensor:
-        """Mean cost of a store and period under a policy of observations, for demands [rows, periods, stores].
+        """[rows, steps] rewards of the environments of these seeds, under a policy of observations."""
+        demand = torch.from_numpy(self.demands(seeds, steps)).to(device, torch.float32)
+        return -self.paid(act, demand)
 
-        Gradients flow through the whole unrolled run. The first `ignore` periods are not counted.
-        """
-        rows = len(demand)
-        start = self._empty(rows)
+    def costs(self, policy: Policy, demand: torch.Tensor, ignore: int = 0) -> torch.Tensor:
+        """Mean cost of a store and period for demands [rows, periods, stores], the first `ignore` not counted."""
+        return self.paid(policy, demand)[:, ignore:].mean()
+
+    def paid(self, policy: Policy, demand: torch.Tensor) -> torch.Tensor:
+        """[rows, periods] costs of a store. Gradients flow through the whole unrolled run."""
+        start = self.opening(len(demand))
         stock = Stock(*(None if part is None else torch.from_numpy(part).to(demand) for part in start))
-        paid = []
-        for t in range(demand.shape[1]):
-            stock, cost = self.period(stock, policy(_flat(stock)), demand[:, t])
-            paid.append(cost)
-        return torch.stack(paid[ignore:]).mean() / self.stores
+        least, most = (torch.tensor(b).to(demand) for b in (self.takes.low, self.takes.high))  # type: ignore[union-attr]
+        found = []
+        for today in demand.unbind(1):
+            orders = policy(self.observe(stock)).maximum(least).minimum(most)
+            stock, cost = self.period(stock, orders, today)
+            found.append(cost)
+        return torch.stack(found, 1) / self.stores
 
     def demands(self, seeds: Array, periods: int) -> Array:
         """[rows, periods, stores]: what the environments of these seeds will be asked for."""
         return np.stack([self._demand(Draws(seeds, t + 1)) for t in range(periods)], 1)
 
     def _demand(self, draws: Draws) -> Array:
-        asked: Array = (draws.uniform(self.stores)[..., None] >= _quantiles(self)).sum(-1)
+        if self.correlation:
+            common, own = draws.normal(1), draws.normal(self.stores)
+            mixed = math.sqrt(self.correlation) * common + math.sqrt(1 - self.correlation) * own
+            chance = torch.special.ndtr(torch.from_numpy(mixed)).numpy()
+        else:
+            chance = draws.uniform(self.stores)
+        asked: Array = (chance[..., None] >= _quantiles(self)).sum(-1)
         return asked.astype(np.float64)
 
     # -------------------------------------------------------------- the world
 
-    def _empty(self, rows: int) -> Stock:
+    def opening(self, rows: int) -> Stock:
         """A mean demand in every place of the pipelines."""
         stores = np.broadcast_to(self.means[:, None], (rows, self.stores, self.lead)).copy()
-        warehouse = np.full((rows, self.warehouse_lead), self.means.sum()) if self.warehouse else None
+        shape = (rows, self.echelons, self.warehouse_lead)
+        warehouse = np.full(shape, self.means.sum()) if self.warehouse else None
         return Stock(stores, warehouse)
 
     def start(self, draws: Draws) -> State:
-        return _columns(self._empty(len(draws.seeds)))
+        return _columns(self.opening(len(draws.seeds)))
 
     def move(self, state: State, actions: Array, draws: Draws) -> Moved:
-        orders = np.clip(actions.astype(np.float64), 0.0, np.asarray(self.takes.high))  # type: ignore[union-attr]
+        least, most = np.asarray(self.takes.low), np.asarray(self.takes.high)  # type: ignore[union-attr]
+        orders = np.clip(actions.astype(np.float64), least, most)
         stock, cost = self.period(_stock(state), orders, self._demand(draws))
         return Moved(
             _columns(stock), -cost / self.stores, np.zeros(len(cost), bool), {"cost": cost / self.stores}
@@ -148,15 +209,16 @@ class Inventory(Simulated):
         return frozenset({"reward", "cost"})
 
     def look(self, state: State) -> Array:
-        seen: Array = _flat(_stock(state)).astype(np.float32)
+        seen: Array = self.observe(_stock(state)).astype(np.float32)
         return seen
 
     # -------------------------------------------------------------- heuristics
 
     def order_up_to(self, seen: Any, levels: Any, warehouse: float = 0.0) -> Any:
         """The base-stock rule: raise each store's stock, with what is under way, to its level; of observations."""
-        width = self.stores * self.lead
-        position = seen[:, :width].reshape(-1, self.stores, self.lead).sum(-1)
+        row = self.lead + (self.stores > 1)
+        width = self.stores * row
+        position = seen[:, :width].reshape(-1, self.stores, row)[..., : self.lead].sum(-1)
         orders = (levels - position).clip(min=0.0)
         if not self.warehouse:
             return orders
@@ -170,14 +232,18 @@ class Inventory(Simulated):
 
     def expert(self, state: State) -> Array:
         """Base stock at the newsvendor's levels, which is best where unmet demand waits."""
+        if self.echelons > 1 or self.allocation != "proportional":
+            raise PanoplyError(
+                "inventory has an expert for orders from one warehouse at most, shared out in proportion."
+            )
         levels = self.newsvendor(self.lead + 1)
         through = float(self.newsvendor(self.lead + self.warehouse_lead + 1).sum())
-        orders: Array = self.order_up_to(_flat(_stock(state)), levels, through)
+        orders: Array = self.order_up_to(self.observe(_stock(state)), levels, through)
         return orders
 
     def picture(self, state: State, size: int = 240) -> Array:
         """A column for each store, and one for the warehouse: on hand, and above it what is under way."""
-        pipelines = [*state["stores"][0], *(state["warehouse"][:1] if self.warehouse else ())]
+        pipelines = [*state["stores"][0], *(state["warehouse"][0] if self.warehouse else ())]
         top = max(4 * self.mean * (self.lead + 1), *(float(p.sum()) for p in pipelines))
         sheet = Canvas(size, (0, len(pipelines)), (-0.1 * len(pipelines), len(pipelines)))
         for place, pipeline in enumerate(pipelines):
@@ -204,11 +270,6 @@ def _columns(stock: Stock) -> State:
     return {"stores": stock.stores} | ({} if stock.warehouse is None else {"warehouse": stock.warehouse})
 
 
-def _flat(stock: Stock) -> Any:
-    stores = stock.stores.reshape(len(stock.stores), -1)
-    return stores if stock.warehouse is None else _concatenate([stores, stock.warehouse])
-
-
 def _arrived(kept: Any, pipeline: Any, ordered: Any) -> Any:
     """Everything under way one period nearer; what was ordered joins at the far end."""
     if pipeline.shape[-1] == 1:
@@ -224,10 +285,10 @@ def _concatenate(parts: list[Any]) -> Any:
 def _quantiles(world: Inventory) -> Array:
     """[stores, counts]: cumulative probabilities of a Poisson demand, for drawing."""
     top = int(world.means.max() + 12 * math.sqrt(world.means.max()) + 12)
-    return np.stack([np.cumsum(_poisson(mean, top)) for mean in world.means])
+    return np.stack([np.cumsum(poisson(mean, top)) for mean in world.means])
 
 
-def _poisson(mean: float, top: int) -> Array:
+def poisson(mean: float, top: int) -> Array:
     counts = np.arange(top + 1)
     logs = counts * math.log(mean) - mean - np.array([math.lgamma(k + 1) for k in counts])
     chances: Array = np.exp(logs)
@@ -236,4 +297,4 @@ def _poisson(mean: float, top: int) -> Array:
 
 def _poisson_quantile(mean: float, probability: float) -> int:
     top = int(mean + 12 * math.sqrt(mean) + 12)
-    return int(np.searchsorted(np.cumsum(_poisson(mean, top)), probability))
+    return int(np.searchsorted(np.cumsum(poisson(mean, top)), probability))

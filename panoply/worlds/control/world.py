@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from panoply.errors import PanoplyError
 from panoply.parts import check
 from panoply.seeds import stable_hash
+
+if TYPE_CHECKING:
+    import torch
 
 Floats = NDArray[np.float32]
 Array = NDArray[Any]
@@ -51,6 +54,8 @@ class Box:
     shape: tuple[int, ...]
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    nodes: tuple[int, int] = (0, 0)
+    """Of an observation: how many things of one kind it begins with, and by how many numbers each is described."""
 
     @property
     def size(self) -> int:
@@ -222,3 +227,17 @@ class ControlWorld(ABC):
     def failures(self) -> dict[str, int]:
         """Why episodes were cut short, and how often."""
         return {}
+
+
+@runtime_checkable
+class Differentiable(Protocol):
+    """A world whose dynamics run in torch, and in which chance does not depend on what is done."""
+
+    def unrolled(
+        self,
+        act: Callable[[torch.Tensor], torch.Tensor],
+        seeds: Array,
+        steps: int,
+        device: torch.device | str = "cpu",
+    ) -> torch.Tensor:
+        """[rows, steps] rewards of episodes from these seeds under a policy of observations; gradients flow."""
