@@ -123,7 +123,7 @@ def greedy(policy: Any) -> Callable[[Any], Any]:
     forward = policy.model.numpy()
 
     def act(seen: Any) -> Any:
-        out = forward(np.asarray(seen)[None])
+        out = forward(np.asarray(seen)[None], np.zeros(1, int))
         noise = np.zeros_like(policy.head.noise(np.random.default_rng(0), 1))
         return policy.head.act(out, noise, None, 0.0).acted[0]
 

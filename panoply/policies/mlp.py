@@ -171,7 +171,7 @@ class MLP(nn.Module):
     def initialise(self, generator: torch.Generator) -> None:
         *inner, last = self.layers
         if inner and self.gain is None:
-            for weight, bias in self._weights:
+            for weight, bias in self.weights:
                 bound = 1 / math.sqrt(weight.shape[1])
                 weight.uniform_(-bound, bound, generator=generator)
                 bias.uniform_(-bound, bound, generator=generator)

@@ -25,7 +25,7 @@ class Learned:
         self._forward = self.policy.model.numpy()
 
     def __call__(self, envs: Simulation) -> Array:
-        out = self._forward(envs.observations)
+        out = self._forward(envs.observations, envs.clock)
         noise = np.zeros((envs.size, *self.policy.head.noise(numpy_rng("unused"), 1).shape[1:]), np.float32)
         return self.policy.head.act(out, noise, envs.masks, 0.0).acted
 
