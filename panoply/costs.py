@@ -94,10 +94,10 @@ def cost(plan: Plan) -> Cost:
     update = slots["update"].settings().get("epochs", 1)
     work = 2 * parameters * sampled + (4 if options.lora else 6) * parameters * trained * update
     extra = []
-    for name in sorted(n for n in method.needs() if n.startswith("logp@")):
+    for name in sorted(n for n in method.needs() if "@" in n):
         extra.append(f"one forward pass for {name}")
         work += 2 * parameters * trained
-        if name == "logp@reference":
+        if name.endswith("@reference"):
             memory["reference copy"] = parameters * width
     if "judged" in method.needs():
         memory["policy beside the judge"] = parameters * width

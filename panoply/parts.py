@@ -43,7 +43,7 @@ SLOTS = (
 UNITS: tuple[Unit, ...] = typing.get_args(Unit)
 
 Finding = tuple[str, str]
-"""A hyper-parameter's name and the reason why it has no effect or cannot be."""
+"""A hyper-parameter's name and the reason why it has no effect or cannot be; no name: the part as a whole."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class PartInfo:
     gives: frozenset[str]
     cost: Callable[..., Any] | None
     learns: tuple[str, ...]
+    whole: Unit
 
     @property
     def id(self) -> str:
@@ -150,10 +151,12 @@ def part(
     gives: Iterable[str] = (),
     cost: Callable[..., Any] | None = None,
     learns: tuple[str, ...] = ("policy",),
+    whole: Unit | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Part]]:
     """Register a function as a part of `slot`.
 
     unit      what one value of a term belongs to; micro-batches never cut one
+    whole     what else they never cut, where a term must see more at once than its unit
     stream    which decisions a term speaks about; each stream is normalised by its own count
     needs     outputs of the forward pass, `logp@SNAPSHOT` columns, what the world must have (`world:teacher`), what
               another part must give (`column:value`, `network:q`), targets to be kept (`target:q`), or what the
@@ -178,7 +181,7 @@ def part(
         made.info = PartInfo(
             slot, made.__name__, function, equation, unit, stream,
             needs if callable(needs) else frozenset(needs),
-            idle, state, prepare, inert, impossible, dict(bounds or {}), frozenset(gives), cost, learns,
+            idle, state, prepare, inert, impossible, dict(bounds or {}), frozenset(gives), cost, learns, whole or unit,
         )  # fmt: skip
         _PARTS[slot][made.__name__] = made
         return typing.cast(Callable[..., Part], made)

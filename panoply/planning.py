@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from panoply import compose, registry
 from panoply.errors import PanoplyError, unknown
 from panoply.kinds import kind_of
-from panoply.parts import check
+from panoply.parts import check, show_value
 from panoply.regimes import Method
 
 if TYPE_CHECKING:
@@ -242,9 +242,11 @@ def _options(settings: Mapping[str, Any]) -> Options:
 def check_plan(plan: Plan) -> None:
     """Refuse what is impossible, and what the user set although it has no effect."""
     method, options = plan.method, plan.options
-    snapshots = sorted(n.removeprefix("logp@") for n in method.needs() if n.startswith("logp@"))
+    snapshots = sorted({n.rpartition("@")[2] for n in method.needs() if "@" in n})
     if "reference" in snapshots and options.reference == "none":
-        wanting = [path for path, held in method.parts() if "logp@reference" in held.needs()]
+        wanting = [
+            path for path, held in method.parts() if any(n.endswith("@reference") for n in held.needs())
+        ]
         raise PanoplyError(
             f"{wanting[0]} compares the policy with a reference model, and --reference none leaves none: "
             f"drop --reference none, or set {wanting[0]}=none."
@@ -278,7 +280,8 @@ def check_plan(plan: Plan) -> None:
             if need.startswith("world:") and need.removeprefix("world:") not in access:
                 raise PanoplyError(_refusal(plan, f"{path} ({held.info.name})", need.removeprefix("world:")))
         for setting, reason in held.info.impossible(held, method) if held.info.impossible else ():
-            raise PanoplyError(f"{path}.{setting} cannot be {getattr(held, setting)}: {reason}.")
+            value = f"{path}.{setting} cannot be {show_value(getattr(held, setting))}" if setting else ""
+            raise PanoplyError(f"{value or f'{path} ({held.info.name}) cannot be used'}: {reason}.")
     _check_gifts(method)
     for path, reason in inert(plan):
         if path in plan.chosen:

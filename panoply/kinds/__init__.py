@@ -25,6 +25,9 @@ class Policy(Protocol):
 
     def score(self, experience: Experience, needs: frozenset[str] = ...) -> dict[str, Tensor]: ...
 
+    def remember(self, name: str, snapshot: Any, experience: Experience) -> Tensor:
+        """The column `law@NAME`, by which `score` compares whole distributions with those of a snapshot."""
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
     def save(self, folder: Path) -> None: ...
@@ -70,9 +73,12 @@ class Kind(Protocol):
     ) -> Evaluation: ...
 
     def critic(
-        self, policy: Any, opened: Callable[[], Any], seed: int
+        self, policy: Any, opened: Callable[[], Any], seed: int, outputs: tuple[str, ...] = ...
     ) -> tuple[Any, Callable[[Any, Experience], dict[str, Column]]]:
-        """A critic beside `policy` and the columns it gives; `opened` makes another policy like the start."""
+        """A critic beside `policy` and the columns it gives; `opened` makes another policy like the start.
+
+        `outputs` names what it says of a state: `value` first.
+        """
 
     def scorer(self, policy: Any, world: Any, needs: frozenset[str]) -> Any:
         """What the learner asks about decisions: the policy, or something around it that can answer more."""

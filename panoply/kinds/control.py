@@ -29,15 +29,19 @@ def open_policy(
 
 
 def critic(
-    policy: ControlPolicy, opened: Callable[[], ControlPolicy], seed: int
+    policy: ControlPolicy,
+    opened: Callable[[], ControlPolicy],
+    seed: int,
+    outputs: tuple[str, ...] = ("value",),
 ) -> tuple[ValueNet, Callable[[ValueNet, Experience], dict[str, Column]]]:
-    return ValueNet.of(policy, seed), values
+    return ValueNet.of(policy, seed, outputs), values
 
 
 def values(model: ValueNet, experience: Experience) -> dict[str, Column]:
-    """V of all that was observed in one pass: `value` of each decision's state, `next_value` of the one after it."""
-    worth = model.values(experience.context.tensor("observation").to(model.device)).cpu()
-    return {"value": worth[experience["context"]], "next_value": worth[experience["next"]]}
+    """Of all that was observed in one pass: `value` of each decision's state, `next_value` of the one after it."""
+    found = model.named(experience.context.tensor("observation").to(model.device))
+    here: dict[str, Column] = {name: column.cpu()[experience["context"]] for name, column in found.items()}
+    return here | {"next_value": found["value"].cpu()[experience["next"]]}
 
 
 def scorer(policy: ControlPolicy, world: ControlWorld, needs: frozenset[str]) -> ControlPolicy | Unrolled:

@@ -26,10 +26,10 @@ def open_policy(source: str, world: TextWorld, options: Options, settings: Mappi
 
 
 def critic(
-    policy: TextPolicy, opened: Callable[[], TextPolicy], seed: int
+    policy: TextPolicy, opened: Callable[[], TextPolicy], seed: int, outputs: tuple[str, ...] = ("value",)
 ) -> tuple[ValueModel, Callable[[ValueModel, Experience], dict[str, Column]]]:
-    """A copy of the start with a scalar head of zeros; a text that was cut is worth nothing more."""
-    return ValueModel.of(opened()), lambda model, experience: {"value": model.score(experience)["value"]}
+    """A copy of the start with a head of zeros; a text that was cut is worth nothing more."""
+    return ValueModel.of(opened(), outputs), lambda model, experience: dict(model.score(experience))
 
 
 def scorer(policy: TextPolicy, world: TextWorld, needs: frozenset[str]) -> TextPolicy:

@@ -102,8 +102,7 @@ class AgentLearner:
         }
         self.agent = Agent(policy, networks, self.targets)
         self.descents = [self._descent(loss) for loss in method.losses]
-        pairs = [(self._weights(self.targets[n]), list(models[n].parameters())) for n in wanted]
-        self._follow = [t for target, _ in pairs for t in target], [p for _, source in pairs for p in source]
+        self._follow = {n: (self._weights(self.targets[n]), list(models[n].parameters())) for n in wanted}
         self.updates = 0
         self.watch: Watch | None = None
         self._data: Experience | None = None
@@ -147,7 +146,7 @@ class AgentLearner:
                     if noting:
                         self._noted.append({descent.loss.info.name: value, **stats})
             self.updates += 1
-            follow(self.updates, *self._follow)
+            follow(self.updates, self._follow)
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from panoply.experience import Column, Experience
-from panoply.kinds import Policy
 from panoply.loops.learner import Learner, Scorer, mean_metrics
 from panoply.parts import Part
 from panoply.regimes import Fit
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
 
 class Annotator(Scorer, Protocol):
     """A model that says something about decisions."""
+
+    outputs: tuple[str, ...]
+    """What it gives for them, by name."""
 
     def save(self, folder: Path) -> None: ...
 
@@ -49,12 +51,12 @@ class Companion:
 class Together:
     """A policy and the models that learn with it: one forward pass, one backward pass, one optimiser."""
 
-    def __init__(self, policy: Policy, models: Mapping[str, Annotator]):
+    def __init__(self, policy: Scorer, models: Mapping[str, Annotator]):
         self.policy, self.models = policy, models
         self.model, self.small = getattr(policy, "model", None), getattr(policy, "small", False)
 
     def score(self, experience: Experience, needs: frozenset[str]) -> dict[str, Tensor]:
-        found = self.policy.score(experience, needs - {"value"})
+        found = self.policy.score(experience, needs.difference(*(m.outputs for m in self.models.values())))
         for model in self.models.values():
             found |= model.score(experience, needs)
         return found
@@ -81,7 +83,7 @@ class Companions:
         }
         self.warmup = max((c.warmup for c in self.held.values()), default=0)
 
-    def joined(self, policy: Policy) -> Scorer:
+    def joined(self, policy: Scorer) -> Scorer:
         """The policy, with the models that learn together with it."""
         models = {name: c.model for name, c in self.held.items() if c.losses}
         return Together(policy, models) if models else policy

@@ -9,7 +9,7 @@ import torch
 
 from panoply.errors import PanoplyError
 from panoply.kinds import Collector, Policy
-from panoply.loops.learner import Diverged
+from panoply.loops.learner import Diverged, Scorer
 from panoply.planning import Plan
 
 AGREEMENT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
@@ -40,7 +40,7 @@ def check_growth(step: int, described: Mapping[str, float], norm: float, start: 
         )
 
 
-def weight_norm(model: Policy) -> float:
+def weight_norm(model: Scorer) -> float:
     with torch.no_grad():
         return float(torch.nn.utils.get_total_norm([p for _, p in model.named_parameters()]))
 

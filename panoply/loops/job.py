@@ -60,7 +60,7 @@ class Job:
             assert isinstance(self.policy, TextPolicy)
             self.policy = add_lora(self.policy, options.lora, options.seed)
         self.collect = self.kind.collector(self.world, self.policy, options.seed, needs=self.method.needs())
-        self.learned: Policy = self.policy
+        self.learned: Policy | ValueModel = self.policy
         """What the method's terms train: the policy, or a judge made of it."""
         if "judged" in self.method.needs():
             opened = self._open_policy()

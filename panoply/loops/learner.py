@@ -101,7 +101,7 @@ class Learner:
         self.reduce: Part = method.slots()["reduce"]  # type: ignore[assignment]
         self.update: Part = method.slots()["update"]  # type: ignore[assignment]
         self.needs = frozenset(
-            n for t in self.terms for n in t.needs() if not n.startswith(("logp@", "world:"))
+            n for t in self.terms for n in t.needs() if not n.startswith(("logp@", "world:", "column:"))
         )
         self.total_steps, self.seed = total_steps, seed
         self.micro_tokens = micro_tokens

@@ -8,13 +8,14 @@ import torch
 
 from panoply.experience import Experience
 from panoply.kinds import Policy
+from panoply.policies import divergence
 
 if TYPE_CHECKING:
     from panoply.loops.job import Job
 
 
 class Snapshots:
-    """Frozen or earlier selves of the policy, and the columns `logp@NAME` they give.
+    """Frozen or earlier selves of the policy, and the columns `logp@NAME` and `law@NAME` they give.
 
     `reference` is a frozen copy of the start, or the model named by `--reference`; `old` is the policy as it is before
     the step's first update.
@@ -23,9 +24,11 @@ class Snapshots:
     def __init__(self, job: Job):
         options = job.plan.options
         self.policy = job.policy
-        self.names = sorted(n.removeprefix("logp@") for n in job.method.needs() if n.startswith("logp@"))
+        needs = job.method.needs()
+        self.names = sorted(n.removeprefix("logp@") for n in needs if n.startswith("logp@"))
+        self.laws = sorted({to for _, _, to in divergence.parse(needs)})
         self.reference: Policy | None = None
-        if "reference" in self.names:
+        if "reference" in (*self.names, *self.laws):
             self.reference = job.open(options.model if options.reference == "start" else options.reference)
 
     def score(self, experience: Experience) -> Experience:
@@ -33,8 +36,13 @@ class Snapshots:
         columns: dict[str, Any] = {}
         with torch.no_grad():
             for name in self.names:
-                acting = self.reference if name == "reference" else self.policy
-                assert acting is not None
-                scored = acting.score(experience, frozenset())["logp"]
-                columns[f"logp@{name}"] = scored.to(experience["action"].device)
-        return experience.with_columns(**columns)
+                columns[f"logp@{name}"] = self._acting(name).score(experience, frozenset())["logp"]
+            for name in self.laws:
+                columns[f"law@{name}"] = self.policy.remember(name, self._acting(name), experience)
+        beside = experience["action"].device
+        return experience.with_columns(**{name: column.to(beside) for name, column in columns.items()})
+
+    def _acting(self, name: str) -> Policy:
+        acting = self.reference if name == "reference" else self.policy
+        assert acting is not None
+        return acting

@@ -12,11 +12,11 @@ from panoply.parts import Part
 
 
 def unit_labels(rows: Experience, terms: Sequence[Part]) -> Tensor:
-    """A label per decision, 0…n−1, of what must stay together: the largest unit of the terms.
+    """A label per decision, 0…n−1, of what must stay together: the largest that a term has to see whole.
 
     At least a context row, since cutting one only repeats work; episodes joined by a pair stay together too.
     """
-    units = {t.info.unit for t in terms}
+    units = {t.info.unit for t in terms} | {t.info.whole for t in terms}
     if units == {"decision"} and "tokens" not in rows.context:
         return torch.arange(len(rows), device=rows["action"].device)
     keys = ["context"]

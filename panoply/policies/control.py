@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from panoply.errors import PanoplyError, unknown
 from panoply.experience import Experience, moved
 from panoply.parts import check
+from panoply.policies import divergence
 from panoply.policies.folder import read_config
 from panoply.policies.heads import Head, Std, head_for
 from panoply.policies.mlp import MLP, Activation, Features
@@ -196,16 +197,33 @@ class ControlPolicy(ControlModel):
         return ControlPolicy(model, self.spec, self.observation, self.action)
 
     def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
-        """`logp` of each decision, and of `needs` `entropy`, under the distribution it was sampled from."""
-        beyond = needs - {"logp", "entropy", "value"}
+        """`logp` of each decision, and of `needs` `entropy`, under the distribution it was sampled from.
+
+        `divergence:Q@SNAPSHOT` compares the whole distribution with the snapshot's column `law@SNAPSHOT`.
+        """
+        divergences = divergence.parse(needs)
+        beyond = needs - {"logp", "entropy", *(name for name, _, _ in divergences)}
         if beyond:
             raise PanoplyError(f"A control policy cannot supply '{min(beyond)}'; it has logp and entropy.")
+        out, mask, heat = self._distribution(experience)
+        action = moved(experience["action"], out.device)
+        found = self.head.score(out, action, mask, heat, "entropy" in needs)
+        for name, q, to in divergences:
+            other = moved(experience[f"law@{to}"], out.device)
+            found[name] = self.head.divergence(self.head.law(out, mask, heat), other, q)
+        return found
+
+    def _distribution(self, experience: Experience) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The network's outputs, what is legal, and the temperature: the distribution each decision was drawn from."""
         turn = moved(experience["turn"], self.device) if self.spec.stages else None
         out = self.model(self.observe(experience), turn)
         mask = moved(experience.looked_up("legal"), out.device) if "legal" in experience.context else None
         heat = moved(experience["temperature"], out.device) if "temperature" in experience else None
-        action = moved(experience["action"], out.device)
-        return self.head.score(out, action, mask, heat, "entropy" in needs)
+        return out, mask, heat
+
+    def remember(self, name: str, snapshot: ControlPolicy, experience: Experience) -> Tensor:
+        """The column `law@NAME`: all of the distributions that a snapshot would have drawn the decisions from."""
+        return snapshot.head.law(*snapshot._distribution(experience))
 
     def learn_statistics(self, experience: Experience, once: bool = False) -> None:
         """Take what was observed into the normalisation, where there is one; `once`: unless it has some already."""
@@ -215,18 +233,25 @@ class ControlPolicy(ControlModel):
 
 
 class ValueNet(ControlModel):
-    """V(s): layers of its own, features (and their normalisation) shared with the policy."""
+    """V(s), and what else `outputs` names: layers of its own, features and their normalisation those of the policy."""
+
+    outputs: tuple[str, ...] = ("value",)
 
     @classmethod
-    def of(cls, policy: ControlPolicy, seed: int = 0) -> ValueNet:
+    def of(cls, policy: ControlPolicy, seed: int = 0, outputs: tuple[str, ...] = ("value",)) -> ValueNet:
         spec = policy.spec
-        layers = MLP(policy.model.features.size, spec.hidden, 1, spec.activation)
+        layers = MLP(policy.model.features.size, spec.hidden, len(outputs), spec.activation)
         layers.initialise(torch_rng("critic", seed))
         network = _Network(policy.model.features, layers.to(policy.device))
-        return cls(network, spec, policy.observation, policy.action)
+        made = cls(network, spec, policy.observation, policy.action)
+        made.outputs = outputs
+        return made
 
     def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
-        return {"value": self.values(self.observe(experience))}
+        return self.named(self.observe(experience))
+
+    def named(self, observation: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.outputs, self.model(observation).unbind(-1), strict=True))
 
     def values(self, observation: Tensor) -> Tensor:
         return self.model(observation)[:, 0]  # type: ignore[no-any-return]

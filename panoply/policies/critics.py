@@ -99,11 +99,17 @@ class _Featured(nn.Module):
 
 
 class Temperature(nn.Module):
-    """α > 0, learned as its logarithm."""
+    """α > 0, learned as its logarithm, or α ≥ 0, as it was given."""
 
-    def __init__(self, start: float):
+    value: Tensor
+
+    def __init__(self, start: float, learned: bool = True):
         super().__init__()
-        self.log = nn.Parameter(torch.tensor(math.log(start)))
+        self.learned = learned
+        if learned:
+            self.log = nn.Parameter(torch.tensor(math.log(start)))
+        else:
+            self.register_buffer("value", torch.tensor(float(start)))
 
     def forward(self) -> Tensor:
-        return self.log.detach().exp()
+        return self.log.detach().exp() if self.learned else self.value

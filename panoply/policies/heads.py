@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
+from panoply.policies import divergence
 from panoply.worlds.control.world import Box, Discrete, MultiDiscrete, Space
 
 Array = NDArray[Any]
@@ -65,6 +66,14 @@ class Head(nn.Module, ABC):
         self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
     ) -> dict[str, Tensor]:
         """`logp` of actions, and `entropy` where asked."""
+
+    def law(self, out: Tensor, mask: Tensor | None, heat: Tensor | None) -> Tensor:
+        """All there is to know of the distributions that actions are drawn from, a row of numbers each."""
+        raise PanoplyError(f"{type(self).__name__} actions have no distribution to compare with another.")
+
+    def divergence(self, law: Tensor, other: Tensor, q: float) -> Tensor:
+        """E_π[ln_q π − ln_q π′] of each row, which at q = 1 is KL(π‖π′) (see policies/divergence.py)."""
+        raise NotImplementedError
 
 
 class Bounds:
@@ -165,13 +174,25 @@ class Categorical(Head):
     def score(
         self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
     ) -> dict[str, Tensor]:
-        logits = out if heat is None else out / heat[:, None]
-        logits = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
+        logits = self._logits(out, mask, heat)
         if len(self.sizes) == 1:
             return _categorical(logits, action, entropy)
-        split = torch.split(logits, list(self.sizes), -1)
-        parts = [_categorical(part, action[:, i], entropy) for i, part in enumerate(split)]
+        parts = [_categorical(part, action[:, i], entropy) for i, part in enumerate(self._split(logits))]
         return {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
+
+    def law(self, out: Tensor, mask: Tensor | None, heat: Tensor | None) -> Tensor:
+        """The log-probability of every choice."""
+        return torch.cat([part.log_softmax(-1) for part in self._split(self._logits(out, mask, heat))], -1)
+
+    def divergence(self, law: Tensor, other: Tensor, q: float) -> Tensor:
+        return divergence.independent(zip(self._split(law), self._split(other), strict=True), q)
+
+    def _logits(self, out: Tensor, mask: Tensor | None, heat: Tensor | None) -> Tensor:
+        logits = out if heat is None else out / heat[:, None]
+        return logits if mask is None else logits.masked_fill(~mask, -torch.inf)
+
+    def _split(self, columns: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(columns, list(self.sizes), -1)
 
 
 def _categorical(logits: Tensor, action: Tensor, entropy: bool) -> dict[str, Tensor]:
@@ -220,8 +241,16 @@ class Gaussian(Head):
         """
         mean, log_std = self.moments(out)
         u = mean + log_std.exp() * noise
+        return u.tanh(), self._squashed(u, noise, log_std)
+
+    def density(self, out: Tensor, u: Tensor) -> Tensor:
+        """The log-density, in their units, of squashed actions tanh u."""
+        mean, log_std = self.moments(out)
+        return self._squashed(u, (u - mean) * (-log_std).exp(), log_std)
+
+    def _squashed(self, u: Tensor, z: Tensor, log_std: Tensor) -> Tensor:
         volume = 2 * (LOG_2 - u - nn.functional.softplus(-2 * u))
-        return u.tanh(), (-0.5 * noise**2 - log_std - volume).sum(-1) - self.size * LOG_ROOT_2PI
+        return (-0.5 * z**2 - log_std - volume).sum(-1) - self.size * LOG_ROOT_2PI
 
     def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
         if self.state_std:
@@ -245,12 +274,28 @@ class Gaussian(Head):
             return out[:, : self.size], out[:, self.size :].clamp(*LOG_STD)
         return out, self.log_std
 
+    def law(self, out: Tensor, mask: Tensor | None, heat: Tensor | None) -> Tensor:
+        """Means and log-deviations of the normals, before any squashing."""
+        mean, log_std = self._heated(out, heat)
+        return torch.cat([mean, log_std.expand_as(mean)], -1)
+
+    def divergence(self, law: Tensor, other: Tensor, q: float) -> Tensor:
+        if self.squash and q != 1:
+            raise PanoplyError(
+                f"A squashed policy's divergence with q = {q:g} has no closed form: set its divergence to sampled, "
+                "or q to 1."
+            )
+        (mean, log_std), (mean2, log_std2) = law.chunk(2, -1), other.chunk(2, -1)
+        return divergence.normal(mean, log_std, mean2, log_std2, q)
+
+    def _heated(self, out: Tensor, heat: Tensor | None) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.moments(out)
+        return mean, log_std if heat is None else log_std + 0.5 * heat.log()[:, None]
+
     def score(
         self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
     ) -> dict[str, Tensor]:
-        mean, log_std = self.moments(out)
-        if heat is not None:
-            log_std = log_std + 0.5 * heat.log()[:, None]
+        mean, log_std = self._heated(out, heat)
         flat = action.reshape(len(action), -1)
         volume: Tensor | float = 0.0
         if self.squash:

@@ -95,7 +95,7 @@ class _Score(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, actions: Tensor, head: Head, entropy: bool, chunk: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         lse, logp, spread = [], [], []
-        for rows in _chunks(len(hidden), chunk):
+        for rows in chunks(len(hidden), chunk):
             if head.fused(hidden):
                 from panoply.kernels.scoring import normalise
 
@@ -132,7 +132,7 @@ class _Score(torch.autograd.Function):
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         d_hidden = torch.empty_like(hidden) if need_hidden else None
         d_weight = torch.zeros(weight.shape, dtype=lse.dtype, device=weight.device) if need_weight else None
-        for rows in _chunks(len(hidden), ctx.chunk):
+        for rows in chunks(len(hidden), ctx.chunk):
             parts = (actions[rows], _part(g_logp, rows), _part(g_entropy, rows))
             if ctx.head.fused(hidden):
                 g = _fused_slope(ctx.head, hidden, weight, rows, parts, lse, entropies)
@@ -147,7 +147,7 @@ class _Score(torch.autograd.Function):
             if d_hidden is not None:
                 d_hidden[rows] = g @ weight
             if d_weight is not None:
-                _add_product(d_weight, g.t(), hidden[rows])
+                add_product(d_weight, g.t(), hidden[rows])
         return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None
 
 
@@ -165,7 +165,7 @@ class _Kept(torch.autograd.Function):
         kept = hidden.new_empty(len(hidden), len(weight))
         logp = hidden.new_empty(len(hidden), dtype=torch.float32)
         unit = torch.full_like(logp, ctx.unit)
-        for rows in _chunks(len(hidden), chunk):
+        for rows in chunks(len(hidden), chunk):
             z = wide_product(hidden[rows], weight.t())
             lse, logp[rows], _ = normalise(z, actions[rows], head.heat(rows), False)
             slope(z, actions[rows], head.heat(rows), lse, None, unit[rows], None, kept[rows])
@@ -185,7 +185,7 @@ class _Kept(torch.autograd.Function):
         return on_hidden, on_weight, None, None, None
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a · b, the sum in `total`'s dtype."""
     if a.is_cuda and a.dtype != total.dtype:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
@@ -254,10 +254,7 @@ def score_actions(
     """
     if hidden.ndim != 2 or actions.shape != hidden.shape[:1]:
         raise ValueError(f"hidden {tuple(hidden.shape)} and actions {tuple(actions.shape)} do not fit")
-    budget = CHUNK_ELEMENTS.get(hidden.device.type, 1 << 24)
-    chunk = chunk or max(64, budget // len(head_weight))
-    if hidden.is_cuda and chunk > 128:
-        chunk -= chunk % 128  # whole tiles
+    chunk = chunk or chunk_of(hidden, head_weight)
     head = Head(temperature, allowed, softcap)
     if head.keeps(hidden, len(head_weight), entropy):
         return {"logp": _Kept.apply(hidden, head_weight, actions, head, chunk)}  # type: ignore[no-untyped-call]
@@ -274,7 +271,13 @@ def naive_scores(logits: Tensor, actions: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _chunks(rows: int, chunk: int) -> list[slice]:
+def chunk_of(hidden: Tensor, head_weight: Tensor) -> int:
+    """How many rows of logits are held at a time."""
+    chunk = max(64, CHUNK_ELEMENTS.get(hidden.device.type, 1 << 24) // len(head_weight))
+    return chunk - chunk % 128 if hidden.is_cuda and chunk > 128 else chunk  # whole tiles on a GPU
+
+
+def chunks(rows: int, chunk: int) -> list[slice]:
     return [slice(start, min(start + chunk, rows)) for start in range(0, rows, chunk)]
 
 

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.experience import Experience, moved
+from panoply.policies import divergence
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import generation_config, load_model, save_model
 from panoply.policies.foreign import Foreign
 from panoply.policies.layout import Rows, lay_out
-from panoply.policies.scoring import score_actions
+from panoply.policies.scoring import Head, score_actions
 from panoply.policies.tokenizer import Tokenizer
 
 
@@ -38,6 +39,8 @@ class TextPolicy:
             )
         self.model, self.tokenizer, self.shared = model, tokenizer, shared
         self.companions = dict(companions or {})
+        self.outputs: dict[str, Tensor] = {}
+        """Output weights of snapshots that whole distributions are compared with."""
 
     @classmethod
     def load(
@@ -108,13 +111,14 @@ class TextPolicy:
         """What the model says of each decision: `logp`, and of `needs` `entropy` and `hidden:K`.
 
         Under the distribution that was sampled from: the columns `temperature` and `allowed` apply.
-        `hidden:K` is the state, after K blocks, that the decision was predicted from.
+        `hidden:K` is the state, after K blocks, that the decision was predicted from. `divergence:Q@SNAPSHOT`
+        compares the whole distribution with that of a snapshot (see `remember`).
         """
         taps = _taps(needs)
         found: dict[str, list[Tensor]] = {}
         order = []
         for rows, part, last, tapped in self._passes(experience, taps):
-            scores = self._score_rows(experience, rows.decision, _pick(last, part.state), "entropy" in needs)
+            scores = self._score_rows(experience, rows.decision, _pick(last, part.state), needs)
             scores |= {f"hidden:{k}": _pick(state, part.state) for k, state in tapped.items()}
             for name, column in scores.items():
                 found.setdefault(name, []).append(column)
@@ -143,8 +147,13 @@ class TextPolicy:
             last, tapped = self.model.hidden_states(part.tokens, part.positions, **laid, taps=taps)
             yield rows, part, last, tapped
 
+    def remember(self, name: str, snapshot: TextPolicy, experience: Experience) -> Tensor:
+        """The column `law@NAME`: the states a snapshot predicts the decisions from. Its output weights stay here."""
+        self.outputs[name] = snapshot.model.head_weight.detach().clone()
+        return snapshot.states(experience)
+
     def _score_rows(
-        self, experience: Experience, decision: Tensor, states: Tensor, entropy: bool
+        self, experience: Experience, decision: Tensor, states: Tensor, needs: frozenset[str]
     ) -> dict[str, Tensor]:
         at = decision.to(experience["action"].device)
         temperature = (
@@ -155,7 +164,13 @@ class TextPolicy:
             allowed = experience.decisions.ragged("allowed").take(at).to(states.device)
         action = moved(experience["action"][at], states.device)
         head, softcap = self.model.head_weight, self.model.softcap
-        return score_actions(states, head, action, temperature, allowed, entropy, softcap=softcap)
+        entropy = "entropy" in needs
+        found = score_actions(states, head, action, temperature, allowed, entropy, softcap=softcap)
+        for need, q, to in divergence.parse(needs):
+            other = moved(experience[f"law@{to}"][at], states.device)
+            drawn = Head(temperature, allowed, softcap)
+            found[need] = divergence.of_tokens(states, head, other, self.outputs[to], drawn, q)
+        return found
 
     def _check_length(self, experience: Experience) -> None:
         longest = int(experience["position"].max()) if len(experience) else 0
@@ -192,7 +207,7 @@ def _pick(states: Tensor, index: Tensor) -> Tensor:
 
 def _taps(needs: frozenset[str]) -> list[int]:
     taps = []
-    for need in sorted(needs - {"logp", "entropy"}):
+    for need in sorted(n for n in needs - {"logp", "entropy"} if not n.startswith(divergence.NEED)):
         kind, _, depth = need.partition(":")
         if kind != "hidden" or not depth.isdigit():
             raise PanoplyError(f"A text policy cannot supply '{need}'; it has logp, entropy and hidden:K.")

@@ -22,25 +22,25 @@ HEAD = "score.weight"
 
 
 class ValueModel:
-    """A decoder with one linear output, saved in the layout of transformers' sequence classifiers.
+    """A decoder with a linear output, or several, saved in the layout of transformers' sequence classifiers.
 
     `score` gives V(s) of the state each decision was taken in; `judge` one number an episode, read after its last
     decision.
     """
 
-    def __init__(self, trunk: TextPolicy, head: nn.Linear):
+    def __init__(self, trunk: TextPolicy, head: nn.Linear, outputs: tuple[str, ...] = ("value",)):
         if not isinstance(trunk.model, Decoder):
             raise PanoplyError("Critics and reward models need a Llama, Qwen2, Qwen3 or Mistral layout.")
-        self.trunk, self.head = trunk, head
+        self.trunk, self.head, self.outputs = trunk, head, outputs
 
     @classmethod
-    def of(cls, policy: TextPolicy) -> ValueModel:
+    def of(cls, policy: TextPolicy, outputs: tuple[str, ...] = ("value",)) -> ValueModel:
         """The policy's own weights and a head of zeros, so that everything starts at 0. Takes the policy over."""
         width = policy.model.config.width
         weight = policy.model.head_weight
-        head = nn.Linear(width, 1, bias=False, device=weight.device, dtype=weight.dtype)
+        head = nn.Linear(width, len(outputs), bias=False, device=weight.device, dtype=weight.dtype)
         nn.init.zeros_(head.weight)
-        return cls(policy, head)
+        return cls(policy, head, outputs)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for name, parameter in self.trunk.named_parameters():
@@ -52,7 +52,8 @@ class ValueModel:
         """`value` of each decision's state, or where `judged` is needed that of each episode's end."""
         if "judged" in needs:
             return {"judged": self.judge(experience)}
-        return {"value": self.head(self.trunk.states(experience))[:, 0].float()}
+        said = self.head(self.trunk.states(experience)).float()
+        return dict(zip(self.outputs, said.unbind(-1), strict=True))
 
     def judge(self, experience: Experience) -> Tensor:
         """One number an episode, in the order of `experience.by("episode")`."""
@@ -67,11 +68,12 @@ class ValueModel:
         config = self.trunk.model.config
         assert isinstance(config, DecoderConfig)
         raw = config.to_hf()
+        labels = ("score",) if len(self.outputs) == 1 else self.outputs
         architecture = raw["architectures"][0].replace("ForCausalLM", "ForSequenceClassification")
-        raw |= {"architectures": [architecture], "num_labels": 1, "tie_word_embeddings": True}
+        raw |= {"architectures": [architecture], "num_labels": len(self.outputs), "tie_word_embeddings": True}
         raw |= {
-            "id2label": {"0": "score"},
-            "label2id": {"score": 0},
+            "id2label": {str(i): name for i, name in enumerate(labels)},
+            "label2id": {name: i for i, name in enumerate(labels)},
             "pad_token_id": self.trunk.tokenizer.pad_id,
         }
         weights = {name: p.detach().contiguous() for name, p in self.named_parameters()}
@@ -88,7 +90,8 @@ class ValueModel:
         weights = read_weights(weight_files(folder), dtype, device)
         if HEAD not in weights:
             raise PanoplyError(f"{folder} is not a reward model or critic: it has no {HEAD}.")
-        head = nn.Linear(weights[HEAD].shape[1], 1, bias=False, device=device, dtype=dtype)
+        rows, width = weights[HEAD].shape
+        head = nn.Linear(width, rows, bias=False, device=device, dtype=dtype)
         with torch.no_grad():
             head.weight.copy_(weights.pop(HEAD))
         model = Decoder(DecoderConfig.from_hf({**raw, "tie_word_embeddings": True})).to(
@@ -101,7 +104,8 @@ class ValueModel:
                 f"{folder} does not fit its config: {(missing + unexpected)[0]} is out of place."
             )
         model.tie()
-        return cls(TextPolicy(model.eval(), Tokenizer.load(folder)), head)
+        outputs = ("value",) if rows == 1 else tuple(raw["label2id"])
+        return cls(TextPolicy(model.eval(), Tokenizer.load(folder)), head, outputs)
 
     def fingerprint(self) -> str:
         """Sixteen hex digits that change with any bit of any weight."""

@@ -23,7 +23,10 @@ def generalised_advantage(
 
 
 @part(
-    "credit", equation="A = Σ_k (γλ)^k·δ_k,  δ = r + γV′ − V,  γ = {gamma}, λ = {lam}", needs={"column:value"}
+    "credit",
+    equation="A = Σ_k (γλ)^k·δ_k,  δ = r + γV′ − V,  γ = {gamma}, λ = {lam}",
+    needs={"column:value"},
+    gives={"column:target"},
 )
 def gae(
     experience: Experience, *, gamma: float = 1.0, lam: float = 0.95, normalise: bool = True

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from panoply.batch import Values
-from panoply.parts import Part, part
+from panoply.parts import Finding, Part, part
 from panoply.slots.loss.bellman import wanted
 from panoply.transitions import Agent, Transitions
+
+
+def _fixed(held: Any, method: Any) -> list[Finding]:
+    if any(n.settings().get("learned", True) for n in method.networks if n.info.name == "temperature"):
+        return []
+    return [("entropy", "the temperature is not learned (networks.temperature.learned)")]
 
 
 @part(
@@ -16,6 +24,7 @@ from panoply.transitions import Agent, Transitions
     unit="transition",
     learns=("policy", "temperature"),
     needs={"network:q", "network:temperature", "policy:squashed", "world:continuous actions"},
+    inert=_fixed,
 )
 def soft_policy(
     agent: Agent, rows: Transitions, *, entropy: float | None = None, update: Part | None = None
@@ -29,7 +38,8 @@ def soft_policy(
     aim = -action.shape[-1] if entropy is None else entropy
     alpha = temperature()
     value = alpha * logp - agent.networks["q"].least(rows.observation, action)
-    value = value - temperature.log * (logp.detach() + aim)
+    if temperature.learned:
+        value = value - temperature.log * (logp.detach() + aim)
     return value, {"entropy": -logp.detach(), "temperature": alpha}
 
 

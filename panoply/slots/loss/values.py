@@ -25,6 +25,17 @@ def squared_value(batch: Batch, *, weight: float | Part = 1.0, clip: float | Non
     return error / 2, stats
 
 
+@part("loss", equation="softplus(x) − x/2,  x = target − u", needs={"median"})
+def smooth_pinball(batch: Batch, *, weight: float | Part = 0.5) -> Values:
+    """Regress a critic's output `median` on the median of `target`: at the least, E[σ(x)] = ½ (arXiv 2604.18578).
+
+    It is the pinball loss ½·|x| with a round corner, whose width is fixed: targets spread over much less than 1 get a
+    mean and not a median.
+    """
+    gap = batch["target"] - batch.now["median"]
+    return F.softplus(gap) - gap / 2, {"median_error": gap.detach().abs(), "above_median": (gap > 0).float()}
+
+
 @part("loss", equation="−log σ(r_chosen − r_rejected)", unit="pair", stream="imitation", needs={"judged"})
 def bradley_terry(batch: Batch, *, weight: float | Part = 1.0, centre: float = 0.0) -> Values:
     """A reward model's likelihood of the preferences (Bradley & Terry 1952; arXiv 2203.02155).

@@ -22,7 +22,7 @@ _LOSS = squared_value(clip=0.2)
 _UPDATE = adam(lr=1e-5)
 
 
-def _impossible(held: Any, method: Any) -> list[Finding]:
+def impossible(held: Any, method: Any) -> list[Finding]:
     if held.update is None and held.warmup:
         return [("warmup", "a critic that learns with the policy (update=none) cannot learn before it")]
     return []
@@ -32,7 +32,7 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
     "model",
     equation="V(s), a network beside the policy",
     gives={"column:value"},
-    impossible=_impossible,
+    impossible=impossible,
     bounds={"warmup": "at least 0"},
     cost=lambda held: held.update,
 )
@@ -45,11 +45,22 @@ def critic(job: Job, *, loss: Part = _LOSS, update: Part | None = _UPDATE, warmu
              optimiser step, its loss one more term with its own weight
     warmup   steps in which it learns alone
     """
+    return made(job, (loss,), update, warmup)
+
+
+def made(
+    job: Job,
+    losses: tuple[Part, ...],
+    update: Part | None,
+    warmup: int,
+    outputs: tuple[str, ...] = ("value",),
+) -> Companion:
+    """A critic of a job's policy, for the `model` parts."""
     options = job.plan.options
-    model, columns = job.kind.critic(job.policy, lambda: job.open(options.model), options.seed)
+    model, columns = job.kind.critic(job.policy, lambda: job.open(options.model), options.seed, outputs)
     if update is None:
-        return Companion(model, columns, losses=(loss,))
-    return Companion(model, columns, Fit((loss,), token_mean(), update), warmup)
+        return Companion(model, columns, losses=losses)
+    return Companion(model, columns, Fit(losses, token_mean(), update), warmup)
 
 
 @part("model", equation="r(y), a frozen reward model")

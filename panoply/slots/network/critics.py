@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from panoply.parts import part
+from panoply.parts import Finding, part
 
 if TYPE_CHECKING:
     from panoply.policies.control import ControlPolicy
@@ -33,9 +33,19 @@ def v(policy: ControlPolicy, seed: int) -> StateValue:
     return StateValue.of(policy, seed)
 
 
-@part("network", equation="α", gives={"network:temperature"}, bounds={"start": "above 0"})
-def temperature(policy: ControlPolicy, seed: int, *, start: float = 1.0) -> Temperature:
-    """The weight of entropy, learned."""
+def _never_zero(held: Any, method: Any) -> list[Finding]:
+    return [("start", "what is learned is its logarithm")] if held.learned and held.start == 0 else []
+
+
+@part(
+    "network",
+    equation="α",
+    gives={"network:temperature"},
+    impossible=_never_zero,
+    bounds={"start": "at least 0"},
+)
+def temperature(policy: ControlPolicy, seed: int, *, start: float = 1.0, learned: bool = True) -> Temperature:
+    """The weight of entropy: where it starts, and whether it is learned or stays there."""
     from panoply.policies.critics import Temperature
 
-    return Temperature(start)
+    return Temperature(start, learned)

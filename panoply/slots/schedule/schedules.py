@@ -29,6 +29,16 @@ def linear(step: int, total: int, *, end: float = 0.0, warmup: int = 0, start: f
     return _rise(step, warmup) * (1.0 + (end - 1.0) * _fall(step, total, start))
 
 
+@part(
+    "schedule",
+    equation="1/t, t = {start}·(1 − k/N), at least {floor}",
+    bounds={"start": "above 0", "floor": "above 0"},
+)
+def inverse(step: int, total: int, *, start: float = 1.0, floor: float = 0.05) -> float:
+    """1/t, where t falls in a line from `start` to 0 over the budget of N steps, but not below `floor`."""
+    return 1.0 / max(floor, start * (1.0 - step / max(1, total)))
+
+
 @part("schedule", equation="cosine to {end} after {warmup} steps")
 def cosine(step: int, total: int, *, end: float = 0.0, warmup: int = 0) -> float:
     """From 1 to `end` along half a cosine."""

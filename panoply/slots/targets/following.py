@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from panoply.parts import part
+
+Pairs = Mapping[str, tuple[list[Tensor], list[Tensor]]]
+"""Of each target by name, its weights and those it follows."""
 
 
 @part(
@@ -13,10 +18,9 @@ from panoply.parts import part
     equation="θ′ ← θ′ + {tau}·(θ − θ′)",
     bounds={"tau": "from 0 to 1", "every": "at least 1"},
 )
-def polyak(
-    updates: int, targets: list[Tensor], sources: list[Tensor], *, tau: float = 0.005, every: int = 1
-) -> None:
+def polyak(updates: int, pairs: Pairs, *, tau: float = 0.005, every: int = 1) -> None:
     """A step towards the network after every update, or after each of `every`; tau=1 copies it (DQN)."""
-    if updates % every == 0 and targets:
+    if updates % every == 0:
         with torch.no_grad():
-            torch._foreach_lerp_(targets, sources, tau)
+            for targets, sources in pairs.values():
+                torch._foreach_lerp_(targets, sources, tau)

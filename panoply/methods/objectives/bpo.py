@@ -1,0 +1,223 @@
+"""Bounded Policy Optimization, and its form for groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from panoply.batch import Batch, Values
+from panoply.methods.base.grpo import CONTROL as GRPO_CONTROL
+from panoply.methods.base.grpo import TINY as GRPO_TINY
+from panoply.methods.base.grpo import grpo
+from panoply.methods.base.ppo import CARTPOLE as PPO_CARTPOLE
+from panoply.methods.base.ppo import ppo
+from panoply.parts import Finding, Part, part
+from panoply.regimes import OnPolicy
+from panoply.registry import method
+from panoply.slots.credit.gae import gae
+from panoply.slots.credit.groups import episode_returns, group
+from panoply.slots.loss.values import smooth_pinball, squared_value
+from panoply.slots.model import values
+from panoply.slots.sample.groups import groups
+from panoply.slots.surrogate.ratios import _needs as _snapshot
+from panoply.slots.surrogate.ratios import ratio_stats
+from panoply.slots.update.optimisers import adam
+
+if TYPE_CHECKING:
+    from panoply.loops.companions import Companion
+    from panoply.loops.job import Job
+
+BAND = {"low": "from 0 up to 1", "high": "at least 0", "temperature": "above 0"}
+
+
+def _aim(above: Tensor, low: float, high: float) -> Tensor:
+    """What a ratio is pulled to: 1 + high above the median, 1 − low below, and softly in between."""
+    return 1 - low + (low + high) * torch.sigmoid(above)
+
+
+def _pulled(batch: Batch, aim: Tensor, low: float, high: float, against: str) -> Values:
+    """−|A|·|ρ − aim|."""
+    ratio = batch.log_ratio(against).exp()
+    now = ratio.detach()
+    stats = {"band_high": now > 1 + high, "band_low": now < 1 - low, "off_aim": (now - aim).abs()}
+    return -batch["advantage"].abs() * (ratio - aim).abs(), {**ratio_stats(batch, against), **stats}
+
+
+def _needs(held: Any) -> frozenset[str]:
+    return _snapshot(held) | {"column:target", "column:median" if held.centre == "median" else "column:value"}
+
+
+def _gives_median(method: Any) -> bool:
+    return any("column:median" in held.info.gives for _, held in method.parts())
+
+
+def _equation(held: Any) -> str:
+    middle = {"auto": "m", "median": "median Q", "value": "V"}[held.centre]
+    edges = f"1 − {held.low:g} + {held.low + held.high:g}·σ((Q − {middle})/{held.temperature:g})"
+    return f"−|A|·|ρ − ({edges})|" + (",  m = median Q, or V" if held.centre == "auto" else "")
+
+
+def _inert(held: Any, method: Any) -> list[Finding]:
+    if held.centre != "auto" or _gives_median(method):
+        return []
+    return [("centre", "nothing here gives a median of Q (models=bpo does), so V stands in for it")]
+
+
+@part("surrogate", equation=_equation, idle="advantage", needs=_needs, inert=_inert, bounds=BAND)
+def bounded_ratio(
+    batch: Batch,
+    *,
+    low: float = 0.3,
+    high: float = 0.3,
+    temperature: float = 1e-3,
+    centre: Literal["auto", "median", "value"] = "auto",
+    against: str = "behaviour",
+    weight: float | Part = 1.0,
+) -> Values:
+    """Regress the ratio on the best that a band allows: 1 + ε above the median of Q, 1 − ε below (arXiv 2604.18578).
+
+    Unlike a clipped ratio it is pulled back from outside of the band. The gradient has the same size however near the
+    aim is, so ratios tremble about it by what one step moves them.
+
+    low, high: how far the band goes below and above 1
+    temperature: of Q − median, over which the aim goes from one edge to the other
+    centre: what Q is compared with: its `median`, or its mean V(s) (`value`, which loses the guarantee); `auto` is
+            the median where a critic gives one, else V
+    """
+    middle = batch["median"] if centre != "value" and "median" in batch else batch["value"]
+    aim = _aim((batch["target"] - middle) / temperature, low, high)
+    return _pulled(batch, aim, low, high, against)
+
+
+_VALUE, _MEDIAN = squared_value(), smooth_pinball()
+
+
+@part(
+    "model",
+    equation="V(s) and the median of Q(s, ·), two outputs of a network beside the policy",
+    gives={"column:value", "column:median"},
+    impossible=values.impossible,
+    bounds={"warmup": "at least 0"},
+    cost=lambda held: held.update,
+)
+def median_critic(
+    job: Job, *, loss: Part = _VALUE, median: Part = _MEDIAN, update: Part | None = None, warmup: int = 0
+) -> Companion:
+    """A critic with a second output: adds the columns `value` and `median`, and regresses both on `target`.
+
+    median   what the second output descends
+    update   how it learns, or `none`: with the policy, in one backward pass and one optimiser step
+    warmup   steps in which it learns alone
+    """
+    return values.made(job, (loss, median), update, warmup, ("value", "median"))
+
+
+TINY = {
+    "update.lr": 3e-4,
+    "update.beta2": 0.95,
+    "update.epochs": 2,
+    "update.minibatches": 2,
+    "models.median_critic.update": "adam",
+    "models.median_critic.update.lr": 1e-3,
+    "models.median_critic.update.epochs": 4,
+    "models.median_critic.update.minibatches": 4,
+    "run.steps": 200,
+}
+CONTROL = {
+    "sample": "rollout",
+    "sample.envs": 1,
+    "sample.length": 2048,
+    "credit.gamma": 0.99,
+    "policy.hidden": (256, 256),
+    "policy.activation": "relu",
+    "run.steps": 500,
+    "run.evaluate_every": 10,
+}
+CARTPOLE = {k: v for k, v in PPO_CARTPOLE.items() if not k.startswith("models.")}
+"""PPO's numbers for CartPole-v1 (RL Baselines3 Zoo's)."""
+
+
+@method("bpo@1", paper=33, base="ppo", presets={"tiny": TINY, "control": CONTROL, "cartpole": CARTPOLE})
+def bpo() -> OnPolicy:
+    """Bounded Policy Optimization (arXiv 2604.18578). −|A|·|ρ − (1 ± ε)|.
+
+    Of all policies whose ratio stays within 1 ± ε the best one takes every action above the median of Q with 1 + ε and
+    every one below with 1 − ε. PPO's clip goes by the sign of A instead, Q against its mean, and lets go of a ratio
+    that has left the band; here the ratio is regressed on that optimum, by a critic that learns the median beside V.
+    """
+    return ppo().but(
+        credit=gae(gamma=1.0, lam=0.95, normalise=False),
+        surrogate=bounded_ratio(low=0.3, high=0.3),
+        update=adam(lr=3e-4, clip=1.0, epochs=10, minibatches=32),
+        models=(median_critic(),),
+    )
+
+
+# ------------------------------------------------------------------ groups
+
+
+def _alone(held: Any, method: Any) -> list[Finding]:
+    if method.sample.settings().get("group", 1) > 1:
+        return []
+    return [("", "it compares an episode with others of its group, and every group is one episode")]
+
+
+@part(
+    "surrogate",
+    equation=lambda held: (
+        f"−|A|·|ρ − (1 − {held.low:g} + {held.low + held.high:g}·σ((R − median R)/({held.temperature:g}·std R)))|"
+        " over the group"
+    ),
+    idle="advantage",
+    whole="group",
+    needs=_snapshot,
+    impossible=_alone,
+    bounds=BAND,
+)
+def group_bounded_ratio(
+    batch: Batch,
+    *,
+    low: float = 0.3,
+    high: float = 0.3,
+    temperature: float = 1e-4,
+    epsilon: float = 1e-6,
+    against: str = "behaviour",
+    weight: float | Part = 1.0,
+) -> Values:
+    """`bounded_ratio` without a critic: an episode's return against the median of its group, in deviations.
+
+    Where more than half of a group earned the same, that is the median, and those episodes are pulled to the middle of
+    the band.
+
+    low, high: how far the band goes below and above 1
+    temperature: of deviations from the median, over which the aim goes from one edge to the other
+    epsilon: added to the deviation
+    """
+    returns, peers = episode_returns(batch.experience)
+    deviation = peers.rows(peers.std(returns).nan_to_num()) + epsilon
+    above = (returns - peers.rows(peers.median(returns))) / (deviation * temperature)
+    aim = batch.by("episode").rows(_aim(above, low, high))
+    return _pulled(batch, aim, low, high, against)
+
+
+GROUP_TINY = {**GRPO_TINY, "update.epochs": 4}
+del GROUP_TINY["surrogate.high"], GROUP_TINY["regularise.kl"]
+GROUP_CONTROL = {k: v for k, v in GRPO_CONTROL.items() if k != "regularise.kl"}
+
+
+@method("gbpo@1", paper=33, base="grpo", presets={"tiny": GROUP_TINY, "control": GROUP_CONTROL})
+def gbpo() -> OnPolicy:
+    """Group Bounded Policy Optimization (arXiv 2604.18578): BPO with GRPO's groups in place of the critic.
+
+    The ratio of every token of an answer is pulled to 1 + ε where the answer earned more than the median of its group,
+    to 1 − ε where less, with the weight of its advantage's size. Made for many epochs on one batch.
+    """
+    return grpo().but(
+        sample=groups(prompts=16, group=32),
+        credit=group(baseline="mean", scale="std", epsilon=1e-6),
+        surrogate=group_bounded_ratio(low=0.3, high=0.3),
+        regularise=(),
+        update=adam(lr=1e-6, epochs=10),
+    )

@@ -1,0 +1,231 @@
+"""Mirror Descent Policy Optimization, on-policy and off-policy."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from panoply.batch import Batch, Values
+from panoply.methods.base.ppo import TINY as PPO_TINY
+from panoply.methods.base.ppo import ppo
+from panoply.methods.base.sac import CONTROL as SAC_CONTROL
+from panoply.methods.base.sac import PENDULUM as SAC_PENDULUM
+from panoply.methods.base.sac import sac
+from panoply.parts import Finding, Part, part
+from panoply.policies.divergence import need, q_log
+from panoply.regimes import OffPolicy, OnPolicy
+from panoply.registry import method
+from panoply.slots.loss.bellman import soft_q
+from panoply.slots.loss.values import squared_value
+from panoply.slots.model.values import critic
+from panoply.slots.network.critics import q as q_networks
+from panoply.slots.network.critics import temperature
+from panoply.slots.schedule.schedules import inverse, linear
+from panoply.slots.surrogate.ratios import ratio
+from panoply.slots.targets.following import Pairs, polyak
+from panoply.slots.update.optimisers import adam
+from panoply.transitions import Agent, Transitions
+
+_ANNEALED = inverse()
+
+
+def _mirror_needs(held: Any) -> frozenset[str]:
+    if held.divergence == "exact":
+        return frozenset({need(held.q, held.to)})
+    return frozenset() if held.to == "behaviour" else frozenset({f"logp@{held.to}"})
+
+
+def _mirror_equation(held: Any) -> str:
+    to = "π_k" if held.to in ("old", "behaviour") else f"π_{held.to[:3]}"
+    whole = f"KL(π‖{to})" if held.q == 1 else f"E_π[ln_q π − ln_q {to}], q = {held.q:g}"
+    return whole if held.divergence == "exact" else f"{whole}, sampled"
+
+
+def _mirror_inert(held: Any, method: Any) -> list[Finding]:
+    update = method.update.settings()
+    if held.to == "reference" or update.get("epochs", 1) * update.get("minibatches", 1) > 1:
+        return []
+    reason = "its gradient is 0 at π_k, and with one update a step the policy never leaves it (raise update.epochs)"
+    return [(name, reason) for name in ("weight", "divergence", "q", "to")]
+
+
+def _mirror_impossible(held: Any, method: Any) -> list[Finding]:
+    if held.divergence == "exact" and held.to == "behaviour":
+        return [
+            ("to", "of the policy that acted only log-probabilities are recorded; old is the same one, whole")
+        ]
+    if held.divergence == "sampled" and held.to == "reference":
+        return [
+            ("to", "decisions were not drawn from it, so they cannot sample the divergence; set it to exact")
+        ]
+    return []
+
+
+@part(
+    "regularise",
+    equation=_mirror_equation,
+    needs=_mirror_needs,
+    inert=_mirror_inert,
+    impossible=_mirror_impossible,
+    bounds={"q": "at least 1"},
+)
+def mirror(
+    batch: Batch,
+    *,
+    weight: float | Part = _ANNEALED,
+    divergence: Literal["exact", "sampled"] = "exact",
+    q: float = 1.0,
+    to: str = "old",
+) -> Values:
+    """The proximity term of mirror descent: KL(π‖π_k), new to old (TRPO's is old to new) (arXiv 2005.09814).
+
+    weight: 1/t, by default with a t that is annealed
+    divergence: `exact` compares whole distributions, vocabularies included; `sampled` is ρ·log ρ − ρ + 1 of the
+                decisions that π_k took, which has the same expectation
+    q: of Tsallis' logarithm; 1 is the logarithm, and other values weigh likely actions more
+    """
+    if divergence == "exact":
+        value = batch.now[need(q, to)]
+    elif q == 1:
+        log_ratio = batch.log_ratio(to)
+        value = log_ratio.exp() * (log_ratio - 1) + 1
+    else:
+        then = batch["logp" if to == "behaviour" else f"logp@{to}"]
+        value = batch.log_ratio(to).exp() * (q_log(batch.now["logp"], q) - q_log(then, q))
+    return value, {"mirror_divergence": value.detach()}
+
+
+TINY = {
+    **PPO_TINY,
+    "update.epochs": 4,
+    "update.minibatches": 1,
+    "models.critic.update.epochs": 4,
+}
+CONTROL = {
+    "sample": "rollout",
+    "sample.envs": 1,
+    "sample.length": 2048,
+    "credit.gamma": 0.99,
+    "run.steps": 500,
+    "run.evaluate_every": 10,
+}
+CARTPOLE = {
+    **CONTROL,
+    "sample.envs": 8,
+    "sample.length": 32,
+    "credit.gamma": 0.98,
+    "credit.lam": 0.8,
+    "update.lr": 1e-3,
+    "models.critic.update.lr": 1e-3,
+    "models.critic.update.minibatches": 2,
+    "run.steps": 400,
+    "run.evaluate_every": 25,
+}
+"""The batches and rates of PPO's numbers for CartPole-v1 (RL Baselines3 Zoo's)."""
+
+
+@method("mdpo@1", paper=113, base="ppo", presets={"tiny": TINY, "control": CONTROL, "cartpole": CARTPOLE})
+def mdpo() -> OnPolicy:
+    """Mirror Descent Policy Optimization (arXiv 2005.09814). ρ·A − (1/t)·KL(π‖π_k), m steps, no clip.
+
+    Each step of a run solves one step of mirror descent, whose solution is π_k·exp(t·A)/Z, by m = `update.epochs`
+    gradient steps on the whole batch. The first of them is the plain policy gradient, the divergence being flat at
+    π_k; it is the later ones that the proximity term holds. t falls in a line from 1.
+    """
+    return ppo().but(
+        surrogate=ratio(),
+        regularise=(mirror(),),
+        update=adam(lr=3e-4, epochs=10, schedule=linear()),
+        models=(critic(loss=squared_value(clip=0.2), update=adam(lr=3e-4, epochs=5, minibatches=16)),),
+    )
+
+
+# ------------------------------------------------------------------ off-policy
+
+
+@part(
+    "targets",
+    equation="θ′ ← θ′ + {tau}·(θ − θ′),  π_k ← π after each {every} updates",
+    bounds={"tau": "from 0 to 1", "every": "at least 1"},
+)
+def anchored(updates: int, pairs: Pairs, *, tau: float = 0.005, every: int = 1000) -> None:
+    """Targets of critics follow slowly; that of the policy is the anchor π_k, which stays for m = `every` updates."""
+    slow = {name: pair for name, pair in pairs.items() if name != "policy"}
+    polyak(tau=tau)(updates, slow)
+    polyak(tau=1.0, every=every)(updates, {"policy": pairs["policy"]} if "policy" in pairs else {})
+
+
+def _below(held: Any, method: Any) -> list[Finding]:
+    for network in method.networks:
+        settings = network.settings()
+        if network.info.name == "temperature" and not settings["learned"] and settings["start"] > held.c:
+            return [("c", f"it is λ + 1/t, so at least λ, which is {settings['start']:g}")]
+    return []
+
+
+@part(
+    "loss",
+    equation=lambda held: (
+        "{c}·{ln} π(a|s) + (λ − {c})·{ln} π_k(a|s) − min_j Q_j(s,a), a ~ π".format(
+            c=f"{held.c:g}", ln="log" if held.q == 1 else f"ln_{held.q:g}"
+        )
+    ),
+    unit="transition",
+    needs={
+        "network:q", "network:temperature", "target:policy", "policy:squashed", "world:continuous actions"
+    },
+    impossible=_below,
+    bounds={"c": "at least 0", "q": "at least 1", "shrink": "at least 0"},
+)  # fmt: skip
+def mirror_policy(
+    agent: Agent,
+    rows: Transitions,
+    *,
+    c: float = 1.0,
+    q: float = 1.0,
+    shrink: float = 1e-3,
+    update: Part | None = None,
+) -> Values:
+    """Soft policy improvement that stays near an anchor π_k (arXiv 2005.09814); c = λ is SAC's.
+
+    π_k is asked about the action that π draws now, and gradients go through that action too.
+
+    c: λ + 1/t, where λ is the weight of entropy (networks.temperature.start)
+    q: of Tsallis' logarithm; 1 is the logarithm
+    shrink: weight of mean² + log-deviation² of the normals before squashing
+    """
+    head: Any = agent.policy.head
+    anchor = agent.targets["policy"]
+    out = agent.policy.model(rows.observation)
+    noise = agent.noise(len(rows), head.size)
+    action, logp = head.draw(out, noise)
+    mean, log_std = head.moments(out)
+    then = anchor.head.density(anchor.model(rows.observation), mean + log_std.exp() * noise)
+    entropy_weight = agent.networks["temperature"]()
+    value = c * q_log(logp, q) + (entropy_weight - c) * q_log(then, q)
+    value = value - agent.networks["q"].least(rows.observation, action)
+    if shrink:
+        value = value + shrink * (mean.square() + log_std.square()).mean(-1)
+    return value, {"entropy": -logp.detach(), "mirror_divergence": (logp - then).detach()}
+
+
+PENDULUM = {**SAC_PENDULUM, "targets.every": 250}
+
+
+@method(
+    "mdpo-off@1",
+    paper=113,
+    base="sac",
+    world="pendulum",
+    presets={"control": SAC_CONTROL, "pendulum": PENDULUM},
+)
+def mdpo_off() -> OffPolicy:
+    """Off-policy Mirror Descent Policy Optimization (arXiv 2005.09814): SAC, held near an anchor π_k.
+
+    −Q + λ·log π + (1/t)·(log π − log π_k), written with c = λ + 1/t; the anchor moves to the policy after every m
+    updates. λ is fixed. Critics are SAC's, where the release has a network for V between them.
+    """
+    return sac().but(
+        networks=(q_networks(count=2), temperature(start=0.2, learned=False)),
+        losses=(soft_q(), mirror_policy(c=1.0)),
+        targets=anchored(tau=0.005, every=1000),
+    )
