@@ -56,5 +56,7 @@ def learn(job: Job, experience: Experience, step: int) -> dict[str, float]:
     if "logp_gap" in found[0]:
         metrics["step0_gap"] = found[0]["logp_gap"]
         metrics["step0_ratio_max"] = found[0]["ratio_max"]
+        if len(found) > 1:
+            metrics |= {f"end_{name}": found[-1][name] for name in ("ratio_off", "ratio_max")}
         del metrics["logp_gap"]
     return metrics

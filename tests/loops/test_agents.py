@@ -33,7 +33,7 @@ def test_polyak() -> None:
     follow = polyak(tau=0.25, every=2)
     seen = []
     for update in range(1, 5):
-        follow(update, target, source)
+        follow(update, {"q": (target, source)})
         seen.append(target[0][0].item())
     assert seen == [0.0, 2.0, 2.0, 3.5]
 

@@ -49,10 +49,6 @@ def _mirror_inert(held: Any, method: Any) -> list[Finding]:
 
 
 def _mirror_impossible(held: Any, method: Any) -> list[Finding]:
-    if held.divergence == "exact" and held.to == "behaviour":
-        return [
-            ("to", "of the policy that acted only log-probabilities are recorded; old is the same one, whole")
-        ]
     if held.divergence == "sampled" and held.to == "reference":
         return [
             ("to", "decisions were not drawn from it, so they cannot sample the divergence; set it to exact")
