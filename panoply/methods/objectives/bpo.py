@@ -190,7 +190,7 @@ def bpo() -> OnPolicy:
 def _alone(held: Any, method: Any) -> list[Finding]:
     if method.sample.settings().get("group", 1) > 1:
         return []
-    return [("", "it compares an episode with others of its group, and every group is one episode")]
+    return [("", "it needs other episodes of a group to compare one with, and every group is one episode")]
 
 
 @part(
