@@ -324,7 +324,7 @@ def test_options_have_types() -> None:
         ({"settings": {"regularise.kl": -1}}, "regularise.kl.weight is at least 0, not -1"),
         ({"settings": {"sample.temperature": 0}}, "all 8 episodes of a group would be the same"),
         ({"settings": {"run.minutes": "nan"}}, "run.minutes must be above 0"),
-        ({"credit": "ppo"}, r"credit \(gae\) needs the column 'value', which model.critic or model.median_critic gives"),
+        ({"credit": "ppo"}, r"credit \(gae\) needs the column 'value', which model.critic or model.median"),
         ({"credit": "spo-segment"}, "needs the column 'cut', which sample.cut_and_valued gives"),
         (
             {"surrogate": "online-dpo"},
