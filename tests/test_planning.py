@@ -17,6 +17,7 @@ from panoply.parts import part
 from panoply.planning import Options, Plan, inert, make_plan
 from panoply.policies.build import model_shapes
 from panoply.registry import find, method
+from panoply.report.text import planned
 from panoply.worlds.text.chain import Chain
 
 
@@ -342,3 +343,21 @@ def test_what_is_given_may_be_borrowed() -> None:
     plan = pp.plan("grpo", "chain", credit="ppo", models="ppo")
     assert plan.method.settings()["credit"] == "gae"
     assert pp.plan("grpo", "chain", surrogate="online-dpo", select="online-dpo", regularise="dapo")
+
+
+def test_a_plan_says_how_hard_exploration_is() -> None:
+    """A lock of two turns and two actions: H̄ = 2 with one backup; where values are not exact, nothing is said."""
+    settings = {
+        "world.variant": "lock",
+        "world.size": 2,
+        "world.actions": 2,
+        "world.lure": 0.0,
+        "world.horizon": 2,
+    }
+    shown = planned(make_plan("ppo", "tabular", settings=settings))
+    assert "effective horizon 2.0: greedy by random play's values is best after no backup" in " ".join(
+        shown.split()
+    )
+    assert "exploration" not in planned(make_plan("ppo", "cartpole"))
+    large = {"world.variant": "tree", "world.size": 5, "world.horizon": 200}
+    assert "exploration" not in planned(make_plan("ppo", "tabular", settings=large))

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from panoply.errors import PanoplyError
 from panoply.policies.heads import LOG_ROOT_2PI, Array, Bounds, Drawn, Head, Std
 from panoply.worlds.control.world import Box
 
@@ -102,6 +103,10 @@ class Certain(Head):
     def score(
         self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
     ) -> dict[str, Tensor]:
+        if torch.is_grad_enabled():
+            raise PanoplyError(
+                "A policy of one certain action (policy.head=certain) has no log-probabilities to learn by."
+            )
         nothing = out.new_zeros(len(out))
         return {"logp": nothing, "entropy": nothing} if entropy else {"logp": nothing}
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from panoply.api import Trained
     from panoply.evaluation.held_out import Evaluation
 
+EXACT = 5e7
+"""Multiplications up to which a plan solves a world exactly to say how hard it is."""
+
 
 def page_width() -> int:
     """The terminal's width, at most 100 columns, and 100 where there is no terminal."""
@@ -122,6 +125,7 @@ def planned(made: Plan) -> str:
             f"at most {_si(needed.operations)}FLOP a step, {_si(needed.operations * options.steps)}FLOP in all",
         ),
     ]
+    rows += _exploration(made.world())
     pieces = [
         f"{made.method_id} on {made.world_id}, seed {options.seed}",
         indent(equations(made.method.equation())),
@@ -140,6 +144,23 @@ def planned(made: Plan) -> str:
         pieces += ["", "defaults without effect here"]
         pieces += [indent(prose(f"{', '.join(paths)}: {reason}")) for reason, paths in reasons.items()]
     return "\n".join(pieces)
+
+
+def _exploration(world: Any) -> list[tuple[str, str]]:
+    """How hard a world with exact values is for random exploration (see evaluation/effective_horizon.py)."""
+    mdp, horizon = getattr(world, "mdp", None), getattr(world, "horizon", None)
+    if mdp is None or not horizon or mdp.transitions.size * horizon * horizon > EXACT:
+        return []
+    from panoply.evaluation.effective_horizon import effective_horizon
+
+    found = effective_horizon(mdp, horizon)
+    backups = "no backup" if found.k == 1 else f"{(found.k or 1) - 1} backups"
+    return [
+        (
+            "exploration",
+            f"effective horizon {found.value:.1f}: greedy by random play's values is best after {backups}",
+        )
+    ]
 
 
 def _si(amount: float) -> str:
@@ -211,6 +232,8 @@ def next_commands(run: Run) -> list[tuple[str, str]]:
             (f"panoply sample {folder} --video {name}.gif", "watch the policy act"),
             (f"panoply export {folder} my-policy", "a folder with the policy"),
         ]
+    if made.policy_options.get("head", "distribution") != "distribution":
+        return [*looking, (f"panoply show {name}{plugins}", "the equation and the parts that just ran")]
     if made.method.regime == "on_policy":
         other = "grpo" if name == "reinforce" else "reinforce"
         model = "" if made.options.model == "start" else f" --model {shlex.quote(made.options.model)}"

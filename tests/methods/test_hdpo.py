@@ -137,6 +137,9 @@ def test_refused() -> None:
         pp.plan("hdpo", "inventory", settings={"policy.head": "distribution"})
     with pytest.raises(PanoplyError, match="policy.head cannot be certain"):
         pp.plan("ppo", "inventory", settings={"policy.head": "certain"})
+    policy, played = setting()
+    with pytest.raises(PanoplyError, match="has no log-probabilities to learn by"):
+        policy.score(played)
 
 
 @pytest.mark.learn

@@ -12,7 +12,7 @@ _FACTS = {"size", "warmup", "every"}
 def _inert(held: Any, method: Any) -> list[Finding]:
     if method.regime != "offline":
         return []
-    return [(name, "the replay is filled with logged data, once") for name in sorted(_FACTS)]
+    return [(name, "the replay is filled with all of the data at once") for name in sorted(_FACTS)]
 
 
 @part(
