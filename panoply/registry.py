@@ -147,6 +147,19 @@ def system(
     return register
 
 
+def protocol(
+    id: str, *, paper: int | None = None, family: str | None = None, claim: Claim | None = None
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Register a work about how to judge; the function judges by it."""
+
+    def register(judge: Callable[..., R]) -> Callable[..., R]:
+        of = family or _family(judge.__module__)
+        _register(Entry(id, "protocol", judge, paper, of, claim=claim))
+        return judge
+
+    return register
+
+
 def world(
     id: str, *, paper: int | None = None, family: str | None = None, claim: Claim | None = None
 ) -> Callable[[T], T]:

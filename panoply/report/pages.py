@@ -28,7 +28,8 @@ def shown(name: str, preset: str | None = None) -> str:
         return _run_page()
     works = [e for e in registry.entries() if name in (e.id, e.name)]
     if works:
-        pages = {"world": _world_page, "recipe": _recipe_page, "system": _system_page}
+        pages = {"world": _world_page, "recipe": _recipe_page}
+        pages |= dict.fromkeys(("system", "protocol"), _system_page)
         entry = works[-1]
         return pages[entry.kind](entry) if entry.kind in pages else _method_page(entry, preset)
     parts = {f"{slot}.{part}": cls for slot in SLOTS for part, cls in registry.parts(slot).items()}
@@ -67,7 +68,7 @@ def _settings(rows: Sequence[tuple[str, str, str, str]]) -> str:
 
 def _system_page(entry: Entry) -> str:
     where = f"{entry.build.__module__}.{entry.build.__name__}"
-    pieces = [f"{entry.id}  (system)", indent(prose(entry.doc)), *_measured(entry)]
+    pieces = [f"{entry.id}  ({entry.kind})", indent(prose(entry.doc)), *_measured(entry)]
     return "\n".join([*pieces, "", f"measure it with {where}()"])
 
 
