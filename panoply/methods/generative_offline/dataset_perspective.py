@@ -5,13 +5,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from panoply.evidence.claims import Ahead
 from panoply.registry import protocol
+from panoply.worlds.logged.behaviour import Mix
 
+MIXES: tuple[Mix, ...] = ("random", "expert", "noisy", "mixed", "replay")
 SIZE = 4000
 """Steps of each data set."""
 ONLINE: Mapping[str, Any] = {
@@ -57,25 +59,22 @@ def performances(
     seed: int, size: int = SIZE, online: Mapping[str, Any] = ONLINE
 ) -> dict[str, dict[str, float]]:
     """TQ, SACo, lSACo and what each method reaches (0 as random, 1 as the online run), a data set each."""
-    import panoply
+    from panoply.api import train
     from panoply.progress import Progress
-    from panoply.worlds.logged.behaviour import Mix
     from panoply.worlds.logged.logged import Logged
 
     quiet: dict[str, Any] = {"seed": seed, "threads": 1, "progress": Progress()}
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as kept:
         run = Path(kept) / "online"
-        panoply.train("dqn", "cartpole", run=run, settings=dict(online), **quiet)
-        for mix in get_args(Mix):
-            if mix == "medium":
-                continue
+        train("dqn", "cartpole", run=run, settings=dict(online), **quiet)
+        for mix in MIXES:
             about = Logged("cartpole", mix, size, seed, run=str(run)).data.about
             worst, best = about["return_random"], about["return_expert"]
             found[mix] = {name: about[name] for name in ("tq", "saco", "lsaco")}
             of = {"world.run": str(run), "world.size": size, "world.seed": seed}
             for name, (method, settings) in METHODS.items():
-                done = panoply.train(
+                done = train(
                     method,
                     f"logged:cartpole-{mix}",
                     run=Path(kept) / f"{name}-{mix}",
@@ -90,7 +89,7 @@ def _best(run: Path) -> float:
     """The highest mean return of the greedy policy at any evaluation."""
     from panoply.run import Run
 
-    return max(row["held_out_greedy"] for row in Run.open(run).metrics() if "held_out_greedy" in row)
+    return max(float(row["held_out_greedy"]) for row in Run.open(run).metrics() if "held_out_greedy" in row)
 
 
 def pearson(x: Sequence[float], y: Sequence[float]) -> float:
