@@ -13,7 +13,10 @@ from torch import Tensor
 import panoply as pp
 from panoply.errors import PanoplyError
 from panoply.experience import Segments
+from panoply.loops.learner import Diverged
+from panoply.loops.on_policy import learn
 from panoply.methods.control.n_pg_igt import exact_gradient
+from panoply.policies.build import open_folder
 from panoply.progress import Progress
 from panoply.rollout.control import ControlCollector
 from panoply.slots.update.momentum import Momentum, hessian_product
@@ -210,6 +213,32 @@ def test_a_run_samples_where_the_update_wants_it(
         q = float((aside - learned[t - 1]) @ way / (way @ way))
         assert 0 <= q <= 1
         torch.testing.assert_close(aside, learned[t - 1] + q * way)
+
+
+def test_after_a_divergence_the_weights_that_are_learned_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(name: str) -> None:
+        small = {"sample.prompts": 2, "run.checkpoint_every": 1, "run.keep": 9}
+        pp.train(
+            "n-pg-igt", "cartpole", run=tmp_path / name, steps=3, threads=1, held_out=1, settings=small,
+            progress=Progress(),
+        )  # fmt: skip
+
+    def fails(job, experience, step):  # type: ignore[no-untyped-def]
+        if step == 2:
+            raise Diverged("Stopped: for once.")
+        return learn(job, experience, step)
+
+    train("sound")
+    monkeypatch.setattr("panoply.loops.on_policy.learn", fails)
+    with pytest.raises(PanoplyError, match="for once.*state of step 2"):
+        train("stopped")
+    kept, sound = (
+        open_folder(tmp_path / name / "checkpoints" / "step-0000002" / "model")
+        for name in ("stopped", "sound")
+    )
+    assert kept.fingerprint() == sound.fingerprint()
 
 
 def test_what_cannot_be_is_refused() -> None:
