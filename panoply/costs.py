@@ -94,6 +94,9 @@ def cost(plan: Plan) -> Cost:
     update = slots["update"].settings().get("epochs", 1)
     work = 2 * parameters * sampled + (4 if options.lora else 6) * parameters * trained * update
     extra = []
+    if "aside" in method.needs():
+        extra.append("a second batch, with three passes backward")
+        sampled, work = 2 * sampled, work + 2 * parameters * sampled + 14 * parameters * trained
     for name in sorted(n for n in method.needs() if "@" in n):
         extra.append(f"one forward pass for {name}")
         work += 2 * parameters * trained

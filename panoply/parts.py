@@ -159,8 +159,8 @@ def part(
     whole     what else they never cut, where a term must see more at once than its unit
     stream    which decisions a term speaks about; each stream is normalised by its own count
     needs     outputs of the forward pass, `logp@SNAPSHOT` columns, what the world must have (`world:teacher`), what
-              another part must give (`column:value`, `network:q`), targets to be kept (`target:q`), or what the
-              policy must be (`policy:squashed`)
+              another part must give (`column:value`, `network:q`), targets to be kept (`target:q`), what the policy
+              must be (`policy:squashed`), or a second batch (`aside`: see update.momentum)
     gives     what the part adds for others: `column:value`, `pairs`, `stream:imitation`
     bounds    the numbers a setting may be, such as `above 0`, `at least 1` or `from 0 up to 1`
     idle      a column whose zero means that the term has no gradient on that decision

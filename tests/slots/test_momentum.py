@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import panoply as pp
+from panoply.costs import cost
 from panoply.errors import PanoplyError
 from panoply.experience import Segments
 from panoply.loops.learner import Diverged
@@ -239,6 +240,12 @@ def test_after_a_divergence_the_weights_that_are_learned_are_kept(
         for name in ("stopped", "sound")
     )
     assert kept.fingerprint() == sound.fingerprint()
+
+
+def test_a_plan_counts_the_second_batch() -> None:
+    one, two = (cost(pp.plan("n-pg-igt", "cartpole", preset=preset)) for preset in ("control", "n-harpg"))
+    assert (one.sampled_tokens, two.sampled_tokens) == (4000, 8000)
+    assert two.operations > 2 * one.operations
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -183,7 +183,8 @@ def _inert(held: Any, method: Any) -> list[Finding]:
     "update",
     equation=_equation,
     bounds={**LIMITS, "eta": "from 0 to 1", "cap": "at least 0"},
-    cost=lambda held: 2 if held.correction == "none" else 3,
+    needs=lambda held: frozenset({"aside"} if held.correction == "hessian" else ()),
+    cost=lambda held: 2,
     impossible=_impossible,
     inert=_inert,
 )
