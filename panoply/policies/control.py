@@ -223,7 +223,11 @@ class ControlPolicy(ControlModel):
 
     def remember(self, name: str, snapshot: ControlPolicy, experience: Experience) -> Tensor:
         """The column `law@NAME`: all of the distributions that a snapshot would have drawn the decisions from."""
-        return snapshot.head.law(*snapshot._distribution(experience))
+        return snapshot.law(experience)
+
+    def law(self, experience: Experience) -> Tensor:
+        """All there is to know of the distributions of the decisions, for the head's `divergence`."""
+        return self.head.law(*self._distribution(experience))
 
     def learn_statistics(self, experience: Experience, once: bool = False) -> None:
         """Take what was observed into the normalisation, where there is one; `once`: unless it has some already."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.rollout.control import ControlCollector
 from panoply.worlds.control.bandit import Bandit
 from panoply.worlds.control.cartpole import Cartpole
+from panoply.worlds.control.pendulum import Pendulum
 from panoply.worlds.control.world import ControlWorld
 
 PUSH: dict[str, Any] = {
@@ -43,15 +43,24 @@ def collector(world: ControlWorld, hidden: tuple[int, ...] = (8,), seed: int = 0
 def test_the_loss_by_hand() -> None:
     """g = ½ is below 0.7 and held there, without a slope; 1 and 3/2 are as they are, above 1.3 too."""
     log_ratio = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64).log().requires_grad_()
-    loss = push_loss(log_ratio, epsilon=0.3, anchor=0.0)
-    assert loss.item() == pytest.approx((0.7 + 1 + 1.5) / 3)
+    kl = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+    loss = push_loss(log_ratio, kl, epsilon=0.3, anchor=2.0)
+    assert loss.item() == pytest.approx((0.7 + 1 + 1.5 + 2 * 0.6) / 3)
     (slope,) = torch.autograd.grad(loss, log_ratio)
     assert slope.tolist() == pytest.approx([0, 1 / 3, 1.5 / 3])
-    anchored = push_loss(log_ratio, epsilon=0.3, anchor=2.0)
-    kl = sum(g - 1 - math.log(g) for g in (0.5, 1.0, 1.5))
-    assert anchored.item() == pytest.approx((3.2 + 2 * kl) / 3)
-    (slope,) = torch.autograd.grad(anchored, log_ratio)
-    assert slope.tolist() == pytest.approx([2 * -0.5 / 3, 1 / 3, (1.5 + 2 * 0.5) / 3])
+
+
+def test_the_anchor_keeps_a_gaussian_from_widening() -> None:
+    """To make what was drawn less likely, a normal widens; the pull to the target holds it back."""
+    collect = collector(Pendulum())
+    done = collect.rollout(2, 64)
+    push = {**PUSH, "limit": 10.0, "epochs": 100, "minibatches": 1}
+    free, held = (
+        pushed_off(collect.policy, done, torch.Generator(), **{**push, "anchor": anchor}).head.log_std.item()  # type: ignore[operator, union-attr]
+        for anchor in (0.0, 3.0)
+    )
+    assert free > 0.1
+    assert abs(held) < 0.5 * free
 
 
 def test_what_was_done_becomes_less_likely_and_the_target_stays() -> None:

@@ -48,15 +48,13 @@ def unpack(state: State) -> Experience:
 # ------------------------------------------------------------------ a policy that avoids what there is enough of
 
 
-def push_loss(log_ratio: Tensor, epsilon: float, anchor: float) -> Tensor:
+def push_loss(log_ratio: Tensor, kl: Tensor, epsilon: float, anchor: float) -> Tensor:
     """mean max(g, clip(g, 1−ε, 1+ε)) + λ·KL(π_θ‖π_φ), g = π_φ/π_θ: PPO's loss with an advantage of −1 everywhere.
 
-    What was done becomes less likely, down to 1−ε times its probability under π_θ. The KL is estimated on what was
-    done, by g − 1 − log g.
+    What was done becomes less likely, down to 1−ε times its probability under π_θ.
     """
     ratio = log_ratio.exp()
-    clipped = torch.maximum(ratio, ratio.clamp(1 - epsilon, 1 + epsilon))
-    return (clipped + anchor * (ratio - 1 - log_ratio)).mean()
+    return (torch.maximum(ratio, ratio.clamp(1 - epsilon, 1 + epsilon)) + anchor * kl).mean()
 
 
 def pushed_off(
@@ -84,15 +82,17 @@ def pushed_off(
                 weight.sub_(slope, alpha=lr)
         return acting
     with torch.no_grad():
-        before = target.score(done)["logp"]
+        before, law = target.score(done)["logp"], target.law(done)
     adam = torch.optim.Adam(weights, lr=lr)
     for rows in _mixed(len(done), epochs, minibatches, generator):
-        log_ratio = acting.score(done.take(rows))["logp"] - before[rows]
-        kl = (log_ratio.detach().exp() - 1 - log_ratio.detach()).mean()
-        if float(kl) > limit:
+        some = done.take(rows)
+        log_ratio = acting.score(some)["logp"] - before[rows]
+        moved = log_ratio.detach()
+        if float((moved.exp() - 1 - moved).mean()) > limit:
             break
+        kl = acting.head.divergence(law[rows], acting.law(some), 1.0)
         adam.zero_grad()
-        push_loss(log_ratio, epsilon, anchor).backward()  # type: ignore[no-untyped-call]
+        push_loss(log_ratio, kl, epsilon, anchor).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(weights, clip)
         adam.step()
     return acting
@@ -162,7 +162,7 @@ def robust(
     push     `clipped` is PROPS; `plain` is ROS, one plain step down the log-likelihood; `none` acts as it learns
     epsilon  how much less likely than under the learning policy an action may become
     anchor   weight of KL(learning‖acting); without it a Gaussian widens without end
-    limit    the KL beyond which pushing stops
+    limit    the KL, estimated by g − 1 − log g, beyond which pushing stops
     """
     target = collect.policy
     pool = unpack(state) if state else None
