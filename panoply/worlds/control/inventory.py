@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from panoply.errors import PanoplyError
+from panoply.evidence.claims import Ranks
 from panoply.registry import world
 from panoply.seeds import numpy_rng
 from panoply.worlds.control.drawing import BLUE, FAINT, GOLD, INK, RED, Canvas
@@ -33,7 +34,26 @@ class Stock(NamedTuple):
     """[rows, echelons, warehouse_lead], the one that serves the stores first; or None."""
 
 
-@world("inventory@1", paper=60)
+CLAIM = Ranks(
+    "With demands of sixteen episodes to learn from, a warehouse and ten stores cost less on new demands under one "
+    "network for all stores than under one that takes them all at once.",
+    ("shared=hdpo:policy.shared=true", "flat=hdpo"),
+    world="inventory",
+    budget="decisions=120k",
+    metric="held_out_greedy",
+    settings={
+        "world.stores": 10,
+        "world.warehouse": True,
+        "data.batch": 16,
+        "data.pool": 16,
+        "run.held_out": 100,
+        "run.episodes_every": 0,
+    },
+    tune={"update.lr": (1e-3, 3e-3, 1e-2)},
+)
+
+
+@world("inventory@1", paper=60, claim=CLAIM)
 @dataclass(frozen=True)
 class Inventory(Simulated):
     """Order stock for stores before the demand of a period is known (Alvo et al. 2023, arXiv 2306.11246).
