@@ -171,7 +171,9 @@ def make_plan(
     run_defaults = _split(dict(asked), "run.") | _split(dict(numbers), "run.")
     kind = kind_of(world_entry.build)
     world_options = world_settings(world_entry, of_world)
-    form = kind.policy_form(resolved.method.needs(), world_entry.build(**world_options))
+    needs, built = resolved.method.needs(), world_entry.build(**world_options)
+    form = kind.policy_form(needs, built)
+    run_defaults |= kind.run_form(needs, built)
     policy_options = form | _split(dict(numbers), "policy.") | of_policy
     chosen_options = {k: v for k, v in options.items() if v is not None}
     plan = Plan(

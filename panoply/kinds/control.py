@@ -68,6 +68,11 @@ def policy_form(needs: frozenset[str], world: ControlWorld) -> dict[str, Any]:
     return {name: value for form in forms for name, value in form.items()}
 
 
+def run_form(needs: frozenset[str], world: ControlWorld) -> dict[str, Any]:
+    """A policy that changes with time learns one turn a step."""
+    return {"steps": world.horizon} if "policy:staged" in needs and world.horizon else {}
+
+
 def affords(world: ControlWorld) -> frozenset[str]:
     limit = {"time limit"} if world.horizon else set()
     if isinstance(world.action, Box):

@@ -46,6 +46,10 @@ def policy_form(needs: frozenset[str], world: TextWorld) -> dict[str, Any]:
     return {}
 
 
+def run_form(needs: frozenset[str], world: TextWorld) -> dict[str, Any]:
+    return {}
+
+
 def affords(world: TextWorld) -> frozenset[str]:
     return frozenset()
 

@@ -167,12 +167,18 @@ def test_a_table_comes_to_the_exact_regression() -> None:
 def test_it_finds_its_way(tmp_path: Path) -> None:
     """Five steps right in five turns: nobody else in a random batch does so, and after five steps everyone."""
     settings = {"world.variant": "corridor", "world.size": 5, "world.horizon": 5, "data.batch": 128}
-    settings |= {"run.steps": 5, "run.evaluate_every": 0, "replay.updates": 100}
+    settings |= {"run.evaluate_every": 0, "replay.updates": 100}
     done = pp.train(
         "sqirl", "tabular", run=tmp_path / "run", threads=1, settings=settings, progress=Progress()
     )
     assert done.before["greedy"] == 0.0
     assert done.after["greedy"] == 1.0
+
+
+def test_a_run_has_a_step_for_every_turn() -> None:
+    assert pp.plan("sqirl", "tabular", settings={"world.horizon": 7}).options.steps == 7
+    assert pp.plan("sqirl", "tabular", steps=3).options.steps == 3
+    assert pp.plan("sqirl", "tabular", settings={"run.steps": 4}).options.steps == 4
 
 
 def test_refused() -> None:

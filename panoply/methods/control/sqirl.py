@@ -28,20 +28,19 @@ if TYPE_CHECKING:
 CONTROL = {
     "policy.activation": "relu",
     "update.lr": 1e-3,
-    "run.steps": 50,
     "run.evaluate_every": 10,
     "run.checkpoint_every": 10,
     "run.episodes_every": 10,
 }
 TABULAR = {**CONTROL, "policy.hidden": (), "update.lr": 0.03, "replay.updates": 300}
-"""A table a turn, and as many steps as this world usually has turns."""
+"""A table a turn."""
 ANYTHING = 1e6
 """So many times as often as usual any action is taken: always."""
 
 
 @part(
     "data",
-    equation="steps from turn t on of {batch} episodes, greedy before t by what was frozen for each turn, then random",
+    equation="the random ends, from turn t on, of {batch} episodes that begin greedily",
     needs={"world:step", "world:discrete actions", "world:time limit", "policy:staged", "policy:values"},
     gives={"episodes"},
     cost=lambda held, of: (held.batch * of.answer, held.batch * of.context),
@@ -133,7 +132,8 @@ def sqirl(k: int = 1) -> Offline:
     For t = 0, 1, …: follow the policies frozen for the turns before t and act at random from t on; learn what acting at
     random earns, apply k − 1 steps of fitted Q-iteration, and freeze the greedy policy for turn t. It solves problems
     in which the greedy policy of so few steps is optimal, with samples exponential in the effective horizon only
-    (`panoply.evaluation.effective_horizon`). A run has a step for every turn.
+    (`panoply.evaluation.effective_horizon`). A run has a step for every turn, which learns from its own batch alone;
+    the released code keeps earlier ones too.
     """
     return Offline(
         data=random_suffixes(batch=256),
