@@ -188,11 +188,12 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Traine
     from panoply.loops.on_policy import on_policy
 
     loops = {"on_policy": on_policy, "off_policy": off_policy, "dataset": dataset, "offline": dataset}
+    loop = off_policy if made.method.regime == "offline" and "sample" in made.method.slots() else None
     job = None
     try:
         job = Job(made, run, progress)
         job.begin()
-        loops[made.method.regime](job)
+        (loop or loops[made.method.regime])(job)
         job.finish()
     except Diverged as error:
         assert job is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +68,8 @@ def borrow(method: Method, slot: str, source: str, preset: Presets = None) -> Me
         raise PanoplyError(
             f"'{source}' has no slot '{slot}': it is a {lender.regime} method, with {', '.join(lender.slot_of)}."
         )
+    if slot not in lender.slots():
+        raise PanoplyError(f"'{source}' has nothing in its slot '{slot}'.")
     return method.but(**{slot: lender.slots()[slot]})
 
 
@@ -75,10 +78,15 @@ def assign(method: Method, path: str, value: Any) -> Method:
     slot, _, rest = path.partition(".")
     if slot not in method.slot_of:
         raise unknown(f"slot of the {method.regime} regime", slot, method.slot_of)
-    held = method.slots()[slot]
+    held = method.slots().get(slot)
     if not rest:
-        empty = isinstance(held, tuple) and str(value).lower() == "none"
-        return method.but(**{slot: ()}) if empty else borrow(method, slot, str(value))
+        if method.optional(slot) and str(value).lower() == "none":
+            return dataclasses.replace(method, **{slot: () if method.several(slot) else None})
+        return borrow(method, slot, str(value))
+    if held is None:
+        raise PanoplyError(
+            f"The slot '{slot}' is empty, so there is no {path}: fill it first, as in --{slot} NAME."
+        )
     if isinstance(held, tuple):
         return method.but(**{slot: _assign_several(method, slot, held, rest, value)})
     return method.but(**{slot: _assign_part(slot, held, rest, value)})
@@ -132,7 +140,7 @@ def method_from_json(data: Mapping[str, Any]) -> Method:
     for name in slots:
         if name not in REGIMES[regime].slot_of:
             raise unknown(f"slot of the {regime} regime", name, REGIMES[regime].slot_of)
-    missing = [s for s in REGIMES[regime].slot_of if s not in slots and not REGIMES[regime].several(s)]
+    missing = [s for s in REGIMES[regime].slot_of if s not in slots and not REGIMES[regime].optional(s)]
     if missing:
         raise PanoplyError(f"A method of the {regime} regime has a slot '{missing[0]}', and none is given.")
     return REGIMES[regime](**{name: registry.value_from_json(value) for name, value in slots.items()})

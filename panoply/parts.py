@@ -65,7 +65,7 @@ class PartInfo:
     bounds: Mapping[str, str]
     gives: frozenset[str]
     cost: Callable[..., Any] | None
-    learns: tuple[str, ...]
+    learns: tuple[str, ...] | Callable[[Any], tuple[str, ...]]
     whole: Unit
 
     @property
@@ -118,6 +118,11 @@ class Part:
         own = needs(self) if callable(needs) else needs
         return own.union(*(v.needs() for v in self.settings().values() if isinstance(v, Part)))
 
+    def learns(self) -> tuple[str, ...]:
+        """What a loss on transitions moves: `policy`, or networks by name."""
+        moved = self.info.learns
+        return moved(self) if callable(moved) else moved
+
     def equation(self) -> str:
         form = self.info.equation
         if callable(form):
@@ -150,7 +155,7 @@ def part(
     bounds: Mapping[str, str] | None = None,
     gives: Iterable[str] = (),
     cost: Callable[..., Any] | None = None,
-    learns: tuple[str, ...] = ("policy",),
+    learns: tuple[str, ...] | Callable[[Any], tuple[str, ...]] = ("policy",),
     whole: Unit | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Part]]:
     """Register a function as a part of `slot`.
@@ -169,7 +174,7 @@ def part(
     prepare   detached numbers of the whole mini-batch at current weights, at the price of one more forward pass
     cost      what `panoply plan` counts: of a sample or data part `(part, lengths) → tokens sampled and trained` in a
               step at most, of an update `part → numbers kept for a weight`, of a model `part → how it learns, or None`
-    learns    of a loss on transitions: what it moves, `policy` or networks by name
+    learns    of a loss on transitions: what it moves, `policy`, a piece of it or networks by name
     inert, impossible   `(part, method) → (setting, reason)…`: settings without effect, or that cannot be
     """
     for kind, given, known in (("slot", slot, SLOTS), ("unit", unit, UNITS), ("stream", stream, STREAMS)):

@@ -304,6 +304,8 @@ def _refusal(plan: Plan, who: str, need: str) -> str:
             "to be imitated, or 'chosen' and 'rejected' to be compared."
         )
     hint = " Name a reward function: --reward FILE.py:NAME." if need == "verify" else ""
+    if need == "data" and "reset_to" in plan.world().access:
+        hint = f" Data of it is a world of its own: --world logged:{plan.world_id.split('@')[0]}-mixed."
     return f"{who} needs a world with '{need}', and {plan.world_id} has none.{hint}"
 
 

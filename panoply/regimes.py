@@ -31,12 +31,19 @@ class Method:
                     raise PanoplyError(f"The slot '{name}' takes a {self.slot_of[name]} part, not {given}.")
 
     def slots(self) -> dict[str, Part | tuple[Part, ...]]:
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        """What every slot holds; one that may be empty and is, is left out."""
+        held = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: value for name, value in held.items() if value is not None}
 
     @classmethod
     def several(cls, slot: str) -> bool:
         """Whether a slot holds any number of parts."""
         return str(cls.__dataclass_fields__[slot].type).startswith("tuple")
+
+    @classmethod
+    def optional(cls, slot: str) -> bool:
+        """Whether a slot may be empty."""
+        return cls.several(slot) or str(cls.__dataclass_fields__[slot].type).endswith("None")
 
     def parts(self) -> Iterator[tuple[str, Part]]:
         """Every part with its path: `credit`, `regularise.kl`, …"""
@@ -181,7 +188,10 @@ class Dataset(Method):
 
 @dataclass(frozen=True)
 class OffPolicy(Method):
-    """Act step by step into a replay, and after each step descend losses on what is drawn from it."""
+    """Act step by step into a replay, and after each step descend losses on what is drawn from it.
+
+    With `data` the replay has logged experience beside its own.
+    """
 
     sample: Part
     replay: Part
@@ -189,46 +199,11 @@ class OffPolicy(Method):
     targets: Part
     update: Part
     networks: tuple[Part, ...] = ()
+    data: Part | None = None
 
     regime: ClassVar[str] = "off_policy"
     slot_of: ClassVar[dict[str, str]] = {
         "sample": "sample",
-        "replay": "replay",
-        "losses": "loss",
-        "targets": "targets",
-        "update": "update",
-        "networks": "network",
-    }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_transitions(self, self.losses)
-        if "steps" not in self.sample.info.gives:
-            raise PanoplyError(
-                f"An off-policy method learns after every step; sample.{self.sample.info.name} gives whole batches. "
-                "Take sample=explore."
-            )
-
-    def terms(self) -> list[Part]:
-        return list(self.losses)
-
-    def equation(self) -> list[str]:
-        return _transition_equation(self.losses, f"{self.replay.equation()}, from {self.sample.equation()}")
-
-
-@dataclass(frozen=True)
-class Offline(Method):
-    """The same losses on a replay that is filled once, with logged data."""
-
-    data: Part
-    replay: Part
-    losses: tuple[Part, ...]
-    targets: Part
-    update: Part
-    networks: tuple[Part, ...] = ()
-
-    regime: ClassVar[str] = "offline"
-    slot_of: ClassVar[dict[str, str]] = {
         "data": "data",
         "replay": "replay",
         "losses": "loss",
@@ -240,12 +215,52 @@ class Offline(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_transitions(self, self.losses)
+        _check_steps(self.sample)
+        if self.data is not None:
+            _check_mixed(self.data, self.losses)
 
     def terms(self) -> list[Part]:
         return list(self.losses)
 
     def equation(self) -> list[str]:
-        return _transition_equation(self.losses, f"{self.replay.equation()}, from {self.data.equation()}")
+        return _transition_equation(self)
+
+
+@dataclass(frozen=True)
+class Offline(Method):
+    """The same losses on a replay that is filled with logged data; with `sample` it goes on with its own experience."""
+
+    data: Part
+    replay: Part
+    losses: tuple[Part, ...]
+    targets: Part
+    update: Part
+    networks: tuple[Part, ...] = ()
+    sample: Part | None = None
+
+    regime: ClassVar[str] = "offline"
+    slot_of: ClassVar[dict[str, str]] = {
+        "data": "data",
+        "sample": "sample",
+        "replay": "replay",
+        "losses": "loss",
+        "targets": "targets",
+        "update": "update",
+        "networks": "network",
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_transitions(self, self.losses)
+        if self.sample is not None:
+            _check_steps(self.sample)
+            _check_mixed(self.data, self.losses)
+
+    def terms(self) -> list[Part]:
+        return list(self.losses)
+
+    def equation(self) -> list[str]:
+        return _transition_equation(self)
 
 
 def _check_transitions(method: Method, losses: tuple[Part, ...]) -> None:
@@ -259,9 +274,31 @@ def _check_transitions(method: Method, losses: tuple[Part, ...]) -> None:
             )
 
 
-def _transition_equation(losses: tuple[Part, ...], source: str) -> list[str]:
-    lines = [f"{' and '.join(loss.info.learns)}: {loss.equation()}" for loss in losses]
-    return [f"minimise  {lines[0]}", *(f"          {line}" for line in lines[1:]), f"on        {source}"]
+def _check_steps(sample: Part) -> None:
+    if "steps" not in sample.info.gives:
+        raise PanoplyError(
+            f"An off-policy method learns after every step; sample.{sample.info.name} gives whole batches. "
+            "Take sample=explore."
+        )
+
+
+def _check_mixed(data: Part, losses: tuple[Part, ...]) -> None:
+    """Logged data and own experience side by side are drawn from row by row."""
+    if "alone" not in data.settings():
+        raise PanoplyError(f"data.{data.info.name} cannot be mixed with own experience. Take data=logged.")
+    for loss in losses:
+        if loss.info.prepare is not None:
+            raise PanoplyError(
+                f"{loss.info.id} is computed over whole logged episodes, so there can be no own experience beside "
+                "them: leave sample out."
+            )
+
+
+def _transition_equation(method: OffPolicy | Offline) -> list[str]:
+    lines = [f"{' and '.join(loss.learns())}: {loss.equation()}" for loss in method.losses]
+    sources = [held.equation() for held in (method.data, method.sample) if held is not None]
+    on = f"{method.replay.equation()}, from {' and then '.join(sources)}"
+    return [f"minimise  {lines[0]}", *(f"          {line}" for line in lines[1:]), f"on        {on}"]
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,34 @@ class Transitions:
         return torch.addcmul(self.reward, self.discount, value)
 
 
+def joined(first: Transitions, second: Transitions) -> Transitions:
+    """The rows of two batches, one after the other, with the columns that both have."""
+    return Transitions(
+        torch.cat([first.observation, second.observation]),
+        torch.cat([first.action, second.action]),
+        torch.cat([first.reward, second.reward]),
+        torch.cat([first.discount, second.discount]),
+        torch.cat([first.next_observation, second.next_observation]),
+        {name: torch.cat([first[name], second[name]]) for name in first.more.keys() & second.more.keys()},
+        _joined_masks(first.legal, second.legal, first, second),
+        _joined_masks(first.next_legal, second.next_legal, first, second),
+    )
+
+
+def _joined_masks(
+    one: Tensor | None, other: Tensor | None, first: Transitions, second: Transitions
+) -> Tensor | None:
+    """Where only one side says what can be done, all can on the other."""
+    if one is None and other is None:
+        return None
+    actions = (one if one is not None else other).shape[-1]  # type: ignore[union-attr]
+    sides = [
+        mask if mask is not None else torch.ones(len(rows), actions, dtype=torch.bool)
+        for mask, rows in ((one, first), (other, second))
+    ]
+    return torch.cat(sides)
+
+
 @dataclass
 class Agent:
     """A policy, the networks beside it, and slowly following copies (targets) of those that losses compare with."""
@@ -59,15 +87,25 @@ class Agent:
     targets: Mapping[str, Any]
     generator: torch.Generator = field(default_factory=torch.Generator)
     """Of the noise that losses draw; the learner sets it at every step."""
+    acting: bool = False
+    """Whether the policy acts by now, or still learns from logged data alone."""
 
     def noise(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator).to(self.policy.device)
 
-    def draw(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Fresh actions of a squashed policy, in their units, and their log-densities."""
+    def _out(self, observation: Tensor, beta: Tensor | None) -> Tensor:
+        model = self.policy.model
+        out: Tensor = model(observation) if beta is None else model(observation, beta=beta)
+        return out
+
+    def draw(self, observation: Tensor, beta: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Fresh actions of a policy of continuous ones, in their units, and their log-densities.
+
+        beta: of a balanced policy, the coefficient to act by
+        """
         head: Any = self.policy.head
         found: tuple[Tensor, Tensor] = head.draw(
-            self.policy.model(observation), self.noise(len(observation), head.size)
+            self._out(observation, beta), self.noise(len(observation), head.size)
         )
         return found
 
@@ -84,8 +122,9 @@ class Agent:
             return rows.action
         return rows.once("taken", lambda: self.policy.head.unit(rows.action))
 
-    def logp(self, rows: Transitions) -> Tensor:
+    def logp(self, rows: Transitions, beta: Tensor | None = None) -> Tensor:
         """log π of the actions that were taken."""
         head = self.policy.head
         action = head.real(rows.action) if rows.action.is_floating_point() else rows.action
-        return head.score(self.policy.model(rows.observation), action, rows.legal, None, False)["logp"]
+        out = self._out(rows.observation, beta)
+        return head.score(out, action, rows.legal, None, False)["logp"]

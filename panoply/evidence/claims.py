@@ -60,12 +60,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Ranks(Claim):
-    """Methods in order, best first, by a metric at equal budget. Each must be ahead of the next.
+    """Methods in order, best first, by a metric at equal budget. Each must be ahead of the next, or the first of all.
 
     order      methods with changes, as `panoply compare` reads them; an empty word is the method that carries the claim
     metric     as of `panoply compare`; the area under the held-out curve by default
     lower      whether less of it is better
     settings   for all methods, such as options of the world
+    leads      whether the first is compared with each of the others, whose order then says nothing
+    margins    of each comparison: how much less may still count as no worse (0 where none are given)
     tune       the grid, of paths and values, that each method is tuned over
     keeps      metrics of which the first may lose at most so much against the second
     also       metrics that are reported and decide nothing
@@ -82,6 +84,8 @@ class Ranks(Claim):
     keeps: Mapping[str, float] = field(default_factory=dict, hash=False)
     also: tuple[str, ...] = ()
     reaches: Callable[[Any, int], float] | None = field(default=None, hash=False)
+    leads: bool = False
+    margins: tuple[float, ...] = ()
     kind: ClassVar[str] = "ranks"
 
 

@@ -58,6 +58,7 @@ class Race:
         self.labels = [arm.label for arm in self.arms]
         self.budget = Budget.parse(self.claim.budget)
         self.sign = -1.0 if self.claim.lower else 1.0
+        self.margins = self.claim.margins or (0.0,) * (len(self.order) - 1)
 
     def run(self, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Tune, run and judge. `known` is an earlier result, whose tuning and number of seeds are then taken over."""
@@ -159,7 +160,7 @@ class Race:
             "runs": len(points) * len(seeds) * len(self.arms),
             "seconds": round(seconds, 1),
             "tried": tried,
-            "chosen": {label: chosen.get(label, {}) for label in self.labels},
+            "chosen": {label: chosen.get(label, points[0]) for label in self.labels},
         }
 
     # -------------------------------------------------------------- judging
@@ -175,8 +176,8 @@ class Race:
         }
 
         def gap(metric: str, ahead: str, behind: str, sign: float = 1.0) -> Found:
-            pairs = zip(values[metric][ahead], values[metric][behind], strict=True)
-            return Found.of([sign * (a - b) for a, b in pairs])
+            both = zip(values[metric][ahead], values[metric][behind], strict=True)
+            return Found.of([sign * (a - b) for a, b in both])
 
         def reported(metric: str) -> dict[str, Any]:
             found = gap(metric, first, second)
@@ -186,17 +187,26 @@ class Race:
             ends = [round(v, 6) for v in found.interval]
             return {"difference": round(found.difference, 6), "interval": ends, **sides}
 
-        gaps = [gap(claim.metric, a, b, self.sign) for a, b in itertools.pairwise(self.labels)]
+        pairs = [(first, other) for other in self.labels[1:]] if claim.leads else []
+        pairs = pairs or list(itertools.pairwise(self.labels))
+        gaps = [gap(claim.metric, a, b, self.sign) for a, b in pairs]
         kept = [gap(metric, first, second).verdict(margin) for metric, margin in claim.keeps.items()]
         mark, reached = self._reached(values[claim.metric][first], heats)
-        verdict = together([*(g.verdict() for g in (*gaps, *reached)), *kept])
-        facts = {
+        ranked = (g.verdict(margin) for g, margin in zip(gaps, self.margins, strict=True))
+        verdict = together([*ranked, *(g.verdict() for g in reached), *kept])
+        facts: dict[str, Any] = {
             "keeps": {
                 metric: {"margin": margin, **reported(metric)} for metric, margin in claim.keeps.items()
             },
             "also": {metric: reported(metric) for metric in claim.also},
             **mark,
         }
+        if len(pairs) > 1:
+            facts["gaps"] = [
+                {"ahead": a, "behind": b, "margin": m, "difference": round(g.difference, 6)}
+                | {"interval": [round(end, 6) for end in g.interval]}
+                for (a, b), g, m in zip(pairs, gaps, self.margins, strict=True)
+            ]
         return verdict, min(gaps, key=lambda g: g.interval[0]), facts
 
     def _reached(self, values: Sequence[float], heats: Sequence[Heat]) -> tuple[dict[str, Any], list[Found]]:

@@ -59,6 +59,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "certain": {"head": "certain"},
     "values": {"head": "values", "atoms": 1},
     "atoms": {"head": "values"},
+    "balanced": {"balanced": True},
 }
 
 

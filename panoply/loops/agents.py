@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from panoply.experience import Experience
 from panoply.loops.learner import Diverged
-from panoply.loops.replay import Replay
+from panoply.loops.replay import Mixture, Replay
 from panoply.loops.samples import Watch
 from panoply.parts import Part
 from panoply.policies.control import ControlPolicy
@@ -89,15 +89,13 @@ class AgentLearner:
         total_steps: int,
     ):
         self.policy, self.method, self.total_steps = policy, method, total_steps
-        self.replay = Replay(
-            policy.observation, policy.action, policy.head, **_replay_size(method, total_steps)
-        )
+        self.replay: Replay | Mixture = self._empty(_room(method, total_steps))
         networks = {held.info.name: held(policy, seed) for held in method.networks}
         models: dict[str, nn.Module] = {"policy": policy.model, **networks}
         self.models = models
         wanted = sorted(n.removeprefix("target:") for n in method.needs() if n.startswith("target:"))
         self.targets = {
-            name: policy.copy() if name == "policy" else copy.deepcopy(models[name]).requires_grad_(False)
+            name: policy.copy(seeing_alike=True) if name == "policy" else self._copied(models[name])
             for name in wanted
         }
         self.agent = Agent(policy, networks, self.targets)
@@ -108,16 +106,21 @@ class AgentLearner:
         self._data: Experience | None = None
         self._noted: list[Mapping[str, Tensor]] = []
 
+    def _copied(self, network: nn.Module) -> nn.Module:
+        """A copy that sees what the policy sees: the same features, whatever they learn of the data later."""
+        features = self.policy.model.features
+        return copy.deepcopy(network, {id(features): features}).requires_grad_(False)
+
     @property
     def optimisers(self) -> list[torch.optim.Optimizer]:
         return [descent.optimiser for descent in self.descents]
 
     def _descent(self, loss: Part) -> _Descent:
-        moved = {
-            f"{name}.{key}": parameter
-            for name in loss.info.learns
-            for key, parameter in self.models[name].named_parameters()
-        }
+        moved = {}
+        for name in loss.learns():
+            model, _, piece = name.partition(".")  # `policy.balance` is a piece of the policy
+            for key, parameter in self.models[model].get_submodule(piece).named_parameters():
+                moved[f"{name}.{key}"] = parameter
         mine = set(moved.values())
         rest = (p for model in self.models.values() for p in model.parameters() if p not in mine)
         return _Descent(loss, self.method.update, moved, [p for p in rest if p.requires_grad])
@@ -125,6 +128,25 @@ class AgentLearner:
     @staticmethod
     def _weights(target: Any) -> list[Tensor]:
         return list((target.model if isinstance(target, ControlPolicy) else target).parameters())
+
+    # -------------------------------------------------------------- remembering
+
+    def _empty(self, room: Mapping[str, int]) -> Replay:
+        settings = self.method.replay.settings()
+        shape = {"steps": settings["n_step"], "gamma": settings["gamma"], "scale": settings["scale"]}
+        policy = self.policy
+        return Replay(policy.observation, policy.action, policy.head, **room, **shape)
+
+    def remember(self, experience: Experience) -> None:
+        """Fill the replay with logged data, beside what the policy does itself, if it acts."""
+        logged = self._empty({"size": len(experience)})
+        logged.fill(experience)
+        self.policy.learn_statistics(experience, once=True)
+        if self.method.sample is None:
+            self.replay = logged
+        else:
+            assert isinstance(self.replay, Replay)
+            self.replay = Mixture(logged, self.replay, self.method.replay.settings()["logged"])
 
     # -------------------------------------------------------------- learning
 
@@ -174,13 +196,10 @@ class AgentLearner:
 
     def minibatches(self, experience: Experience, generator: torch.Generator) -> Iterator[Experience]:
         """The data as one, from which batches are drawn; the replay is filled with it whenever it is another."""
-        policy = self.policy
         if experience is not self._data:
             self._data = experience
-            shape = _replay_size(self.method, self.total_steps, len(experience))
-            self.replay = Replay(policy.observation, policy.action, policy.head, **shape)
-            self.replay.fill(experience)
-            policy.learn_statistics(experience, once=True)
+            self.remember(experience)
+        assert isinstance(self.replay, Replay)
         for descent in self.descents if len(self.replay) else ():
             self.replay.more |= descent.prepare(self.agent, self.replay)
         self.agent.generator = generator
@@ -203,7 +222,7 @@ class AgentLearner:
             for name, parameter in descent.named.items():
                 for key, value in descent.optimiser.state.get(parameter, {}).items():
                     named[f"optimiser:{number}:{name}:{key}"] = torch.as_tensor(value).detach()
-        if isinstance(self.method, OffPolicy):
+        if self.method.sample is not None:
             named |= self.replay.state()
         return {**named, "updates": torch.tensor(self.updates)}
 
@@ -219,7 +238,7 @@ class AgentLearner:
                 descent = self.descents[int(number)]
                 descent.optimiser.state[descent.named[name]][key] = value.clone()
         self.updates = int(named["updates"])
-        if isinstance(self.method, OffPolicy):
+        if self.method.sample is not None:
             self.replay.load_state(named)
 
 
@@ -228,12 +247,10 @@ def _state(model: Any) -> Mapping[str, Tensor]:
     return {name: weight.detach() for name, weight in module.state_dict().items()}
 
 
-def _replay_size(method: OffPolicy | Offline, steps: int, rows: int = 1) -> dict[str, Any]:
-    """As much room as the method asks for, or as the run (or data of so many rows) can fill."""
-    settings = method.replay.settings()
-    shape = {"steps": settings["n_step"], "gamma": settings["gamma"]}
-    if isinstance(method, Offline):
-        return {**shape, "size": rows}
+def _room(method: OffPolicy | Offline, steps: int) -> dict[str, int]:
+    """As much room for own experience as the method asks for, or as the run can fill."""
+    if method.sample is None:
+        return {"size": 1}
     sample = method.sample.settings()
     most = sample["envs"] * sample["length"] * steps
-    return {**shape, "size": min(settings["size"], most), "envs": sample["envs"]}
+    return {"size": min(method.replay.settings()["size"], most), "envs": sample["envs"]}

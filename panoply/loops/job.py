@@ -196,7 +196,7 @@ class Job:
         self.step += 1
         self.seconds = time.monotonic() - self._started
         self.collect.version = self.step
-        if self.method.regime != "offline":
+        if not (isinstance(self.method, OffPolicy | Offline) and self.method.data):
             self.kind.after_step(self.policy, experience)
         last = self.step == options.steps
         evaluated = last or bool(options.evaluate_every and self.step % options.evaluate_every == 0)

@@ -12,7 +12,7 @@ from torch import Tensor
 from panoply.experience import TERMINATED, TRUNCATED, Experience
 from panoply.policies.heads import Head
 from panoply.rollout.tape import Tape
-from panoply.transitions import Transitions
+from panoply.transitions import Transitions, joined
 from panoply.worlds.control.world import Box, Space
 
 MASKS = {"legal": "legal", "next_legal": "legal_after"}
@@ -28,9 +28,18 @@ class Replay:
     """
 
     def __init__(
-        self, observation: Space, action: Space, head: Head, *, size: int, envs: int = 1, steps: int = 1, gamma: float
-    ):  # fmt: skip
-        self.head, self.envs, self.steps, self.gamma = head, envs, steps, gamma
+        self,
+        observation: Space,
+        action: Space,
+        head: Head,
+        *,
+        size: int,
+        envs: int = 1,
+        steps: int = 1,
+        gamma: float,
+        scale: float = 1.0,
+    ):
+        self.head, self.envs, self.steps, self.gamma, self.scale = head, envs, steps, gamma, scale
         self.room = max(1, size // envs)
         self.written = 0
         """Steps of each environment since the beginning."""
@@ -76,7 +85,7 @@ class Replay:
         into["observation"][at] = tape.latest("observation")
         acted = tape.latest("acted")
         into["action"][at] = self.head.unit(torch.from_numpy(acted)).numpy() if self._continuous else acted
-        into["reward"][at] = tape.latest("reward")
+        into["reward"][at] = self.scale * tape.latest("reward")
         into["end"][at] = TERMINATED * tape.latest("terminated")
         into["end"][at] += TRUNCATED * (tape.latest("truncated") & ~tape.latest("terminated"))
         into["next_observation"][at] = tape.latest("after")
@@ -94,7 +103,7 @@ class Replay:
         columns = {
             "observation": experience.looked_up("observation"),
             "action": self.head.unit(experience["action"]) if self._continuous else experience["action"],
-            "reward": experience[reward],
+            "reward": self.scale * experience[reward],
             "end": _closed(experience),
             "next_observation": experience.looked_up("observation", by="next"),
         }
@@ -165,6 +174,37 @@ class Replay:
         for name, column in self._columns.items():
             kept = named[f"replay:{name}"]
             column[: len(kept)] = kept
+
+
+class Mixture:
+    """Logged data and own experience as one replay; what is written and saved is the latter's.
+
+    share   of logged rows in every batch; none: every row of both is as likely as any other
+    """
+
+    def __init__(self, logged: Replay, own: Replay, share: float | None = None):
+        self.logged, self.own, self.share = logged, own, share
+        self.envs, self.gamma, self.more = own.envs, own.gamma, own.more
+        self.add, self.state, self.load_state = own.add, own.state, own.load_state
+
+    @property
+    def written(self) -> int:
+        return self.own.written
+
+    def __len__(self) -> int:
+        return len(self.logged) + len(self.own)
+
+    def draw(self, count: int, generator: torch.Generator) -> Transitions:
+        if not len(self.own):
+            return self.logged.draw(count, generator)
+        if self.share is None:
+            place = torch.randint(len(self), (count,), generator=generator)
+            given = place < len(self.logged)
+            return joined(self.logged.rows(place[given]), self.own.rows(place[~given] - len(self.logged)))
+        given_rows = round(self.share * count)
+        if given_rows in (0, count):
+            return (self.logged if given_rows else self.own).draw(count, generator)
+        return joined(self.logged.draw(given_rows, generator), self.own.draw(count - given_rows, generator))
 
 
 def _closed(experience: Experience) -> Tensor:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -19,6 +21,7 @@ from panoply.errors import PanoplyError, unknown
 from panoply.experience import Experience, moved
 from panoply.parts import check
 from panoply.policies import divergence
+from panoply.policies.balance import WIDTH, Balance, embedded
 from panoply.policies.folder import read_config
 from panoply.policies.heads import Head, Std, head_for
 from panoply.policies.mlp import MLP, Activation, Features
@@ -59,6 +62,10 @@ class PolicySpec:
     """Observations centred and scaled by what has been seen."""
     stages: int = 0
     """Of how many first turns frozen copies of the network can be kept: a policy that changes with time."""
+    balanced: bool = False
+    """The network takes a coefficient β beside the observation, which a second one chooses in every state."""
+    betas: tuple[float, float] = (1.0, 5.0)
+    """The range of that coefficient."""
 
     def __post_init__(self) -> None:
 
@@ -69,23 +76,37 @@ class PolicySpec:
             raise PanoplyError(f"policy.stages is a number of turns, not {self.stages}.")
         if any(width < 1 for width in self.hidden):
             raise PanoplyError(f"policy.hidden are widths of layers, at least 1, not {self.hidden}.")
+        if self.balanced and (self.shared or self.stages):
+            raise PanoplyError("policy.balanced cannot be together with policy.shared or policy.stages.")
+        if not 0 <= self.betas[0] < self.betas[1]:
+            raise PanoplyError(f"policy.betas is a range, from at least 0 to more, not {self.betas}.")
 
 
 class _Network(nn.Module):
-    """Features, layers, and for a policy the head, and the stages where it changes with time."""
+    """Features, layers, and for a policy the head, the stages where it changes with time, and what chooses β."""
 
     def __init__(
-        self, features: Features, layers: MLP | NodeLayers, head: Head | None = None, stages: int = 0
+        self,
+        features: Features,
+        layers: MLP | NodeLayers,
+        head: Head | None = None,
+        stages: int = 0,
+        balance: Balance | None = None,
     ):
         super().__init__()
-        self.features, self.layers, self.head = features, layers, head
+        self.features, self.layers, self.head, self.balance = features, layers, head, balance
         if stages and isinstance(layers, NodeLayers):
             raise PanoplyError("policy.shared cannot be together with policy.stages.")
         self.stages = Stages(layers, stages) if stages and isinstance(layers, MLP) else None
 
-    def forward(self, observation: Tensor, turn: Tensor | None = None) -> Tensor:
-        """The network of now; with turns, what acts in each."""
+    def forward(self, observation: Tensor, turn: Tensor | None = None, beta: Tensor | None = None) -> Tensor:
+        """The network of now; with turns, what acts in each.
+
+        beta: of a balanced policy, the coefficient to act by; its own choice where none is given
+        """
         x = self.features.forward(observation)  # nobody hooks these: twice less to call
+        if self.balance is not None:
+            x = torch.cat([x, embedded(self.balance(x) if beta is None else beta)], -1)
         if self.stages is None or turn is None:
             return self.layers.forward(x)
         return self.stages.forward(x, turn)
@@ -97,7 +118,15 @@ class _Network(nn.Module):
             staged = self.stages.numpy()
             return lambda x, turn: staged(features(x), turn)
         layers = self.layers.numpy()
-        return lambda x, turn: layers(features(x))
+        if self.balance is None:
+            return lambda x, turn: layers(features(x))
+        balance = self.balance.numpy()
+
+        def forward(x: NDArray[Any], turn: NDArray[Any]) -> NDArray[np.float32]:
+            seen = features(x)
+            return layers(np.concatenate([seen, balance(seen)], -1))
+
+        return forward
 
 
 class ControlModel:
@@ -165,16 +194,20 @@ class ControlPolicy(ControlModel):
         spec = spec or PolicySpec()
         more = {name: getattr(spec, name) for name in ("head", "epsilon", "atoms", "span")}
         head = head_for(action, spec.squash, spec.std, spec.log_std, **more)
-        features = Features(observation, spec.normalise)
+        features, balance = Features(observation, spec.normalise), None
+        if spec.balanced:
+            balance = Balance(features.size, spec.hidden, spec.activation, spec.betas)
+            balance.layers.initialise(torch_rng("balance", seed))
+        inputs = features.size + (WIDTH if spec.balanced else 0)
         # Values of orthogonal weights run away: what one state teaches reaches too far into the others.
         gain = None if spec.head == "values" else 0.01
         layers: MLP | NodeLayers
         if spec.shared:
             layers = NodeLayers(observation, spec.hidden, head.width, spec.activation, gain)
         else:
-            layers = MLP(features.size, spec.hidden, head.width, spec.activation, gain)
+            layers = MLP(inputs, spec.hidden, head.width, spec.activation, gain)
         layers.initialise(torch_rng("policy", seed))
-        return cls(_Network(features, layers, head, spec.stages), spec, observation, action)
+        return cls(_Network(features, layers, head, spec.stages, balance), spec, observation, action)
 
     @classmethod
     def load(cls, folder: str | Path) -> ControlPolicy:
@@ -191,9 +224,12 @@ class ControlPolicy(ControlModel):
         self.device = device
         return self
 
-    def copy(self) -> ControlPolicy:
-        """A frozen snapshot that later training does not touch."""
-        model = copy.deepcopy(self.model).requires_grad_(False)
+    def copy(self, seeing_alike: bool = False) -> ControlPolicy:
+        """A frozen snapshot that later training does not touch; `seeing_alike`: but for what normalisation learns."""
+        features = self.model.features
+        model = copy.deepcopy(self.model, {id(features): features} if seeing_alike else {}).requires_grad_(
+            False
+        )
         return ControlPolicy(model, self.spec, self.observation, self.action)
 
     def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:

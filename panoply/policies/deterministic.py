@@ -45,6 +45,11 @@ class Deterministic(Head):
         """The action itself, in its units."""
         return out.tanh()
 
+    def draw(self, out: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Noisy actions in their units, cut to the bounds, with gradients, and log-densities of before the cut."""
+        logp = (-0.5 * noise**2 - self.log_std - LOG_ROOT_2PI).sum(-1)
+        return (out.tanh() + self.log_std.exp() * noise).clamp(-1, 1), logp
+
     def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
         spread = (
             np.exp(self.log_std.detach().cpu().numpy()) * np.sqrt(np.asarray(heat, np.float32))[..., None]

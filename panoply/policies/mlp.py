@@ -51,6 +51,7 @@ class Features(nn.Module):
         super().__init__()
         self.space, self.normalise = space, normalise and isinstance(space, Box)
         self.size = space.n if isinstance(space, Discrete) else math.prod(space.shape)
+        self._shifted: tuple[tuple[int, ...], Tensor, Tensor] | None = None
         if self.normalise:
             self.register_buffer("mean", torch.zeros(self.size, dtype=torch.float64))
             self.register_buffer("square", torch.zeros(self.size, dtype=torch.float64))
@@ -61,7 +62,8 @@ class Features(nn.Module):
             return nn.functional.one_hot(observation.long(), self.space.n).float()
         x = observation.float().flatten(1) if observation.dim() != 2 else observation.float()
         if self.normalise:
-            x = ((x - self.mean.float()) * self._scale().float()).clamp(-10, 10)
+            mean, scale = self._shift()
+            x = ((x - mean) * scale).clamp_(-10, 10)
         return x
 
     def learn(self, observation: Tensor) -> None:
@@ -72,6 +74,14 @@ class Features(nn.Module):
         self.square += x.var(0, correction=0) * added + gap**2 * self.count * added / total
         self.mean += gap * added / total
         self.count.copy_(total)
+
+    def _shift(self) -> tuple[Tensor, Tensor]:
+        """Mean and scale in float32, computed again when more has been seen, loaded or moved."""
+        mean = self.mean
+        now = (id(mean), mean._version, self.count._version)
+        if self._shifted is None or self._shifted[0] != now:
+            self._shifted = now, mean.float(), self._scale().float()
+        return self._shifted[1:]
 
     def _scale(self) -> Tensor:
         spread = (self.square / self.count.clamp(min=1)).sqrt()

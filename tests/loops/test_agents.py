@@ -65,6 +65,18 @@ def test_losses_move_their_own() -> None:
     assert all(p.requires_grad for model in made.models.values() for p in model.parameters())
 
 
+def test_targets_see_what_the_policy_sees() -> None:
+    """Normalisation that is learned after the targets were made is theirs too: copies of one weight agree."""
+    made = learner("td3", head="bounded", std="fixed", normalise=True)
+    seen = 5 + 3 * torch.randn(64, 3)
+    made.policy.model.features.learn(seen)
+    action, targets = torch.zeros(64, 1), made.agent.targets
+    assert torch.equal(targets["policy"].model(seen), made.policy.model(seen))
+    for one, other in zip(targets["q"](seen, action), made.agent.networks["q"](seen, action), strict=True):
+        assert torch.equal(one, other)
+    assert made.policy.copy().model.features is not made.policy.model.features
+
+
 @pytest.mark.parametrize(
     ("method", "world", "says"),
     [

@@ -39,7 +39,7 @@ def small(name: str) -> Plan:
     """The method on the first world that serves it, with as little data as its settings allow."""
     world = world_for(name)
     known = pp.plan(name, world).method.settings()
-    unused = ("replay.warmup", "replay.every") if "sample" not in known else ()
+    unused = ("replay.warmup", "replay.every") if "data" in known else ()
     fitting: dict[str, Any] = {
         path: value for path, value in SMALL.items() if known.get(path, 0) > value and path not in unused
     }

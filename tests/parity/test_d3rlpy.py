@@ -98,11 +98,16 @@ def test_iql() -> None:
     torch.testing.assert_close(advantage_weighted(beta=3.0, most=100.0)(agent, ours)[0].mean(), actor)
 
 
-def test_cql(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The conservative term, with the same uniform actions and the same normal noise on both sides."""
-    samples, weight = 4, 5.0
+@pytest.mark.parametrize("threshold", [0.0, 10.0])
+def test_cql(threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The conservative term and its multiplier, with the same uniform actions and normal noise on both sides."""
+    samples, weight, alpha = 4, 5.0, 1.5
     config = d3rlpy.algos.CQLConfig(
-        gamma=GAMMA, n_action_samples=samples, conservative_weight=weight, alpha_threshold=0.0
+        gamma=GAMMA,
+        n_action_samples=samples,
+        conservative_weight=weight,
+        alpha_threshold=threshold,
+        initial_alpha=alpha,
     )
     agent, impl = same(config, PolicySpec(hidden=(256, 256), activation="relu", squash=True, std="state"))
     ours, batch = batches()
@@ -118,8 +123,14 @@ def test_cql(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = noise.transpose(0, 1).reshape(ROWS * samples, 2)
     agent.noise = lambda rows, size: flat[:rows]  # type: ignore[method-assign]
     monkeypatch.setattr(torch, "rand", lambda *_, **__: uniform)
-    _, stats = conservative_q(weight=weight, samples=samples)(agent, ours)
-    torch.testing.assert_close(weight * stats["conservative_gap"].mean(), expected.sum().detach())
+    agent.networks = {**agent.networks, "multiplier": Temperature(alpha)}
+    value, stats = conservative_q(weight=weight, samples=samples, threshold=threshold)(agent, ours)
+    over = weight * (stats["conservative_gap"].mean() - 2 * threshold)
+    torch.testing.assert_close(over, expected.sum().detach())
+    (mine,) = torch.autograd.grad(value.mean(), agent.networks["multiplier"].log)
+    (log,) = impl.modules.log_alpha.parameters()
+    (theirs,) = torch.autograd.grad(-(log.exp() * expected.detach()).mean(), log)
+    torch.testing.assert_close(mine, theirs.squeeze())
 
 
 def test_discrete_cql() -> None:

@@ -3,53 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
+from agents import CHOICES, Fixed, agent, rows
 from torch import Tensor, nn
 
-from panoply.policies.control import ControlPolicy, PolicySpec
-from panoply.policies.critics import QNets, StateValue, Temperature
+from panoply.policies.control import PolicySpec
+from panoply.policies.critics import Temperature
 from panoply.slots.loss import actors, bellman
-from panoply.transitions import Agent, Transitions
-from panoply.worlds.control.world import Box, Discrete
-
-SEES, ACTS, CHOICES = Box((2,)), Box((1,), (-2.0,), (2.0,)), Discrete(3)
-
-
-class Fixed(nn.Module):
-    """Critics that say what they are told to."""
-
-    def __init__(self, *values: list[float]):
-        super().__init__()
-        self.said = nn.ParameterList(torch.tensor(v, dtype=torch.float64) for v in values)
-
-    def forward(self, *_: Any) -> list[Tensor]:
-        return list(self.said)
-
-    def least(self, *_: Any) -> Tensor:
-        return torch.stack(list(self.said)).amin(0)
-
-
-def rows(n: int = 2, **columns: Any) -> Transitions:
-    generator = torch.Generator().manual_seed(3)
-    made = {
-        "observation": torch.randn(n, 2, generator=generator),
-        "action": torch.rand(n, 1, generator=generator) * 2 - 1,
-        "reward": torch.tensor([1.0, 2.0] * n)[:n],
-        "discount": torch.tensor([0.5, 0.0] * n)[:n],  # the second one terminated
-        "next_observation": torch.randn(n, 2, generator=generator),
-    }
-    return Transitions(**{**made, **columns})
-
-
-def agent(spec: PolicySpec, space: Any = ACTS, **networks: Any) -> Agent:
-    policy = ControlPolicy.fresh(SEES, space, spec, seed=1)
-    found = {"q": QNets.of(policy, 2, 0), "v": StateValue.of(policy, 0), "temperature": Temperature(0.5)}
-    found |= networks
-    targets = {"q": QNets.of(policy, 2, 9), "policy": policy.copy()}
-    return Agent(policy, found, targets, torch.Generator().manual_seed(0))
+from panoply.worlds.control.world import Discrete
 
 
 def test_expectile() -> None:
@@ -248,3 +211,55 @@ def test_conservative_gap() -> None:
     every = math.log(3 * 50)  # the estimate is a sum, not a mean: log of the number of samples too
     assert stats["conservative_gap"].mean().item() / 2 == pytest.approx(math.log(2) + every, abs=0.05)
     torch.testing.assert_close(value, 2.0 * stats["conservative_gap"])
+
+
+class Level(nn.Module):
+    """Two critics that say one number each, everywhere."""
+
+    def __init__(self, *values: float):
+        super().__init__()
+        self.said = nn.ParameterList(torch.tensor(v, dtype=torch.float64) for v in values)
+
+    def forward(self, observation: Tensor, action: Tensor) -> list[Tensor]:
+        return [value.expand(len(action)) for value in self.said]
+
+
+def test_conservative_multiplier() -> None:
+    """With η = 2, w = 0.5 and threshold 1, log η feels −η·w·(mean gap of the critics − 1)."""
+    who = agent(PolicySpec(squash=True, std="state"), q=Level(3.0, 1.0), multiplier=Temperature(2.0).double())
+    who.targets = {"q": Level(3.0, 1.0)}
+    who.targets["q"].least = lambda o, a: torch.zeros(len(a))  # type: ignore[union-attr]
+    batch = rows(16, discount=torch.zeros(16), reward=torch.full((16,), 3.0))
+    moved = [*who.networks["q"].parameters(), who.networks["multiplier"].log]
+    value, stats = bellman.conservative_q(weight=0.5, samples=4, threshold=1.0)(who, batch)
+    found = torch.autograd.grad(value.mean(), moved)
+    total = stats[
+        "conservative_gap"
+    ].mean()  # both critics' gaps: a level everywhere has no gradient in the gap
+    torch.testing.assert_close(found[0], torch.tensor(0.0, dtype=torch.float64))  # Q_1 is right: ½(3 − 3)²
+    torch.testing.assert_close(found[1], torch.tensor(-2.0, dtype=torch.float64))  # Q_2 is 2 too low
+    torch.testing.assert_close(found[2], -2.0 * 0.5 * (total / 2 - 1.0))
+    assert stats["multiplier"].item() == pytest.approx(2.0)
+
+
+def test_a_gap_at_its_threshold_moves_nothing_but_the_critics() -> None:
+    """Just so large, the constraint leaves η alone, and the critics' gradient is CQL's with weight η·w."""
+    spec = PolicySpec(hidden=(4,), squash=True, std="state")
+    who, batch = agent(spec, multiplier=Temperature(3.0)), rows(8)
+    weights = list(who.networks["q"].parameters())
+
+    def gradients(**settings: float) -> list[Tensor]:
+        who.generator.manual_seed(0)
+        value = bellman.conservative_q(samples=4, **settings)(who, batch)[0].mean()
+        return list(torch.autograd.grad(value, weights))
+
+    fixed, learned = gradients(weight=6.0), gradients(weight=2.0, threshold=5.0)
+    for one, other in zip(fixed, learned, strict=True):
+        torch.testing.assert_close(one, other)
+    who.generator.manual_seed(0)
+    _, stats = bellman.conservative_q(samples=4)(who, batch)
+    level = stats["conservative_gap"].mean().item() / 2
+    who.generator.manual_seed(0)
+    value = bellman.conservative_q(weight=1.0, samples=4, threshold=level)(who, batch)[0].mean()
+    (still,) = torch.autograd.grad(value, [who.networks["multiplier"].log])
+    assert abs(still.item()) < 1e-4

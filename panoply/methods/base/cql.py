@@ -14,11 +14,18 @@ from panoply.slots.targets.following import polyak
 from panoply.slots.update.optimisers import adam
 
 SETTINGS = {k: v for k, v in CONTROL.items() if k != "policy.head"}
+LAGRANGE = {**SETTINGS, "losses.conservative_q.threshold": 10.0, "networks.multiplier.start": 1.0}
 
 
-@method("cql@1", base="sac", presets={"control": SETTINGS}, world="logged:pendulum-mixed")
+@method(
+    "cql@1", base="sac", presets={"control": SETTINGS, "lagrange": LAGRANGE}, world="logged:pendulum-mixed"
+)
 def cql() -> Offline:
-    """Conservative Q-Learning (arXiv 2006.04779): SAC on logged data, with actions the data lacks pressed down."""
+    """Conservative Q-Learning (arXiv 2006.04779): SAC on logged data, with actions the data lacks pressed down.
+
+    With `--preset lagrange` how hard they are pressed is learned, so that the gap between all actions and the data's
+    stays at a threshold.
+    """
     return Offline(
         data=logged(),
         replay=uniform(batch=256, gamma=0.99, updates=500),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -59,13 +59,33 @@ def smooth_q(
     agent: Agent, rows: Transitions, *, noise: float = 0.2, clip: float = 0.5, update: Part | None = None
 ) -> Values:
     """Clipped double Q-learning with a smoothed target policy (arXiv 1802.09477); with one Q and no noise DDPG's."""
-    with torch.no_grad():
-        action = agent.act(rows.next_observation, target=True)
-        if noise:
-            action = (action + (noise * agent.noise(*action.shape)).clamp(-clip, clip)).clamp(-1, 1)
-        target = rows.target(agent.targets["q"].least(rows.next_observation, action))
+    target = smooth_target(agent, rows, noise, clip)
     values = agent.networks["q"](rows.observation, agent.taken(rows))
     return _squares(values, target), {"q": values[0].detach(), "target": target}
+
+
+@torch.no_grad()
+def smooth_next(agent: Agent, rows: Transitions, noise: float, clip: float) -> Tensor:
+    """The target policy's action at s′ with noise upon it, once an update."""
+
+    def action() -> Tensor:
+        plain = agent.act(rows.next_observation, target=True)
+        if not noise:
+            return plain
+        return (plain + (noise * agent.noise(*plain.shape)).clamp(-clip, clip)).clamp(-1, 1)
+
+    return rows.once(f"smooth next {noise} {clip}", action)
+
+
+@torch.no_grad()
+def smooth_target(agent: Agent, rows: Transitions, noise: float, clip: float) -> Tensor:
+    """r + γ·min_j Q′_j of that action, once an update."""
+    return rows.once(
+        f"smooth target {noise} {clip}",
+        lambda: rows.target(
+            agent.targets["q"].least(rows.next_observation, smooth_next(agent, rows, noise, clip))
+        ),
+    )
 
 
 # ------------------------------------------------------------------ without acting
@@ -112,12 +132,27 @@ def q_of_v(agent: Agent, rows: Transitions, *, update: Part | None = None) -> Va
     return _squares(values, target), {"q": values[0].detach(), "target": target}
 
 
+MOST_MULTIPLIED = 1e6
+
+
+def _conservative_needs(held: Any) -> frozenset[str]:
+    needed = {"target:q", "network:q", "network:temperature", "policy:squashed", "world:continuous actions"}
+    return frozenset(needed if held.threshold is None else needed | {"network:multiplier"})
+
+
+def _conservative_equation(held: Any) -> str:
+    gap = "log Σ_a exp Q_i(s,a) − Q_i(s,a_data)"
+    if held.threshold is None:
+        return f"soft Bellman error + {held.weight:g}·Σ_i ({gap})"
+    return f"soft Bellman error + η·{held.weight:g}·Σ_i ({gap} − {held.threshold:g}), greatest in η"
+
+
 @part(
     "loss",
-    equation="soft Bellman error + {weight}·Σ_i (log Σ_a exp Q_i(s,a) − Q_i(s,a_data))",
+    equation=_conservative_equation,
     unit="transition",
-    learns=("q",),
-    needs={"target:q", "network:q", "network:temperature", "policy:squashed", "world:continuous actions"},
+    learns=lambda held: ("q",) if held.threshold is None else ("q", "multiplier"),
+    needs=_conservative_needs,
     bounds={"weight": "at least 0", "samples": "at least 1"},
 )
 def conservative_q(
@@ -127,12 +162,16 @@ def conservative_q(
     weight: float = 5.0,
     samples: int = 10,
     soft: bool = False,
+    threshold: float | None = None,
     update: Part | None = None,
 ) -> Values:
     """Conservative Q-learning, CQL(H) (arXiv 2006.04779): actions the data does not have are worth less.
 
     The sum over actions is estimated from `samples` uniform ones and as many of the policy at s and at s′, each
     weighted by 1 over its density. soft: whether entropy counts in the Bellman error too.
+
+    threshold   hold each critic's gap at this by Lagrange's method: a learned η (network `multiplier`) grows while the
+                gap is above it and shrinks while it is below
     """
     error, stats = _soft_q(agent, rows, soft)
     observation = rows.observation.repeat_interleave(samples, 0)
@@ -149,7 +188,13 @@ def conservative_q(
         weighted = (everywhere - logp).unflatten(0, (3, len(rows), samples))
         gaps.append(weighted.transpose(0, 1).flatten(1).logsumexp(-1) - there_only)
     gap = torch.stack(gaps).sum(0)
-    return error + weight * gap, {**stats, "conservative_gap": gap.detach()}
+    stats = {**stats, "conservative_gap": gap.detach()}
+    if threshold is None:
+        return error + weight * gap, stats
+    multiplier, over = agent.networks["multiplier"], weight * (gap - threshold * len(gaps))
+    eta = multiplier.log.exp().clamp(max=MOST_MULTIPLIED)
+    value = error + eta.detach() * over - eta * over.detach() / len(gaps)
+    return value, {**stats, "multiplier": eta.detach()}
 
 
 # ------------------------------------------------------------------ returns

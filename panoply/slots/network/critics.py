@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from panoply.parts import Finding, part
 
 if TYPE_CHECKING:
+    from panoply.policies.behaviour import BehaviourModel
     from panoply.policies.control import ControlPolicy
     from panoply.policies.critics import QNets, StateValue, Temperature
 
@@ -49,3 +50,24 @@ def temperature(policy: ControlPolicy, seed: int, *, start: float = 1.0, learned
     from panoply.policies.critics import Temperature
 
     return Temperature(start, learned)
+
+
+@part("network", equation="η", gives={"network:multiplier"}, bounds={"start": "above 0"})
+def multiplier(policy: ControlPolicy, seed: int, *, start: float = 1.0) -> Temperature:
+    """The weight of a constraint, learned: more where it is broken, less where it is kept."""
+    from panoply.policies.critics import Temperature
+
+    return Temperature(start)
+
+
+@part(
+    "network",
+    equation="q(z|s,a), p(a|s,z)",
+    gives={"network:behaviour"},
+    needs={"world:continuous actions"},
+)
+def behaviour(policy: ControlPolicy, seed: int, *, hidden: tuple[int, ...] = (750, 750)) -> BehaviourModel:
+    """Who acted in the data: a conditional variational autoencoder of actions (arXiv 1812.02900)."""
+    from panoply.policies.behaviour import BehaviourModel
+
+    return BehaviourModel.of(policy, hidden, seed)

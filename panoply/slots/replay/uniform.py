@@ -6,13 +6,18 @@ from typing import Any
 
 from panoply.parts import Finding, part
 
-_FACTS = {"size", "warmup", "every"}
-
 
 def _inert(held: Any, method: Any) -> list[Finding]:
-    if method.regime != "offline":
-        return []
-    return [(name, "the replay is filled with all of the data at once") for name in sorted(_FACTS)]
+    acts, given = "sample" in method.slots(), "data" in method.slots()
+    found = [] if acts and given else [("logged", "all of the replay comes from one place")]
+    if not acts:
+        once = "the replay is filled with all of the data at once"
+        found += [(name, once) for name in ("every", "size", "warmup")]
+    elif method.regime == "offline":
+        found += [("every", "the updates of a step are spread evenly over what is collected in it")]
+    if acts and given:
+        found.append(("warmup", "there is logged data to learn from at once"))
+    return found
 
 
 @part(
@@ -23,6 +28,8 @@ def _inert(held: Any, method: Any) -> list[Finding]:
         **dict.fromkeys(("size", "batch", "n_step", "every", "updates"), "at least 1"),
         "warmup": "at least 0",
         "gamma": "from 0 to 1",
+        "scale": "above 0",
+        "logged": "from 0 to 1",
     },
 )
 def uniform(
@@ -34,6 +41,8 @@ def uniform(
     warmup: int = 100,
     every: int = 1,
     updates: int = 1,
+    scale: float = 1.0,
+    logged: float | None = None,
 ) -> None:
     """Every remembered step is as likely as any other.
 
@@ -41,4 +50,7 @@ def uniform(
     warmup    steps collected before anything is learned
     every     steps of each environment between updates
     updates   how many there are then; on logged data, how many make one step of the run
+    scale     what rewards are multiplied by
+    logged    share of every batch that is logged data, where there is own experience beside it; none: every row of
+              both is as likely as any other
     """

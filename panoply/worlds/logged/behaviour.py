@@ -14,9 +14,11 @@ from panoply.worlds.control.simulated import Simulated, Simulation
 from panoply.worlds.control.world import Array, Box, Discrete
 from panoply.worlds.logged.data import FINAL, LoggedData
 
-Mix = Literal["random", "medium", "expert", "noisy", "mixed", "replay"]
+Mix = Literal["random", "medium", "expert", "noisy", "mixed", "replay", "halves"]
 Expert = Callable[[Simulation], Array]
 """Actions for a batch of environments as it stands."""
+Slip = float | Callable[[Array], Array]
+"""How likely any action is taken instead of the expert's: always, or by what is seen."""
 SIDE_BY_SIDE = 32
 """Episodes that run at a time, all to their ends, so that short ones are not too many."""
 
@@ -33,15 +35,24 @@ def behave(world: Simulated, mix: Mix, size: int, seed: int, expert: Expert = sc
     - `medium`: any action as often as makes the mean return half-way between random and expert.
     - `mixed`: four fifths of the steps random, the others expert.
     - `replay`: any action at first always, at the end never, in between ever less, as in a learner's buffer.
+    - `halves`: expert (any action with probability 0.05) where the first number seen is below 0, random elsewhere.
     """
     if mix == "mixed":
         shares: list[tuple[Mix, int]] = [("random", size * 4 // 5), ("expert", size // 5)]
         return joined([behave(world, of, part, seed + i, expert) for i, (of, part) in enumerate(shares)])
+    if mix == "halves":
+        return episodes(world, lambda done: _by_half, size, seed, expert)
     if mix == "replay":
         return episodes(world, lambda done: 1 - min(done / size, 1.0), size, seed, expert)
     slip = {"random": 1.0, "expert": 0.0, "noisy": 0.2}.get(mix)
     constant = half_way(world, seed, expert) if slip is None else slip
     return episodes(world, lambda done: constant, size, seed, expert)
+
+
+def _by_half(seen: Array) -> Array:
+    """Careful on one side of 0, careless on the other."""
+    first: Array = seen.reshape(len(seen), -1)[:, 0]
+    return np.where(first < 0, 0.05, 1.0)
 
 
 def half_way(
@@ -65,7 +76,7 @@ def mean_return(world: Simulated, slip: float, seed: int, expert: Expert = scrip
 
 
 def episodes(
-    world: Simulated, slip: Callable[[int], float], size: int, seed: int, expert: Expert = scripted
+    world: Simulated, slip: Callable[[int], Slip], size: int, seed: int, expert: Expert = scripted
 ) -> LoggedData:
     """Whole episodes until there are `size` steps; `slip` says how careless after so many steps."""
     envs, found, steps = world.envs(SIDE_BY_SIDE), list[LoggedData](), 0
@@ -83,7 +94,7 @@ def _first(data: LoggedData, size: int) -> LoggedData:
     return LoggedData({name: column[: count[name]] for name, column in data.columns.items()})
 
 
-def _wave(envs: Simulation, slip: float, seed: int, first: int, expert: Expert) -> LoggedData:
+def _wave(envs: Simulation, slip: Slip, seed: int, first: int, expert: Expert) -> LoggedData:
     """One episode in each row."""
     n = envs.size
     seeds = np.array([stable_hash("logged", seed, first + i) >> 1 for i in range(n)])
@@ -94,7 +105,8 @@ def _wave(envs: Simulation, slip: float, seed: int, first: int, expert: Expert) 
         finals["final_legal"] = np.ones_like(envs.masks)
     while live.any():
         seen, legal = envs.observations.copy(), envs.masks
-        action, logp = _act(envs, slip, Draws(seeds, t).of("behaviour"), expert)
+        careless = slip(seen) if callable(slip) else np.full(n, slip)
+        action, logp = _act(envs, careless, Draws(seeds, t).of("behaviour"), expert)
         step = envs.step(action)
         row = {"observation": seen, "action": action, "reward": step.reward, "episode": np.arange(n)}
         row |= {"terminated": step.terminated, "truncated": step.truncated, "turn": np.full(n, t)}
@@ -115,17 +127,17 @@ def _wave(envs: Simulation, slip: float, seed: int, first: int, expert: Expert) 
     return LoggedData(columns | finals)
 
 
-def _act(envs: Simulation, slip: float, draws: Draws, expert: Expert) -> tuple[Array, Array | None]:
+def _act(envs: Simulation, slip: Array, draws: Draws, expert: Expert) -> tuple[Array, Array | None]:
     """An action for each row, and its log-probability; of continuous ones the log-density, where there is one.
 
     An expert who sometimes does anything has none: all of his chance lies on one action.
     """
     takes = envs.dynamics.takes
-    careless = draws.chance(slip)
+    careless, blind = draws.chance(slip), bool((slip == 1.0).all())
     if isinstance(takes, Box):
         low, high = (np.asarray(side, np.float64).reshape(takes.shape) for side in (takes.low, takes.high))
         anything = draws.uniform(*takes.shape, low=low, high=high)
-        if slip == 1.0:
+        if blind:
             return anything.astype(np.float32), np.full(envs.size, -np.log(high - low).sum())
         wanted = expert(envs)
         careless = careless.reshape(-1, *(1,) * len(takes.shape))
@@ -137,7 +149,7 @@ def _act(envs: Simulation, slip: float, draws: Draws, expert: Expert) -> tuple[A
     else:
         anything = np.where(envs.masks, draws.uniform(takes.n), -1).argmax(-1)
         choices = envs.masks.sum(-1)
-    wanted = anything if slip == 1.0 else expert(envs)
+    wanted = anything if blind else expert(envs)
     action = np.where(careless, anything, wanted)
     chance = slip / choices + (1 - slip) * (action == wanted)
     return action, np.log(chance)
