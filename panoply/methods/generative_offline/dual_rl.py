@@ -156,7 +156,7 @@ CLAIM = Ranks(
         "targets.tau": 0.05,
         "replay.scale": 10.0,
         "losses.advantage_weighted.beta": 0.3,
-        "run.evaluate_every": 1,
+        "run.evaluate_every": 2,
         "run.held_out": 40,
     },
     tune={"update.lr": (1e-3,)},
