@@ -207,7 +207,10 @@ class Race:
                 | {"interval": [round(end, 6) for end in g.interval]}
                 for (a, b), g, m in zip(pairs, gaps, self.margins, strict=True)
             ]
-        return verdict, min(gaps, key=lambda g: g.interval[0]), facts
+        margin, weakest = min(zip(self.margins, gaps, strict=True), key=lambda of: of[0] + of[1].interval[0])
+        if margin:
+            facts["margin"] = margin
+        return verdict, weakest, facts
 
     def _reached(self, values: Sequence[float], heats: Sequence[Heat]) -> tuple[dict[str, Any], list[Found]]:
         """How far the first is beyond what it must reach, where the claim names such a mark."""

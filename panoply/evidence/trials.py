@@ -73,9 +73,10 @@ def sentence(facts: Mapping[str, Any]) -> str:
         name, found = facts["id"].split("@")[0], f"{facts['metric']} at most {facts['difference']:.2g}"
         return f"{name} {facts['verdict']}: {found} over {facts['seeds']} seeds"
     low, high = facts["interval"]
+    enough = f", where {-facts['margin']:+g} is enough," if facts.get("margin") else ""
     return (
         f"{facts['id'].split('@')[0]} {facts['verdict']}: {facts['metric']} {facts['difference']:+.4g} "
-        f"(95 % interval {low:+.4g} to {high:+.4g}) over {facts['seeds']} seeds{not_kept(facts)}"
+        f"(95 % interval {low:+.4g} to {high:+.4g}){enough} over {facts['seeds']} seeds{not_kept(facts)}"
     )
 
 

@@ -200,6 +200,37 @@ def test_a_ranking_is_as_strong_as_its_weakest_step(monkeypatch: pytest.MonkeyPa
     assert trials.put_to_test(ENTRY, three, DESK)["verdict"] == "fails"
 
 
+def test_no_worse_than_within_a_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.1 less than the next counts where 0.2 may be lost, and the gap that is nearest to failing is told."""
+    worth = {"gigpo": 2.0, "grpo": 2.1, "rloo": 0.9}
+    Pretended(monkeypatch, lambda name, rate, seed: worth[name])
+    three = Ranks("In this order.", ("", "grpo", "rloo"), "keydoor", "episodes=256", "success")
+    assert trials.put_to_test(ENTRY, three, DESK)["verdict"] == "fails"
+    facts = trials.put_to_test(ENTRY, dataclasses.replace(three, margins=(0.2, 0.0)), DESK)
+    assert (facts["verdict"], facts["difference"], facts["margin"]) == ("holds", pytest.approx(-0.1), 0.2)
+    assert [(gap["ahead"], gap["behind"]) for gap in facts["gaps"]] == [("gigpo", "grpo"), ("grpo", "rloo")]
+    assert ", where -0.2 is enough, over 5 seeds" in trials.sentence(facts)
+
+
+def test_the_first_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is compared with each of the others, whose own order does not matter."""
+    worth = {"gigpo": 3.0, "grpo": 1.0, "rloo": 2.0}
+    Pretended(monkeypatch, lambda name, rate, seed: worth[name])
+    three = Ranks("Best of all.", ("", "grpo", "rloo"), "keydoor", "episodes=256", "success", leads=True)
+    facts = trials.put_to_test(ENTRY, three, DESK)
+    assert (facts["verdict"], facts["difference"]) == ("holds", pytest.approx(1.0))
+    worth["rloo"] = 3.5
+    assert trials.put_to_test(ENTRY, three, DESK)["verdict"] == "fails"
+
+
+def test_a_grid_of_one_point_is_taken_without_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretended = Pretended(monkeypatch, lambda name, rate, seed: float(name == "gigpo"))
+    facts = trials.put_to_test(ENTRY, dataclasses.replace(_ranks(CLAIM), tune={"update.lr": (7e-4,)}), DESK)
+    assert {rate for _, rate, _ in pretended.ran} == {7e-4}
+    assert len(pretended.ran) == 10
+    assert facts["tuning"]["chosen"]["grpo"] == {"update.lr": 7e-4}
+
+
 def test_a_check_takes_the_stored_tuning_and_seeds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Pretended(monkeypatch, lambda name, rate, seed: float(name == "gigpo"))
     facts = trials.put_to_test(ENTRY, CLAIM, DESK)
