@@ -14,6 +14,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """k steps in a row, [rows, k, …], the first of which is the transition's own.
+
+    After an episode's end its last step is repeated, and is not `inside`: nothing of another episode is seen.
+    """
+
+    observation: Tensor
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    """γ of each single step, or 0 where the episode terminated there."""
+    next_observation: Tensor
+    inside: Tensor
+    next_legal: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Transitions:
     """A batch of rows: s, a, what was earned in the n steps from there, and s′ with the weight of its value."""
 
@@ -30,6 +47,8 @@ class Transitions:
     legal: Tensor | None = None
     """Which actions could be taken at s, and at s′; none where all can."""
     next_legal: Tensor | None = None
+    chunk: Chunk | None = None
+    """The steps from s on, where the replay draws several in a row (`replay.chunk`)."""
     _kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -61,7 +80,17 @@ def joined(first: Transitions, second: Transitions) -> Transitions:
         {name: torch.cat([first[name], second[name]]) for name in first.more.keys() & second.more.keys()},
         _joined_masks(first.legal, second.legal, first, second),
         _joined_masks(first.next_legal, second.next_legal, first, second),
+        _joined_chunks(first, second),
     )
+
+
+def _joined_chunks(first: Transitions, second: Transitions) -> Chunk | None:
+    one, other = first.chunk, second.chunk
+    if one is None or other is None:
+        return None
+    columns = ("observation", "action", "reward", "discount", "next_observation", "inside")
+    made = {name: torch.cat([getattr(one, name), getattr(other, name)]) for name in columns}
+    return Chunk(**made, next_legal=_joined_masks(one.next_legal, other.next_legal, first, second))
 
 
 def _joined_masks(
@@ -70,9 +99,9 @@ def _joined_masks(
     """Where only one side says what can be done, all can on the other."""
     if one is None and other is None:
         return None
-    actions = (one if one is not None else other).shape[-1]  # type: ignore[union-attr]
+    shape = (one if one is not None else other).shape[1:]  # type: ignore[union-attr]
     sides = [
-        mask if mask is not None else torch.ones(len(rows), actions, dtype=torch.bool)
+        mask if mask is not None else torch.ones(len(rows), *shape, dtype=torch.bool)
         for mask, rows in ((one, first), (other, second))
     ]
     return torch.cat(sides)

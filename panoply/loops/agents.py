@@ -133,7 +133,8 @@ class AgentLearner:
 
     def _empty(self, room: Mapping[str, int]) -> Replay:
         settings = self.method.replay.settings()
-        shape = {"steps": settings["n_step"], "gamma": settings["gamma"], "scale": settings["scale"]}
+        shape = {"steps": settings["n_step"], "chunk": settings["chunk"], "gamma": settings["gamma"]}
+        shape |= {"scale": settings["scale"]}
         policy = self.policy
         return Replay(policy.observation, policy.action, policy.head, **room, **shape)
 

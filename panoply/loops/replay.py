@@ -12,7 +12,7 @@ from torch import Tensor
 from panoply.experience import TERMINATED, TRUNCATED, Experience
 from panoply.policies.heads import Head
 from panoply.rollout.tape import Tape
-from panoply.transitions import Transitions, joined
+from panoply.transitions import Chunk, Transitions, joined
 from panoply.worlds.control.world import Box, Space
 
 MASKS = {"legal": "legal", "next_legal": "legal_after"}
@@ -24,7 +24,7 @@ class Replay:
 
     Drawn with n steps, a transition earns Σ_{i<k} γ^i·r_{t+i} of the k ≤ n steps that its episode went on for (or that
     have been written so far) and then counts on γ^k·V of what was seen next: nothing where it terminated, all of it
-    where it was truncated.
+    where it was truncated. Drawn in chunks, it brings the steps that follow it, up to the end of its episode.
     """
 
     def __init__(
@@ -36,10 +36,12 @@ class Replay:
         size: int,
         envs: int = 1,
         steps: int = 1,
+        chunk: int = 1,
         gamma: float,
         scale: float = 1.0,
     ):
-        self.head, self.envs, self.steps, self.gamma, self.scale = head, envs, steps, gamma, scale
+        self.head, self.envs, self.gamma, self.scale = head, envs, gamma, scale
+        self.steps, self.chunk = steps, chunk
         self.room = max(1, size // envs)
         self.written = 0
         """Steps of each environment since the beginning."""
@@ -139,6 +141,7 @@ class Replay:
             {name: column[rows] for name, column in self.more.items()},
             flat["legal"][rows] if "legal" in flat else None,
             flat["next_legal"][last] if "next_legal" in flat else None,
+            self._chunk(rows) if self.chunk > 1 else None,
         )
 
     def episodes(self) -> Tensor:
@@ -146,19 +149,36 @@ class Replay:
         closed = self._flat["end"][: len(self)] != 0
         return closed.cumsum(0) - closed.long()
 
-    def _several(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The last row of each n-step window, what was earned in it, and the weight of what comes after."""
+    def _window(self, rows: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """[rows, steps] places from each row on, and which of them its episode went on for (or were written so far)."""
         step, env = rows // self.envs, rows % self.envs
-        ahead = torch.arange(self.steps)
-        at = (step[:, None] + ahead) % self.room
+        at = (step[:, None] + torch.arange(steps)) % self.room
         window = at * self.envs + env[:, None]
         newest = (self.written - 1) % self.room
         closing = (self._flat["end"][window] != 0) | (at == newest)
-        counted = closing.cumsum(1) - closing.long() == 0
+        return window, closing.cumsum(1) - closing.long() == 0
+
+    def _several(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The last row of each n-step window, what was earned in it, and the weight of what comes after."""
+        window, counted = self._window(rows, self.steps)
         length = counted.sum(1)
         last = window.gather(1, length[:, None] - 1)[:, 0]
         reward = (self._flat["reward"][window] * self._powers[:-1] * counted).sum(1)
         return last, reward, self._powers[length] * (self._flat["end"][last] != TERMINATED)
+
+    def _chunk(self, rows: Tensor) -> Chunk:
+        flat, (window, inside) = self._flat, self._window(rows, self.chunk)
+        last = window.gather(1, inside.sum(1, keepdim=True) - 1)
+        at = torch.where(inside, window, last)
+        return Chunk(
+            flat["observation"][at],
+            flat["action"][at],
+            flat["reward"][at] * inside,
+            self.gamma * (flat["end"][at] != TERMINATED),
+            flat["next_observation"][at],
+            inside,
+            flat["next_legal"][at] if "next_legal" in flat else None,
+        )
 
     # -------------------------------------------------------------- saving
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import panoply as pp
 from panoply.loops.agents import AgentLearner
 from panoply.policies.control import ControlPolicy, PolicySpec
+from panoply.progress import Progress
 from panoply.regimes import OffPolicy
+from panoply.run import Run
 from panoply.slots.loss.imitation import nll
 from panoply.slots.targets.following import polyak
 from panoply.worlds.control.world import Box
@@ -98,3 +102,24 @@ def test_wrong_parts() -> None:
         pp.plan("sac", "pendulum", sample="groups")
     with pytest.raises(pp.PanoplyError, match="losses on transitions"):
         pp.plan("sac", "pendulum").method.but(losses=nll())
+
+
+def test_chunks_are_for_losses_that_look_at_them(tmp_path: Path) -> None:
+    """Refused where they do nothing, asked for where they are needed, and learned from."""
+    with pytest.raises(pp.PanoplyError, match=r"replay.chunk has no effect: no loss of this method looks"):
+        pp.plan("dqn", "cartpole", settings={"replay.chunk": 4})
+    with pytest.raises(pp.PanoplyError, match=r"replay.chunk cannot be 1: a loss of this method looks"):
+        pp.plan("dqn", "cartpole", settings={"losses": "watkins_q"})
+    settings = {
+        "losses": "watkins_q",
+        "replay.chunk": 4,
+        "replay.warmup": 8,
+        "replay.every": 4,
+        "sample.length": 32,
+    }
+    small = {"policy.hidden": (8,), "run.steps": 2, "run.held_out": 2}
+    done = pp.train(
+        "dqn", "cartpole", run=tmp_path / "run", threads=1, settings=settings | small, progress=Progress()
+    )
+    assert all(row["loss"] >= 0 for row in Run.open(done.run).metrics())
+    assert done.fingerprint != ""

@@ -66,6 +66,53 @@ def test_three_steps() -> None:
     assert rows.next_observation[:, 0].tolist() == [3, 3, 3, 12, 12, 22, 22]
 
 
+def test_chunks() -> None:
+    """Three steps in a row; where the episode ended, was cut or has not gone on yet, its last step stands again."""
+    replay = Replay(SEES, ACTS, head_for(ACTS), size=8, chunk=3, gamma=0.5)
+    replay.load_state(filled(1).state())
+    rows = replay.rows(torch.arange(7))
+    chunk = rows.chunk
+    assert chunk is not None
+    assert chunk.observation[:, :, 0].tolist() == [
+        [0, 1, 2],
+        [1, 2, 2],
+        [2, 2, 2],
+        [10, 11, 11],
+        [11, 11, 11],
+        [20, 21, 21],
+        [21, 21, 21],
+    ]
+    assert chunk.inside.sum(1).tolist() == [3, 2, 1, 2, 1, 2, 1]
+    assert chunk.action[0, :, 0].tolist() == [-1, 0, 1]
+    assert chunk.reward.tolist()[:2] == [[1, 2, 4], [2, 4, 0]]
+    assert chunk.discount.tolist()[:5] == [
+        [0.5, 0.5, 0],
+        [0.5, 0, 0],
+        [0, 0, 0],
+        [0.5, 0.5, 0.5],
+        [0.5, 0.5, 0.5],
+    ]
+    assert chunk.next_observation[3, :, 0].tolist() == [11, 12, 12]
+    assert rows.reward.tolist() == [
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        64,
+    ]  # a transition itself is of n_step steps as before
+    assert filled(1).rows(torch.arange(7)).chunk is None
+
+
+def test_chunks_are_not_drawn_over_the_newest_step() -> None:
+    replay = Replay(SEES, ACTS, head_for(ACTS), size=4, chunk=3, gamma=0.5)
+    replay.load_state(filled(1, size=4).state())
+    chunk = replay.rows(torch.arange(4)).chunk
+    assert chunk is not None
+    assert chunk.observation[:, :, 0].tolist() == [[11, 11, 11], [20, 21, 21], [21, 21, 21], [10, 11, 11]]
+
+
 def test_overwritten() -> None:
     """The oldest steps go first, and a window never runs from the newest step into the oldest."""
     replay = filled(2, size=4)

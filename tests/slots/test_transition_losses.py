@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from panoply.policies.control import PolicySpec
 from panoply.policies.critics import Temperature
 from panoply.slots.loss import actors, bellman
+from panoply.transitions import Chunk
 from panoply.worlds.control.world import Discrete
 
 
@@ -106,6 +107,29 @@ def test_illegal_next_actions_of_distributions() -> None:
         value, _ = bellman.categorical_q()(who, batch)
     torch.testing.assert_close(target["found"], torch.tensor([[0.25, 0.75]]))
     assert value.item() == pytest.approx(math.log(2))
+
+
+def test_watkins_q() -> None:
+    """γ = ½, λ = ½, max Q′ = 4 after every step, rewards 1, 2, 3, the third step the episode's last but cut.
+
+    G_2 = 3 + ½·4 = 5. Greedy on both: G_1 = 2 + ½·(½·4 + ½·5) = 4.25, G_0 = 1 + ½·(2 + 2.125) = 3.0625. When the second
+    action is not the best, G_0 = 1 + ½·4; and what is not inside does not count, whatever it is.
+    """
+    who = agent(PolicySpec(head="values", atoms=1), CHOICES)
+    who.targets["policy"].model.forward = lambda x: torch.tensor([[0.0, 4.0, 1.0]]).expand(len(x), 3)
+    who.policy.model.forward = lambda x: torch.zeros(len(x), 3)  # type: ignore[method-assign]
+    actions = torch.tensor([[0, 1, 1], [0, 2, 1], [0, 1, 1]])
+    chunk = Chunk(
+        torch.zeros(3, 3, 2),
+        actions,
+        torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 0.0, 0.0]]),
+        torch.full((3, 3), 0.5),
+        torch.zeros(3, 3, 2),
+        torch.tensor([[True, True, True], [True, True, True], [True, False, False]]),
+    )
+    batch = rows(3, action=actions[:, 0], chunk=chunk)
+    assert bellman.watkins_q(lam=0.5)(who, batch)[1]["target"].tolist() == [3.0625, 3.0, 3.0]
+    assert bellman.watkins_q(lam=0.0)(who, batch)[1]["target"].tolist() == [3.0, 3.0, 3.0]
 
 
 def test_conservative_q_learning() -> None:

@@ -293,6 +293,34 @@ def q_learning(
 
 @part(
     "loss",
+    equation="huber(Q(s,a) − G),  G_t = r + γ·((1 − c)·max_a′ Q′(s′,a′) + c·G_t+1),  c = {lam} while a′ is greedy",
+    unit="transition",
+    needs={"target:policy", "policy:values", "world:discrete actions", "replay:chunk"},
+    bounds={"lam": "from 0 to 1"},
+)
+def watkins_q(agent: Agent, rows: Transitions, *, lam: float = 0.9, update: Part | None = None) -> Values:
+    """Q(λ) (Watkins 1989) over the steps of a chunk: returns of the data as long as it does what is thought best.
+
+    With λ = 0 this is Q-learning. What follows the chunk, or the data's first careless action, is worth max Q′.
+    """
+    chunk = rows.chunk
+    assert chunk is not None
+    with torch.no_grad():
+        count, steps = chunk.reward.shape
+        legal = None if chunk.next_legal is None else chunk.next_legal.flatten(0, 1)
+        out = agent.targets["policy"].model(chunk.next_observation.flatten(0, 1))
+        worth, best = (x.view(count, steps) for x in only(_values_of(agent).values(out), legal).max(-1))
+        target = chunk.reward[:, -1] + chunk.discount[:, -1] * worth[:, -1]
+        for t in range(steps - 2, -1, -1):
+            goes_on = chunk.inside[:, t + 1] & (best[:, t] == chunk.action[:, t + 1])
+            after = torch.where(goes_on, worth[:, t].lerp(target, lam), worth[:, t])
+            target = chunk.reward[:, t] + chunk.discount[:, t] * after
+    value = _of(_values_of(agent).values(agent.policy.model(rows.observation)), rows.action)
+    return F.smooth_l1_loss(value, target, reduction="none"), {"q": value.detach(), "target": target}
+
+
+@part(
+    "loss",
     equation="−Σ_z Φ(r + γ·Z′(s′,a*))_z·log Z(s,a)_z",
     unit="transition",
     needs={"target:policy", "policy:atoms", "world:discrete actions"},

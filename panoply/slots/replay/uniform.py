@@ -6,6 +6,9 @@ from typing import Any
 
 from panoply.parts import Finding, part
 
+CHUNK = "replay:chunk"
+"""The need of a loss that looks at more than one step."""
+
 
 def _inert(held: Any, method: Any) -> list[Finding]:
     acts, given = "sample" in method.slots(), "data" in method.slots()
@@ -17,15 +20,23 @@ def _inert(held: Any, method: Any) -> list[Finding]:
         found += [("every", "the updates of a step are spread evenly over what is collected in it")]
     if acts and given:
         found.append(("warmup", "there is logged data to learn from at once"))
+    if CHUNK not in method.needs():
+        found.append(("chunk", "no loss of this method looks at several steps in a row"))
     return found
+
+
+def _impossible(held: Any, method: Any) -> list[Finding]:
+    wanted = held.chunk == 1 and CHUNK in method.needs()
+    return [("chunk", "a loss of this method looks at several steps in a row")] if wanted else []
 
 
 @part(
     "replay",
     equation="{batch} of the last {size} steps",
     inert=_inert,
+    impossible=_impossible,
     bounds={
-        **dict.fromkeys(("size", "batch", "n_step", "every", "updates"), "at least 1"),
+        **dict.fromkeys(("size", "batch", "n_step", "chunk", "every", "updates"), "at least 1"),
         "warmup": "at least 0",
         "gamma": "from 0 to 1",
         "scale": "above 0",
@@ -37,6 +48,7 @@ def uniform(
     size: int = 1_000_000,
     batch: int = 256,
     n_step: int = 1,
+    chunk: int = 1,
     gamma: float = 0.99,
     warmup: int = 100,
     every: int = 1,
@@ -47,6 +59,7 @@ def uniform(
     """Every remembered step is as likely as any other.
 
     n_step    steps whose rewards are added up before the value of what follows counts
+    chunk     steps in a row that each draw brings, never over an episode's end, for losses that look at them
     warmup    steps collected before anything is learned
     every     steps of each environment between updates
     updates   how many there are then; on logged data, how many make one step of the run
