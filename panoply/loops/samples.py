@@ -130,8 +130,7 @@ def _record(
 def _rendered(decode: Decode | None, experience: Experience, episode: int, mask: Tensor) -> dict[str, Any]:
     """What was said, token by token; of decisions that are no tokens, the actions."""
     if decode is None or "tokens" not in experience.context:
-        actions = experience["action"][mask].tolist()
-        return {"actions": [_plain(a) if isinstance(a, list) else _plain([a])[0] for a in actions]}
+        return {"actions": _plain(experience["action"][mask].tolist())}
     tokens, position = transcript(experience, episode)
     pieces = spelled(tokens, decode)
     return {"text": "".join(pieces), "pieces": pieces, "tokens": tokens, "position": position}
@@ -161,6 +160,10 @@ def _keys(experience: Experience, mask: Tensor) -> list[Key]:
     return list(zip(*columns, strict=True))
 
 
-def _plain(values: Sequence[float | None]) -> list[float | int | None]:
-    """Short numbers for JSON, which has no word for what is not finite."""
-    return [None if x is None or not math.isfinite(x) else round(x, 5) + 0 for x in values]
+def _plain(values: Sequence[Any]) -> list[Any]:
+    """Short numbers for JSON, which has no word for what is not finite; of rows of numbers, row by row."""
+    return [_plain(x) if isinstance(x, list) else _short(x) for x in values]
+
+
+def _short(x: float | None) -> float | int | None:
+    return None if x is None or not math.isfinite(x) else round(x, 5) + 0

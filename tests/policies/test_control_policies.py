@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import pytest
 import torch
 from torch import distributions
 
+import panoply as pp
 from panoply.errors import PanoplyError
 from panoply.experience import Experience, Table
 from panoply.policies.build import open_folder
 from panoply.policies.control import ControlPolicy, PolicySpec, ValueNet, open_policy
 from panoply.policies.heads import Categorical, Gaussian
 from panoply.policies.mlp import Features
+from panoply.progress import Progress
+from panoply.run import Run
 from panoply.worlds.control.gymnasium import Gymnasium
 from panoply.worlds.control.world import Box, Discrete, MultiDiscrete
 
@@ -146,3 +150,61 @@ def test_bad_settings() -> None:
         PolicySpec(hidden=(0,))
     with pytest.raises(PanoplyError, match="without bounds cannot be squashed"):
         ControlPolicy.fresh(BOX, BOX, PolicySpec(squash=True))
+
+
+CHUNK = Box((3, 2), (-2.0, 0.0) * 3, (2.0, 1.0) * 3)
+"""Three actions of an arm at once."""
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        PolicySpec(),
+        PolicySpec(squash=True, std="state"),
+        PolicySpec(head="bounded"),
+        PolicySpec(head="bounded", std="fixed"),
+    ],
+    ids=["gaussian", "squashed", "bounded", "fixed"],
+)
+def test_chunks_of_actions(spec: PolicySpec) -> None:
+    """(k, d) numbers are one action: drawn and bounded as such, their density that of the k·d numbers written flat."""
+    policy, flat = (
+        ControlPolicy.fresh(BOX, space, spec, seed=1) for space in (CHUNK, Box((6,), CHUNK.low, CHUNK.high))
+    )
+    seen = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    noise = policy.head.noise(np.random.default_rng(1), 5)
+    drawn, plain = (
+        p.head.act(p.model.numpy()(seen, np.zeros(5, int)), noise, None, 1.0) for p in (policy, flat)
+    )
+    assert drawn.action.shape == drawn.acted.shape == (5, 3, 2)
+    np.testing.assert_array_equal(drawn.acted.reshape(5, 6), plain.acted)
+    assert (np.abs(drawn.acted[..., 0]) <= 2).all()
+    assert ((drawn.acted[..., 1] >= 0) & (drawn.acted[..., 1] <= 1)).all()
+    scores = [
+        p.score(experience(torch.from_numpy(seen), torch.from_numpy(d.action)), frozenset({"entropy"}))
+        for p, d in ((policy, drawn), (flat, plain))
+    ]
+    for name in ("logp", "entropy"):
+        torch.testing.assert_close(scores[0][name], scores[1][name])
+    unit = policy.head.unit(torch.from_numpy(drawn.acted))
+    assert unit.shape == (5, 6)
+    torch.testing.assert_close(policy.head.real(unit), torch.from_numpy(drawn.acted))
+
+
+@pytest.mark.parametrize(("method", "world"), [("sac", "pendulum"), ("td3", "pendulum"), ("ppo", "cartpole")])
+def test_methods_choose_chunks(method: str, world: str, tmp_path: Path) -> None:
+    """Critics, replay and resumption take chunks of numbers; of choices, several at once."""
+    settings: dict[str, Any] = {
+        "world.chunk": 3,
+        "sample.length": 24,
+        "policy.hidden": (8,),
+        "run.held_out": 2,
+    }
+    settings |= {"update.minibatches": 2} if method == "ppo" else {"sample.random": 4, "replay.warmup": 4}
+    settings |= {"run.steps": 2, "run.checkpoint_every": 1}
+    done = pp.train(method, world, run=tmp_path / "run", threads=1, settings=settings, progress=Progress())
+    assert all(np.isfinite(row["loss"]) for row in Run.open(done.run).metrics())
+    stopped = done.run / "checkpoints" / "step-0000002"
+    shutil.rmtree(stopped)
+    (done.run / "result.json").unlink()
+    assert pp.train(resume=done.run, progress=Progress()).fingerprint == done.fingerprint
