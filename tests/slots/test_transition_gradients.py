@@ -279,7 +279,7 @@ def test_td3_bc() -> None:
         action = who.policy.model(seen).tanh()
         return action, q(torch.cat([seen, action], -1))[0, 0]
 
-    size = sum(abs(float(acted(i)[1])) for i in range(ROWS)) / ROWS
+    size = sum(abs(float(acted(i)[1].detach())) for i in range(ROWS)) / ROWS
 
     def row(i: int) -> Tensor:
         action, worth = acted(i)

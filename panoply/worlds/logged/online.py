@@ -35,7 +35,8 @@ def collected(folder: str, size: int) -> LoggedData:
 
     Episodes that the end of the run, or of the replay's room, has cut are left out, as a mean return must leave them.
     """
-    latest = Run.open(Path(folder)).latest()
+    of = Run.open(Path(folder))
+    latest = of.latest()
     kept = {} if latest is None else latest.tensors()
     if "replay:end" not in kept:
         raise PanoplyError(f"{folder} has no replay: data comes from a run of an off-policy method.")
@@ -47,6 +48,7 @@ def collected(folder: str, size: int) -> LoggedData:
     if columns["action"].is_floating_point():
         columns["action"] = policy.head.real(columns["action"])
     arrays: dict[str, Array] = {name: column.numpy() for name, column in columns.items()}
+    arrays["reward"] = arrays["reward"] / of.plan().method.settings()["replay.scale"]
     end = arrays.pop("end")
     closing = end != 0
     closing[steps - 1 :: steps] = True

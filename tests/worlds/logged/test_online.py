@@ -20,6 +20,7 @@ STEPS = {
     "sample.random": 200,
     "replay.warmup": 1000,
     "policy.hidden": (4,),
+    "replay.scale": 0.5,
 }
 
 
@@ -49,6 +50,7 @@ def test_collected(run: str) -> None:
     data = online.collected(run, 100)
     assert 100 <= len(data) <= 240
     assert data.complete.all()
+    assert (data.columns["reward"] == 1).all()  # the replay kept halves
     envs, columns = Cartpole().envs(len(data)), data.columns
     envs.reset_to(np.arange(len(data)), {"body": columns["observation"].astype(np.float64)})
     step = envs.step(columns["action"])
