@@ -11,7 +11,6 @@ import torch
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.worlds.control.world import Box, Discrete
 
-
 SEEN = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
 
 
