@@ -12,7 +12,7 @@ from panoply.checkpoint import join_tensors, split_tensors
 from panoply.errors import PanoplyError
 from panoply.evaluation.sampling_error import tabular_error
 from panoply.experience import OWN, REPLAY, Experience
-from panoply.methods.control.props import pack, props, push_loss, pushed_off, robust, unpack
+from panoply.methods.control.props import Pushing, pack, props, push_loss, pushed_off, robust, unpack
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.rollout.control import ControlCollector
 from panoply.worlds.control.bandit import Bandit
@@ -20,16 +20,7 @@ from panoply.worlds.control.cartpole import Cartpole
 from panoply.worlds.control.pendulum import Pendulum
 from panoply.worlds.control.world import ControlWorld
 
-PUSH: dict[str, Any] = {
-    "push": "clipped",
-    "epsilon": 0.3,
-    "anchor": 0.1,
-    "limit": 0.1,
-    "lr": 1e-2,
-    "epochs": 2,
-    "minibatches": 2,
-    "clip": 0.5,
-}
+PUSH = Pushing("clipped", epsilon=0.3, anchor=0.1, limit=0.1, lr=1e-2, epochs=2, minibatches=2, clip=0.5)
 
 
 def collector(world: ControlWorld, hidden: tuple[int, ...] = (8,), seed: int = 0) -> ControlCollector:
@@ -54,10 +45,10 @@ def test_the_anchor_keeps_a_gaussian_from_widening() -> None:
     """To make what was drawn less likely, a normal widens; the pull to the target holds it back."""
     collect = collector(Pendulum())
     done = collect.rollout(2, 64)
-    push = {**PUSH, "limit": 10.0, "epochs": 100, "minibatches": 1}
+    push = PUSH._replace(limit=10.0, epochs=100, minibatches=1)
 
     def widened(anchor: float) -> float:
-        head: Any = pushed_off(collect.policy, done, torch.Generator(), **{**push, "anchor": anchor}).head
+        head: Any = pushed_off(collect.policy, done, push._replace(anchor=anchor), torch.Generator()).head
         return float(head.log_std.detach())
 
     free, held = widened(0.0), widened(3.0)
@@ -69,7 +60,7 @@ def test_what_was_done_becomes_less_likely_and_the_target_stays() -> None:
     collect = collector(Cartpole())
     done = collect.rollout(2, 8)
     before = collect.policy.fingerprint()
-    acting = pushed_off(collect.policy, done, torch.Generator(), **PUSH)
+    acting = pushed_off(collect.policy, done, PUSH, torch.Generator())
     change = acting.score(done)["logp"] - collect.policy.score(done)["logp"]
     assert change.mean().item() < -0.01
     assert collect.policy.fingerprint() == before
@@ -81,10 +72,7 @@ def test_pushing_stops_at_the_limit() -> None:
     gaps = []
     for limit in (1e-9, 0.01, 10.0):
         acting = pushed_off(
-            collect.policy,
-            done,
-            torch.Generator(),
-            **{**PUSH, "limit": limit, "epochs": 50, "minibatches": 1},
+            collect.policy, done, PUSH._replace(limit=limit, epochs=50, minibatches=1), torch.Generator()
         )
         gaps.append((acting.score(done)["logp"] - collect.policy.score(done)["logp"]).detach())
     one, some, most = (float((g.exp() - 1 - g).mean()) for g in gaps)
@@ -96,7 +84,7 @@ def test_the_plain_push_is_one_step_down_the_likelihood() -> None:
     """Four arms at ¼ each; of four draws three were of the first: the slope of its logit is ¾ − ¼."""
     collect = collector(Bandit(arms=4), hidden=())
     done = collect.rollout(1, 4).with_columns(action=torch.tensor([0, 0, 0, 2]))
-    acting = pushed_off(collect.policy, done, torch.Generator(), **{**PUSH, "push": "plain", "lr": 2.0})
+    acting = pushed_off(collect.policy, done, PUSH._replace(push="plain", lr=2.0), torch.Generator())
     (weight, offset) = (p.detach().flatten() for _, p in acting.named_parameters())
     assert offset.tolist() == pytest.approx([-1.0, 0.5, 0.0, 0.5])
     assert weight.tolist() == pytest.approx([-1.0, 0.5, 0.0, 0.5])

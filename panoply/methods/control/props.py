@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,50 +57,52 @@ def push_loss(log_ratio: Tensor, kl: Tensor, epsilon: float, anchor: float) -> T
     return (torch.maximum(ratio, ratio.clamp(1 - epsilon, 1 + epsilon)) + anchor * kl).mean()
 
 
+class Pushing(NamedTuple):
+    """How a policy is pushed off: settings of `sample.robust`."""
+
+    push: Push
+    epsilon: float
+    anchor: float
+    limit: float
+    lr: float
+    epochs: int
+    minibatches: int
+    clip: float
+
+
 def pushed_off(
-    target: ControlPolicy,
-    done: Experience,
-    generator: torch.Generator,
-    *,
-    push: Push,
-    epsilon: float,
-    anchor: float,
-    limit: float,
-    lr: float,
-    epochs: int,
-    minibatches: int,
-    clip: float,
+    target: ControlPolicy, done: Experience, how: Pushing, generator: torch.Generator
 ) -> ControlPolicy:
     """A copy of the target policy, pushed off the actions that were taken."""
     acting = target.copy()
     acting.model.requires_grad_(True)
     weights = list(acting.model.parameters())
-    if push == "plain":
+    if how.push == "plain":
         slopes = torch.autograd.grad(acting.score(done)["logp"].mean(), weights)
         with torch.no_grad():
             for weight, slope in zip(weights, slopes, strict=True):
-                weight.sub_(slope, alpha=lr)
+                weight.sub_(slope, alpha=how.lr)
         return acting
     with torch.no_grad():
         before, law = target.score(done)["logp"], target.law(done)
-    adam = torch.optim.Adam(weights, lr=lr)
-    for rows in _mixed(len(done), epochs, minibatches, generator):
+    adam = torch.optim.Adam(weights, lr=how.lr)
+    for rows in _mixed(len(done), how, generator):
         some = done.take(rows)
         log_ratio = acting.score(some)["logp"] - before[rows]
         moved = log_ratio.detach()
-        if float((moved.exp() - 1 - moved).mean()) > limit:
+        if float((moved.exp() - 1 - moved).mean()) > how.limit:
             break
         kl = acting.head.divergence(law[rows], acting.law(some), 1.0)
         adam.zero_grad()
-        push_loss(log_ratio, kl, epsilon, anchor).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(weights, clip)
+        push_loss(log_ratio, kl, how.epsilon, how.anchor).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(weights, how.clip)
         adam.step()
     return acting
 
 
-def _mixed(count: int, epochs: int, minibatches: int, generator: torch.Generator) -> Iterator[Tensor]:
-    for _ in range(epochs):
-        yield from torch.randperm(count, generator=generator).chunk(minibatches)
+def _mixed(count: int, how: Pushing, generator: torch.Generator) -> Iterator[Tensor]:
+    for _ in range(how.epochs):
+        yield from torch.randperm(count, generator=generator).chunk(how.minibatches)
 
 
 # ------------------------------------------------------------------ the part
@@ -165,18 +167,16 @@ def robust(
     limit    the KL, estimated by g − 1 − log g, beyond which pushing stops
     """
     target = collect.policy
+    how = Pushing(push, epsilon, anchor, limit, lr, epochs, minibatches, clip)
     pool = unpack(state) if state else None
-    settings = {"epsilon": epsilon, "anchor": anchor, "limit": limit, "lr": lr, "clip": clip}
     for _ in range(rounds):
         acting, number = target, 0
         if pool is not None:
             number = int(pool["round"].max()) + 1
-            staying = pool.take(pool["round"] > number - batches * rounds)
-            if push != "none" and len(staying):
+            pool = pool.take(pool["round"] > number - batches * rounds)
+            if push != "none" and len(pool):
                 dice = torch_rng("push", collect.seed, collect.state["decisions"])
-                more = {"epochs": epochs, "minibatches": minibatches}
-                acting = pushed_off(target, staying, dice, push=push, **more, **settings)  # type: ignore[arg-type]
-            pool = staying
+                acting = pushed_off(target, pool, how, dice)
         with collect.acted_by(acting):
             new = collect.rollout(envs, length // rounds)
         new = new.with_columns(round=torch.full((len(new),), number))
