@@ -25,6 +25,7 @@ from panoply.registry import Entry
 
 FAMILIES = {
     "base": "What others build on",
+    "objectives": "Objectives",
     "agents": "Agents of several turns",
     "preferences": "Preferences",
     "reasoning-data": "Reasoning and data",

@@ -82,6 +82,7 @@ def mirror(
     divergence: `exact` compares whole distributions, vocabularies included; `sampled` is ρ·log ρ − ρ + 1 of the
                 decisions that π_k took, which has the same expectation
     q: of Tsallis' logarithm; 1 is the logarithm, and other values weigh likely actions more
+    to: π_k, `old`: the policy before the step's first update; or `reference`, which does not move
     """
     if divergence == "exact":
         value = batch.now[need(q, to)]
