@@ -33,6 +33,8 @@ _ANNEALED = inverse()
 
 
 def _mirror_needs(held: Any) -> frozenset[str]:
+    if held.weight == 0:
+        return frozenset()
     if held.divergence == "exact":
         return frozenset({need(held.q, held.to)})
     return frozenset() if held.to == "behaviour" else frozenset({f"logp@{held.to}"})
