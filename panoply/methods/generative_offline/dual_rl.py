@@ -147,7 +147,7 @@ CLAIM = Ranks(
     order=("", "iql", XQL),
     margins=(25.0, 0.0),
     world="logged:pendulum-mixed",
-    budget="steps=6",
+    budget="steps=4",
     metric="success",
     settings={
         "policy.hidden": (64, 64),
