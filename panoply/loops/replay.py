@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from panoply.experience import TERMINATED, TRUNCATED, Experience
-from panoply.policies.heads import Head
+from panoply.policies.heads import Bounds, Head
 from panoply.rollout.tape import Tape
 from panoply.transitions import Chunk, Transitions, joined
 from panoply.worlds.control.world import Box, Space
@@ -47,6 +47,7 @@ class Replay:
         """Steps of each environment since the beginning."""
         seen = torch.float32 if isinstance(observation, Box) else torch.int64
         self._continuous = isinstance(action, Box)
+        self._bounds = Bounds(action) if isinstance(action, Box) else None
         act_shape = (action.size,) if isinstance(action, Box) else action.shape
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "observation": (observation.shape, seen),
@@ -86,7 +87,7 @@ class Replay:
         at, into = self.written % self.room, self._arrays
         into["observation"][at] = tape.latest("observation")
         acted = tape.latest("acted")
-        into["action"][at] = self.head.unit(torch.from_numpy(acted)).numpy() if self._continuous else acted
+        into["action"][at] = self._bounds.units(acted) if self._bounds is not None else acted
         into["reward"][at] = self.scale * tape.latest("reward")
         into["end"][at] = TERMINATED * tape.latest("terminated")
         into["end"][at] += TRUNCATED * (tape.latest("truncated") & ~tape.latest("terminated"))

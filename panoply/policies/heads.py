@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from panoply.errors import PanoplyError
 from panoply.policies import divergence
@@ -98,8 +99,13 @@ class Bounds:
         scaled = low + (high - low) * (unit + 1) / 2 if self.finite else unit
         return scaled.reshape(len(unit), *self.shape)
 
+    def units(self, action: Array) -> Array:
+        """`unit` for arrays."""
+        flat = action.reshape(len(action), -1)
+        return 2 * (flat - self.low) / (self.high - self.low) - 1 if self.finite else flat
+
     def real(self, unit: Array) -> Array:
-        """The same for arrays."""
+        """`back` for arrays."""
         scaled: Array = self.low + (self.high - self.low) * (unit + 1) / 2 if self.finite else unit
         return scaled.reshape(len(unit), *self.shape)
 
@@ -203,6 +209,37 @@ def _categorical(logits: Tensor, action: Tensor, entropy: bool) -> dict[str, Ten
     return found
 
 
+def _squashed(u: Tensor, z: Tensor, log_std: Tensor) -> Tensor:
+    """The log-density of tanh u, u = μ + σ·z.
+
+    log(1 − tanh² u) is 2·(log 2 − u − softplus(−2u)), which does not round to −∞ at the bounds.
+    """
+    volume = 2 * (LOG_2 - u - nn.functional.softplus(-2 * u))
+    return (-0.5 * z**2 - log_std - volume).sum(-1) - u.shape[-1] * LOG_ROOT_2PI
+
+
+class _Squashed(torch.autograd.Function):
+    """a = tanh u, u = μ + σ·ε, and log π(a), differentiated by hand: ∂a/∂u = 1 − a² and ∂log π/∂u = 2a."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        swing = log_std.exp() * noise
+        u = mean + swing
+        action = u.tanh()
+        ctx.save_for_backward(action, swing)
+        ctx.free = log_std.shape != mean.shape
+        return action, _squashed(u, noise, log_std)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, by_action: Tensor, by_logp: Tensor) -> tuple[Tensor, Tensor, None]:
+        action, swing = ctx.saved_tensors
+        by_logp = by_logp.unsqueeze(-1)
+        by_u = by_action * (1 - action * action) + 2 * action * by_logp
+        by_log_std = by_u * swing - by_logp
+        return by_u, by_log_std.flatten(0, -2).sum(0) if ctx.free else by_log_std, None
+
+
 class Gaussian(Head):
     """Independent normals, bounded by the world (recorded as drawn, cut to the bounds when acting) or squashed.
 
@@ -235,22 +272,14 @@ class Gaussian(Head):
         return self.bounds.back(unit)
 
     def draw(self, out: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Squashed actions in their units, through which gradients flow, and their log-density in those units.
-
-        log(1 − tanh² u) is 2·(log 2 − u − softplus(−2u)), which does not round to −∞ at the bounds.
-        """
-        mean, log_std = self.moments(out)
-        u = mean + log_std.exp() * noise
-        return u.tanh(), self._squashed(u, noise, log_std)
+        """Squashed actions in their units, through which gradients flow, and their log-density in those units."""
+        found: tuple[Tensor, Tensor] = _Squashed.apply(*self.moments(out), noise)  # type: ignore[no-untyped-call]
+        return found
 
     def density(self, out: Tensor, u: Tensor) -> Tensor:
         """The log-density, in their units, of squashed actions tanh u."""
         mean, log_std = self.moments(out)
-        return self._squashed(u, (u - mean) * (-log_std).exp(), log_std)
-
-    def _squashed(self, u: Tensor, z: Tensor, log_std: Tensor) -> Tensor:
-        volume = 2 * (LOG_2 - u - nn.functional.softplus(-2 * u))
-        return (-0.5 * z**2 - log_std - volume).sum(-1) - self.size * LOG_ROOT_2PI
+        return _squashed(u, (u - mean) * (-log_std).exp(), log_std)
 
     def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
         if self.state_std:

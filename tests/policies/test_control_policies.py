@@ -85,6 +85,21 @@ def test_a_squashed_gaussian_has_the_density_of_the_action() -> None:
     torch.testing.assert_close(logp, exact.log_prob(action).sum(-1), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("std", ["state", "free"])
+def test_squashed_draws_have_the_density_and_the_slopes(std: Any) -> None:
+    """By torch's own transformed distribution, and by differences."""
+    head = Gaussian(Box((2,), (-1.0, -1.0), (1.0, 1.0)), True, std, -0.5).double()
+    generator = torch.Generator().manual_seed(0)
+    out = torch.randn(5, head.width, generator=generator, dtype=torch.float64, requires_grad=True)
+    noise = torch.randn(5, 2, generator=generator, dtype=torch.float64)
+    action, logp = head.draw(out, noise)
+    mean, log_std = head.moments(out)
+    flat = distributions.Normal(mean, log_std.exp().expand_as(mean))
+    there = distributions.TransformedDistribution(flat, [distributions.TanhTransform(cache_size=0)])
+    torch.testing.assert_close(logp, there.log_prob(action).sum(-1))
+    assert torch.autograd.gradcheck(lambda out, *_: head.draw(out, noise), (out, *head.parameters()))
+
+
 def test_actions_beyond_the_bounds_are_recorded_as_drawn_and_cut_for_the_world() -> None:
     head = Gaussian(ARM, False, "free", 0.0)
     drawn = head.act(np.array([[9.0, -9.0]], np.float32), np.zeros((1, 2), np.float32), None, 1.0)

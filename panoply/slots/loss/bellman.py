@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 def _squares(values: list[Tensor], target: Tensor) -> Tensor:
     """Σ_i (Q_i − y)² of each row."""
-    errors = [(value - target).square() for value in values]
-    return errors[0] if len(errors) == 1 else torch.stack(errors).sum(0)
+    if len(values) == 1:
+        return (values[0] - target).square()
+    return (torch.stack(values) - target).square().sum(0)
 
 
 @part(
