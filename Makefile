@@ -73,8 +73,11 @@ bench-text: $(VENV)/dev ## GRPO on text beside TRL's, equal work, on this machin
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/text.py --again
 	$(BIN)/python -m benchmarks.gpu table
 
-bench-control: $(VENV)/dev ## control beside Stable-Baselines3, equal work, on this machine's CPU (minutes; nothing else should run)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/control.py
+bench-control: $(VENV)/dev ## control beside Stable-Baselines3 and d3rlpy, equal work, on this machine's CPU (minutes; nothing else should run), then docs/performance.md
+	$(BIN)/pip install --quiet $(PIP_ARGS) -e ".[bench]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.control
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.control_worlds
+	$(BIN)/python -m benchmarks.gpu table
 
 bench-gpu: $(VENV)/dev ## the GPU benchmark, cell by cell, then docs/performance.md (skipped without CUDA)
 	$(BIN)/python -m benchmarks.gpu && $(BIN)/python -m benchmarks.gpu table

@@ -1,15 +1,17 @@
 """Steps a second of the batched control worlds, alone, with actions made beforehand.
 
-python benchmarks/control_worlds.py
+python -m benchmarks.control_worlds        prints them, and stores them with the results of control.py
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 
 import numpy as np
 
+from benchmarks.control import RESULTS
 from panoply.worlds.control.acrobot import Acrobot
 from panoply.worlds.control.bandit import Bandit
 from panoply.worlds.control.cartpole import Cartpole
@@ -53,8 +55,13 @@ def rate(world: Simulated, size: int, steps: int = 100, repeats: int = 5) -> flo
 def main() -> None:
     sizes = (8, 64, 1024)
     print("world".ljust(22), *(f"{n:>12,}" for n in sizes))
+    rates: dict[str, dict[int, float]] = {}
     for name, world in WORLDS.items():
-        print(name.ljust(22), *(f"{rate(world, n):12,.0f}" for n in sizes), flush=True)
+        rates[name] = {n: rate(world, n) for n in sizes}
+        print(name.ljust(22), *(f"{found:12,.0f}" for found in rates[name].values()), flush=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    facts = {"rates": rates, "date": time.strftime("%Y-%m-%d"), "numpy": np.__version__}
+    (RESULTS / "worlds.json").write_text(json.dumps(facts, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/performance.md, written from results/bench-gpu and results/bench-text alone: `python -m benchmarks.gpu table`."""
+"""docs/performance.md, written from results/bench-gpu, bench-text and bench-control alone: `python -m benchmarks.gpu table`."""
 # ruff: noqa: E501 (sentences of the page)
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.control_table import section
 from benchmarks.gpu_curve import draw
 
 RESULTS, TEXT, PAGE = Path("results/bench-gpu"), Path("results/bench-text"), Path("docs/performance.md")
+CONTROL = Path("results/bench-control")
 CURVE, CPU = "gpu-learning.svg", "## A CPU"
 ORDER = (
     "anchor", "anchor-float16", "anchor-float32", "short", "far", "group-8", "prompt-1024",
@@ -24,8 +26,14 @@ def write() -> None:
     gpu, text = (_read(folder) for folder in (RESULTS, TEXT))
     if "learn" in gpu:
         (PAGE.parent / CURVE).write_text(draw(gpu["learn"], gpu.get("learn-trl")))
-    sections = [_head(), _gpu(gpu) if gpu else "", _learning(gpu), _cpu(text) if text else ""]
-    PAGE.write_text("\n".join(section for section in sections if section))
+    sections = [
+        _head(),
+        _gpu(gpu) if gpu else "",
+        _learning(gpu),
+        _cpu(text) if text else "",
+        section(CONTROL),
+    ]
+    PAGE.write_text("\n".join(part for part in sections if part))
 
 
 def _read(folder: Path) -> Cells:
@@ -47,6 +55,7 @@ commands below write; the page itself is written from those files.
 ```
 make bench-gpu        # one GPU: all cells that have no result yet, then this page
 make bench-text       # a CPU: minutes, and nothing else should run
+make bench-control    # the same, for control: cells that have no result yet, then this page
 ```
 """
 
