@@ -44,7 +44,7 @@ class QNets(nn.Module):
         values = self(observation, action)
         least: Tensor = values[0]
         for value in values[1:]:
-            least = torch.minimum(least, value)
+            least = torch.where(value < least, value, least)  # the minimum, with less to do backwards
         return least
 
 

@@ -300,7 +300,7 @@ class Gaussian(Head):
     def moments(self, out: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-deviation [rows, size] of the normal, before any squashing."""
         if self.state_std:
-            return out[:, : self.size], out[:, self.size :].clamp(*LOG_STD)
+            return out[:, : self.size], nn.functional.hardtanh(out[:, self.size :], *LOG_STD)
         return out, self.log_std
 
     def law(self, out: Tensor, mask: Tensor | None, heat: Tensor | None) -> Tensor:
