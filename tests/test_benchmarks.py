@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import tiny
 
-from benchmarks import gpu, gpu_table
+from benchmarks import control, control_table, gpu, gpu_table
 
 
 def test_the_page_is_written_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,3 +86,58 @@ def test_a_cell_that_has_a_result_is_not_measured_again(
     with pytest.raises(SystemExit):
         gpu.main(["near"])
     assert "there is no cell near" in capsys.readouterr().err
+
+
+def test_cells_of_control_become_rows(tmp_path: Path) -> None:
+    """Medians over repeats; the floor of 1 ms of environment and 1 ms of products is a fifth of 10 ms a step."""
+    pair = control.PAIRS["sac-pendulum"]
+    about = {"steps": 100, "torch": "2.13.0", "cores": 2, "date": "2026-01-02"}
+    floor = {"environment_seconds": 0.1, "flops_per_second": pair.flops / 1e-3}
+    (tmp_path / "sac-pendulum.floor.speed-0.json").write_text(json.dumps({**about, **floor}))
+    assert control_table.section(tmp_path) == ""
+    for side, seconds in (("other", [2.0, 1.5, 9.0]), ("panoply", [1.0, 0.5, 4.0])):
+        for seed, each in enumerate(seconds):
+            facts = {**about, "seconds": each, "cpu_seconds": 2 * each, "return": -150.4 - seed}
+            for kind in ("speed", "return"):
+                (tmp_path / f"sac-pendulum.{side}.{kind}-{seed}.json").write_text(json.dumps(facts))
+    page = control_table.section(tmp_path)
+    assert f"| {pair.title} | SB3 | 50 | 100 | **2.00** | 2.00 | 1.4 | 20% |" in page
+    assert "| SAC, Pendulum-v1 | 100 | SB3 | -150, -151, -152 | -150, -151, -152 |" in page
+    assert "torch.compile" not in page
+
+
+def test_compiling_is_counted_until_it_is_earned_back(tmp_path: Path) -> None:
+    about = {"steps": 1000, "torch": "2.13.0", "cores": 2, "date": "2026-01-02", "cpu_seconds": 1.0}
+    for side, seconds in (("other", 3.0), ("panoply", 1.0), ("compiled", 2.0)):
+        facts = {**about, "seconds": seconds, "compile_seconds": 30.0}
+        (tmp_path / f"ppo-cartpole.{side}.speed-0.json").write_text(json.dumps(facts))
+    page = control_table.section(tmp_path)
+    assert "SB3 takes 2.00 times Panoply's time" in page
+    assert "after 30 s of compilation, which it has earned back after 30,000 steps" in page
+
+
+def test_a_cell_of_control_that_has_a_result_is_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        ran.append(command[command.index("--cell") + 1 :])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(control, "RESULTS", tmp_path)
+    monkeypatch.setattr(control.subprocess, "run", run)
+    control.place("iql-pendulum", "panoply", "speed", 1).write_text("{}")
+    control.main(["--only", "iql-pendulum", "--kind", "speed"])
+    assert [cell[1:] for cell in ran] == [
+        ["floor", "speed", "0"], ["other", "speed", "0"], ["panoply", "speed", "0"], ["other", "speed", "1"],
+        ["other", "speed", "2"], ["panoply", "speed", "2"],
+    ]  # fmt: skip
+
+
+def test_the_work_of_a_step_by_hand() -> None:
+    """Two layers of 2 and 3 to 1 output: 2·(5·2 + 2·3 + 3·1) operations."""
+    assert control.mlp(5, 2, 3, 1) == 38
+    policy, value, first = control.mlp(4, 64, 64, 2), control.mlp(4, 64, 64, 1), 2 * 4 * 64
+    learned = 2 * ((policy + value) * 3 - 2 * first)
+    assert control.ppo_flops(4, 2, 2) == policy + value + learned
