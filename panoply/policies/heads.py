@@ -231,7 +231,7 @@ class _Squashed(torch.autograd.Function):
         return action, _squashed(u, noise, log_std)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, by_action: Tensor, by_logp: Tensor) -> tuple[Tensor, Tensor, None]:
         action, swing = ctx.saved_tensors
         by_logp = by_logp.unsqueeze(-1)
