@@ -16,19 +16,27 @@ from panoply.worlds.logged.behaviour import Mix
 MIXES: tuple[Mix, ...] = ("random", "expert", "noisy", "mixed", "replay")
 SIZE = 4000
 """Steps of each data set."""
+SMALL: Mapping[str, Any] = {"policy.hidden": (128, 128), "replay.batch": 64, "replay.gamma": 0.95}
 ONLINE: Mapping[str, Any] = {
-    "replay.gamma": 0.95,
-    "replay.size": 100_000,
-    "run.steps": 30,
-    "run.evaluate_every": 6,
-}
-OFFLINE: Mapping[str, Any] = {
-    "policy.hidden": (64, 64),
-    "replay.batch": 64,
-    "replay.gamma": 0.95,
-    "run.steps": 16,
+    **SMALL,
+    "sample.envs": 10,
+    "sample.length": 100,
+    "sample.fade": 5000,
+    "replay.every": 1,
+    "replay.updates": 1,
+    "targets.every": 50,
+    "update.lr": 1e-3,
+    "run.steps": 20,
     "run.evaluate_every": 4,
-    "run.checkpoint_every": 16,
+    "run.checkpoint_every": 4,
+}
+"""20,000 steps, and an update after every ten of them."""
+OFFLINE: Mapping[str, Any] = {
+    **SMALL,
+    "policy.hidden": (64, 64),
+    "run.steps": 10,
+    "run.evaluate_every": 2,
+    "run.checkpoint_every": 10,
 }
 IMITATION = {"policy.hidden": (64, 64), "run.evaluate_every": 5, "run.checkpoint_every": 20}
 METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
