@@ -185,6 +185,14 @@ def test_code_and_commands_of_a_page_run(
         in_process(small(words))
 
 
+def test_plans_for_logged_data_can_be_made() -> None:
+    commands = [words_of(line) for block in blocks(DOCS / "offline.md", "sh") for line in lines(block)]
+    assert len(commands) >= 6
+    for program, *words in commands:
+        assert (program, words[0]) == ("panoply", "plan")
+        in_process(words)
+
+
 def test_the_commands_of_the_readme_exist(
     registries: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
