@@ -142,6 +142,7 @@ class AgentLearner:
         """Fill the replay with logged data, beside what the policy does itself, if it acts."""
         logged = self._empty({"size": len(experience)})
         logged.fill(experience)
+        logged.experts = self.method.replay.settings()["experts"]
         self.policy.learn_statistics(experience, once=True)
         if self.method.sample is None:
             self.replay = logged

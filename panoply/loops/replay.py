@@ -43,6 +43,8 @@ class Replay:
         self.head, self.envs, self.gamma, self.scale = head, envs, gamma, scale
         self.steps, self.chunk = steps, chunk
         self.room = max(1, size // envs)
+        self.experts = 0.0
+        """Share of every draw that is of an expert's steps, where the data says which those are."""
         self.written = 0
         """Steps of each environment since the beginning."""
         seen = torch.float32 if isinstance(observation, Box) else torch.int64
@@ -116,13 +118,18 @@ class Replay:
             self._make_masks(columns["legal"].shape[-1])
         for name, column in columns.items():
             self._flat[name][: len(experience)] = column
+        if "expert" in experience:
+            self.more["expert"] = experience["expert"]
         self.written = len(experience)
 
     # -------------------------------------------------------------- drawing
 
     def draw(self, count: int, generator: torch.Generator) -> Transitions:
-        """Rows drawn uniformly, with replacement."""
+        """Rows drawn uniformly, with replacement; as many of an expert's as are wanted."""
         rows = torch.randint(len(self), (count,), generator=generator)
+        if self.experts:
+            theirs, some = self.more["expert"].nonzero()[:, 0], round(self.experts * count)
+            rows[:some] = theirs[torch.randint(len(theirs), (some,), generator=generator)]
         return self.rows(rows)
 
     def rows(self, rows: Tensor) -> Transitions:

@@ -33,6 +33,7 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
 @part(
     "replay",
     equation="{batch} of the last {size} steps",
+    needs=lambda held: frozenset({"world:demonstrations"} if held.experts else ()),
     inert=_inert,
     impossible=_impossible,
     bounds={
@@ -41,6 +42,7 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
         "gamma": "from 0 to 1",
         "scale": "above 0",
         "logged": "from 0 to 1",
+        "experts": "from 0 to 1",
     },
 )
 def uniform(
@@ -55,6 +57,7 @@ def uniform(
     updates: int = 1,
     scale: float = 1.0,
     logged: float | None = None,
+    experts: float = 0.0,
 ) -> None:
     """Every remembered step is as likely as any other.
 
@@ -66,4 +69,5 @@ def uniform(
     scale     what rewards are multiplied by
     logged    share of every batch that is logged data, where there is own experience beside it; none: every row of
               both is as likely as any other
+    experts   share of every batch that is drawn from an expert's steps, where the data says which those are
     """

@@ -14,7 +14,7 @@ from panoply.worlds.control.simulated import Simulated, Simulation
 from panoply.worlds.control.world import Array, Box, Discrete
 from panoply.worlds.logged.data import FINAL, LoggedData
 
-Mix = Literal["random", "medium", "expert", "noisy", "mixed", "replay", "halves"]
+Mix = Literal["random", "medium", "expert", "noisy", "mixed", "replay", "halves", "demonstrated"]
 Expert = Callable[[Simulation], Array]
 """Actions for a batch of environments as it stands."""
 Slip = float | Callable[[Array], Array]
@@ -36,7 +36,12 @@ def behave(world: Simulated, mix: Mix, size: int, seed: int, expert: Expert = sc
     - `mixed`: four fifths of the steps random, the others expert.
     - `replay`: any action at first always, at the end never, in between ever less, as in a learner's buffer.
     - `halves`: expert (any action with probability 0.05) where the first number seen is below 0, random elsewhere.
+    - `demonstrated`: one episode of the expert's, which the column `expert` marks, the others random.
     """
+    if mix == "demonstrated":
+        one = episodes(world, lambda done: 0.0, 1, seed, expert)
+        rest = episodes(world, lambda done: 1.0, size, seed + 1, expert)
+        return joined([_marked(one, True), _marked(rest, False)])
     if mix == "mixed":
         shares: list[tuple[Mix, int]] = [("random", size * 4 // 5), ("expert", size // 5)]
         return joined([behave(world, of, part, seed + i, expert) for i, (of, part) in enumerate(shares)])
@@ -47,6 +52,10 @@ def behave(world: Simulated, mix: Mix, size: int, seed: int, expert: Expert = sc
     slip = {"random": 1.0, "expert": 0.0, "noisy": 0.2}.get(mix)
     constant = half_way(world, seed, expert) if slip is None else slip
     return episodes(world, lambda done: constant, size, seed, expert)
+
+
+def _marked(data: LoggedData, expert: bool) -> LoggedData:
+    return LoggedData({**data.columns, "expert": np.full(len(data), expert)})
 
 
 def _by_half(seen: Array) -> Array:

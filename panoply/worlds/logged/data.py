@@ -33,7 +33,7 @@ class LoggedData:
 
     `final` has a row for each episode: what was seen after its last step. `logp`, where the behaviour's probabilities
     are known, is the one the action was taken with. `legal` and `final_legal` say which actions could be taken, where
-    not all can.
+    not all can; `expert` marks the steps of demonstrations, where there are some.
     """
 
     columns: Mapping[str, Array]
@@ -128,6 +128,8 @@ class LoggedData:
         }
         if "logp" in columns:
             made["logp"] = torch.from_numpy(columns["logp"].astype(np.float32))
+        if "expert" in columns:
+            made["expert"] = torch.from_numpy(columns["expert"].astype(bool))
         context: dict[str, Column] = {}
         for seen, final in zip(("observation", "legal"), FINAL, strict=True):
             if seen in columns:

@@ -72,7 +72,8 @@ class Logged(ControlWorld):
 
     @property
     def access(self) -> frozenset[str]:  # type: ignore[override]
-        return self.world.access | {"data"}
+        shown = "expert" in self.data.columns if self.file is not None else self.mix == "demonstrated"
+        return self.world.access | {"data"} | ({"demonstrations"} if shown else set())
 
     @property
     def horizon(self) -> int | None:  # type: ignore[override]
