@@ -54,21 +54,27 @@ class WorkerEnvs(Envs):
                 raise PanoplyError(
                     f"A worker process of {self.world.env} ends whenever it begins an episode: try world.workers=0."
                 )
-        self.observations[where] = self._shared["observations"][where]
+        self._see(where)
 
     def step(self, actions: Array) -> Step:
         shared = self._shared
         shared["actions"][:] = actions
-        lost = self._ask(STEP, self._workers)
+        lost, whole = self._ask(STEP, self._workers), np.ones(self.size, dtype=bool)
         reward, terminated, truncated = (
             shared[name].copy() for name in ("reward", "terminated", "truncated")
         )
         for worker in lost:
             rows = worker.rows
-            reward[rows], terminated[rows], truncated[rows] = 0.0, False, True
-            shared["observations"][rows] = self.observations[rows]
-        self.observations[:] = shared["observations"]
+            reward[rows], terminated[rows], truncated[rows], whole[rows] = 0.0, False, True, False
+        self._see(whole.nonzero()[0])
         return Step(reward, terminated, truncated)
+
+    def _see(self, rows: Array) -> None:
+        """Take over what is shown in some rows; what a lost worker has left half-written never is."""
+        self.observations[rows] = self._shared["observations"][rows]
+        if self._shared["masked"].any():
+            self.masks = np.ones_like(self._shared["masks"]) if self.masks is None else self.masks
+            self.masks[rows] = self._shared["masks"][rows]
 
     def _ask(self, what: bytes, workers: list[_Worker]) -> list[_Worker]:
         """Let workers do something side by side; those that did not come back have been started again."""
@@ -152,6 +158,8 @@ def _columns(world: Gymnasium, size: int) -> dict[str, Array]:
         "reward": (np.float64, ()),
         "terminated": (np.bool_, ()),
         "truncated": (np.bool_, ()),
+        "masks": (np.bool_, (act.n if isinstance(act, Discrete) else 0,)),
+        "masked": (np.bool_, ()),
         "wanted": (np.bool_, ()),
         "seeds": (np.int64, ()),
     }
@@ -185,5 +193,7 @@ def _work(world: Gymnasium, shared: dict[str, Array], pipe: Connection, parent: 
             step = envs.step(shared["actions"])
             shared["reward"][:], shared["terminated"][:], shared["truncated"][:] = step[:3]
         shared["observations"][:] = envs.observations
+        if envs.masks is not None:
+            shared["masks"][:], shared["masked"][:] = envs.masks, True
         pipe.send_bytes(json.dumps(found).encode() if (found := envs.told()) else b"")
     envs.close()

@@ -66,7 +66,7 @@ def worker_envs(world: Gymnasium, size: int) -> WorkerEnvs:
     return made
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4"])
 def test_the_same_numbers_as_in_one_process(env: str) -> None:
     """Five environments on two processes; episodes that end stay as they are until they are begun again."""
     alone, shared = (
@@ -81,6 +81,8 @@ def test_the_same_numbers_as_in_one_process(env: str) -> None:
             for envs in (alone, shared):
                 envs.reset(np.array([1, 4]), np.array([77, 78]))
         assert np.array_equal(alone.observations, shared.observations)
+        assert (alone.masks is None) == (shared.masks is None) == (env != "Taxi-v4")
+        assert alone.masks is None or np.array_equal(alone.masks, np.asarray(shared.masks))
         actions = (
             rng.uniform(-2, 2, (5, 1)).astype(np.float32) if env == "Pendulum-v1" else rng.integers(0, 2, 5)
         )
