@@ -62,9 +62,9 @@ class Minesweeper(Simulated):
     def move(self, state: State, actions: Array, draws: Draws) -> Moved:
         mines, before = state["mines"], state["opened"]
         chosen = np.eye(self.size**2, dtype=bool)[actions]
-        exploded = (chosen & mines).any(-1)
+        exploded: Array = (chosen & mines).any(-1)
         opened = self._spread(before | (chosen & ~mines), mines)
-        won = (opened | mines).all(-1)
+        won: Array = (opened | mines).all(-1)
         reward = (opened & ~before).sum(-1) / (self.size**2 - self.mines - 1)
         return Moved(
             {"mines": mines, "opened": opened}, reward, exploded | won, {"success": won.astype(float)}
@@ -81,7 +81,8 @@ class Minesweeper(Simulated):
 
     def expert(self, state: State) -> Array:
         """The first closed cell without a mine."""
-        return (~state["opened"] & ~state["mines"]).argmax(-1)
+        first: Array = (~state["opened"] & ~state["mines"]).argmax(-1)
+        return first
 
     def counts(self, mines: Array) -> Array:
         """[rows, cells] how many neighbours of each cell are mines."""
