@@ -62,9 +62,9 @@ class Minesweeper(Simulated):
     def move(self, state: State, actions: Array, draws: Draws) -> Moved:
         mines, before = state["mines"], state["opened"]
         chosen = np.eye(self.size**2, dtype=bool)[actions]
-        exploded: Array = (chosen & mines).any(-1)
+        exploded = np.logical_or.reduce(chosen & mines, -1)
         opened = self._spread(before | (chosen & ~mines), mines)
-        won: Array = (opened | mines).all(-1)
+        won = np.logical_and.reduce(opened | mines, -1)
         reward = (opened & ~before).sum(-1) / (self.size**2 - self.mines - 1)
         return Moved(
             {"mines": mines, "opened": opened}, reward, exploded | won, {"success": won.astype(float)}
