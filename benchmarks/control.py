@@ -48,6 +48,8 @@ class Pair:
     flops: float = 0.0
     """Of the matrix products of one step, acting and learning."""
     acts: bool = True
+    warmup: int = 0
+    """Steps before the first update."""
 
 
 def mlp(*sizes: int) -> float:
@@ -77,7 +79,7 @@ PAIRS = {
     ),
     "sac-pendulum": Pair(
         "SAC, Pendulum-v1: an update of 256 after every step, two layers of 256",
-        "SB3", "Pendulum-v1", 700, 5_000, 1.4, flops=256 * (4 * POLICY + 12 * CRITIC),
+        "SB3", "Pendulum-v1", 700, 5_000, 1.4, flops=256 * (4 * POLICY + 12 * CRITIC), warmup=100,
     ),
     "iql-pendulum": Pair(
         "IQL, logged:pendulum-mixed: updates of 256, two layers of 256",

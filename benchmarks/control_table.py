@@ -28,7 +28,7 @@ def section(folder: Path) -> str:
 
 {some["cores"]} cores, one thread a side, torch {some["torch"]}, {dates}. Panoply beside Stable-Baselines3 2.9 and d3rlpy 2.8: the same
 Gymnasium environments, networks, batches and epochs. Medians of steps a second (of the environment; for IQL of the optimiser),
-sides taking turns; imports, evaluation and checkpoints are not counted. The *floor* is what the environment alone and the
+sides taking turns, none of which had the machine quite to itself; imports, evaluation and checkpoints are not counted. The *floor* is what the environment alone and the
 matrix products alone (at the rate of a large one) would take; the share says how much of Panoply's time that is.
 """,
         _table(
@@ -80,7 +80,9 @@ def _row(pair: Pair, found: Facts, name: str, kept: dict[str, Facts]) -> list[st
     (floor, *_) = _cells(found, name, "floor", "speed") or [None]
     share = "–"
     if floor is not None:
-        least = floor["environment_seconds"] / floor["steps"] + pair.flops / floor["flops_per_second"]
+        rate = max(c["flops_per_second"] for c in found.values() if "flops_per_second" in c)
+        learning = 1 - pair.warmup / floor["steps"]
+        least = floor["environment_seconds"] / floor["steps"] + learning * pair.flops / rate
         share = f"{least / ours['seconds']:.0%}"
     return [
         pair.title, pair.other, f"{1 / other['seconds']:,.0f}", f"{1 / ours['seconds']:,.0f}",
