@@ -133,7 +133,7 @@ CLAIM = Learns(
     budget="decisions=25600",
     settings={"run.evaluate_every": 10, "run.held_out": 64},
     tune={"update.lr": (1e-3, 3e-3, 1e-2)},
-    also=("success", "mean:end_ratio_max"),
+    also=("success",),
 )
 
 
