@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -72,6 +73,7 @@ def sb3_ppo(
     model = PPO("MlpPolicy", batch, seed=seed, device="cpu", **settings)
     more: Spent = {}
     if compiled:
+        os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # as the first time
         policy: Any = model.policy
         policy.forward, policy.evaluate_actions = map(
             torch.compile, (policy.forward, policy.evaluate_actions)
