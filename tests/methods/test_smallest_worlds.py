@@ -50,7 +50,7 @@ RING = {
 CASES = {
     "dqn": Case("tabular", 46, {**VALUES, **EVERY}),
     "double-dqn": Case("tabular", 46, {**VALUES, **EVERY}),
-    "c51": Case("tabular", 46, {**VALUES, **EVERY, "policy.span": (0.0, 20.0)}),
+    "c51": Case("tabular", 46, {**VALUES, **EVERY, "policy.span": (0.0, 20.0), "run.steps": 25}),
     "ddpg": Case("bandit", 0.8, RING),
     "td3": Case("bandit", 0.8, RING),
     "bc": Case("logged:pendulum-expert", -300, {"policy.hidden": (64, 64), "run.steps": 10}),
