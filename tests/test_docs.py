@@ -357,5 +357,5 @@ def test_settings_named_for_sb3_exist(theirs: str, own: str) -> None:
     if words[0] == "--sink":
         assert words[0] in known
         return
-    world = "pendulum" if "policy." in span else "cartpole"
+    world = "pendulum" if "policy." in span else "CartPole-v1" if "world." in span else "cartpole"
     in_process(["plan", "ppo", "--world", world, "--set", "update.minibatches=2", *words])

@@ -118,7 +118,7 @@ def count_gains(points: Tensor, item: float, group: float, cap: int) -> Tensor:
 
 @part(
     "reward",
-    equation="F(A ∪ {{s}}) − F(A),  F = mean over sites of max_{{s∈A}} k(site, s)",
+    equation="F(A + s) − F(A),  F(A) = mean over sites of the largest k(site, s) with s in A",
     state=dict,
     needs={"world:control"},
     bounds={"sites": "at least 1", "reach": "above 0"},
