@@ -433,12 +433,17 @@ class TestDivergence:
         assert done.stderr.count("\n") == 1
 
 
+def listening() -> None:
+    """A shell starts what it puts into the background deaf to Ctrl-C, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_ctrl_c_names_the_run_to_go_on_with(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = [*tiny.words(**{"run.checkpoint_every": 1}), "--steps", "100000", "--model", "fresh", "--quiet"]
     process = subprocess.Popen(
         tiny.command("train", "grpo", *words, "--run", str(run)),
-        env=tiny.environment(), stderr=subprocess.PIPE, text=True,
+        env=tiny.environment(), stderr=subprocess.PIPE, text=True, preexec_fn=listening,
     )  # fmt: skip
     while not (run / "checkpoints/step-0000002").exists():
         assert process.poll() is None
@@ -570,6 +575,7 @@ def test_an_interrupt_that_python_drops_stops_the_run_at_its_next_step(
         original(self, *words, **more)
 
     original = Job.finish_step
+    listening()
     monkeypatch.setattr(Job, "finish_step", finish)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     with pytest.raises(KeyboardInterrupt, match="stopped; go on with"):
