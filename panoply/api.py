@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from panoply import interrupts, registry
+from panoply import registry
 from panoply.checkpoint import Checkpoint, DiskError, clear_errors
 from panoply.errors import DeviceError, PanoplyError, unknown
 from panoply.kinds import kind_of
@@ -191,11 +191,10 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Traine
     loop = off_policy if made.method.regime == "offline" and "sample" in made.method.slots() else None
     job = None
     try:
-        with interrupts.noted():
-            job = Job(made, run, progress)
-            job.begin()
-            (loop or loops[made.method.regime])(job)
-            job.finish()
+        job = Job(made, run, progress)
+        job.begin()
+        (loop or loops[made.method.regime])(job)
+        job.finish()
     except Diverged as error:
         assert job is not None
         kept = job.save_last_good(str(error))

@@ -6,7 +6,6 @@ import fcntl
 import io
 import json
 import math
-import os
 import re
 import shutil
 import signal
@@ -558,27 +557,3 @@ class TestProgress:
         wide = progress.plot([float(i) for i in range(1000)], 40, 3)
         assert all(len(line) <= 40 for line in wide)
         assert wide[-1].endswith("1000")
-
-
-def test_an_interrupt_that_python_drops_stops_the_run_at_its_next_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is raised in a destructor is dropped by Python, with a word on stderr."""
-
-    class Dropping:
-        def __del__(self) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.01)
-
-    def finish(self: Job, *words: Any, **more: Any) -> None:
-        Dropping()
-        original(self, *words, **more)
-
-    original = Job.finish_step
-    listening()
-    monkeypatch.setattr(Job, "finish_step", finish)
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    with pytest.raises(KeyboardInterrupt, match="stopped; go on with"):
-        tiny.train(tmp_path / "run", steps=50)
-    assert len(tiny.metrics(tmp_path / "run")) == 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from panoply import checkpoint, interrupts
+from panoply import checkpoint
 from panoply.errors import PanoplyError
 from panoply.evaluation.held_out import Evaluation
 from panoply.evaluation.pairs import evaluate_pairs
@@ -162,7 +162,6 @@ class Job:
         limit = self.plan.options.minutes
         self._started = time.monotonic() - self.seconds
         while self.step < self.plan.options.steps:
-            interrupts.check()
             if limit is not None and time.monotonic() - self._started > limit * 60:
                 self.progress.say(f"Stopped after {limit:g} minutes.")
                 break

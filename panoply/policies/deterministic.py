@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
-from panoply.policies.heads import LOG_ROOT_2PI, Array, Bounds, Drawn, Head, Std
+from panoply.policies.heads import LOG_ROOT_2PI, Array, Continuous, Drawn, Head, Std
 from panoply.worlds.control.world import Box
 
 
-class Deterministic(Head):
+class Deterministic(Continuous):
     """tanh of the network's output as an action between its bounds, with normal noise when it acts.
 
     The deviation is in units of half the range: fixed (TD3's exploration noise), or learned (IQL's policy). The noisy
@@ -21,25 +21,12 @@ class Deterministic(Head):
     log_std: Tensor
 
     def __init__(self, space: Box, std: Std, log_std: float):
-        super().__init__()
-        self.bounds, self.size, self.width = Bounds(space), space.size, space.size
+        super().__init__(space)
         start = torch.full((self.size,), float(log_std))
         if std == "free":
             self.log_std = nn.Parameter(start)
         else:
             self.register_buffer("log_std", start)
-
-    def noise(self, rng: np.random.Generator, count: int) -> Array:
-        return rng.standard_normal((count, self.size), dtype=np.float32)
-
-    def anything(self, noise: Array, mask: Array | None) -> Drawn:
-        return self.bounds.anything(noise)
-
-    def unit(self, action: Tensor) -> Tensor:
-        return self.bounds.unit(action)
-
-    def real(self, unit: Tensor) -> Tensor:
-        return self.bounds.back(unit)
 
     def action(self, out: Tensor) -> Tensor:
         """The action itself, in its units."""
@@ -69,7 +56,7 @@ class Deterministic(Head):
         return found
 
 
-class Certain(Head):
+class Certain(Continuous):
     """The network's output as the action itself, or softplus(output + 1) where an action cannot be negative.
 
     It is cut at its bounds and has no noise, so what was done has probability 1. Gradients reach it through a world
@@ -79,22 +66,9 @@ class Certain(Head):
     positive: Tensor
 
     def __init__(self, space: Box):
-        super().__init__()
-        self.bounds, self.size, self.width = Bounds(space), space.size, space.size
+        super().__init__(space)
         low = torch.as_tensor(np.broadcast_to(self.bounds.low, (self.size,)).copy())
         self.register_buffer("positive", low >= 0, persistent=False)
-
-    def noise(self, rng: np.random.Generator, count: int) -> Array:
-        return rng.standard_normal((count, self.size), dtype=np.float32)
-
-    def anything(self, noise: Array, mask: Array | None) -> Drawn:
-        return self.bounds.anything(noise)
-
-    def unit(self, action: Tensor) -> Tensor:
-        return self.bounds.unit(action)
-
-    def real(self, unit: Tensor) -> Tensor:
-        return self.bounds.back(unit)
 
     def action(self, out: Tensor) -> Tensor:
         """The action as the world takes it, before it is cut at its bounds."""

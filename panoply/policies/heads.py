@@ -121,6 +121,26 @@ class Bounds:
         return float(np.log((self.high - self.low) / 2).sum()) if self.finite else 0.0
 
 
+class Continuous(Head):
+    """What all heads of continuous actions share: their bounds and units, and normal noise."""
+
+    def __init__(self, space: Box):
+        super().__init__()
+        self.bounds, self.size, self.width = Bounds(space), space.size, space.size
+
+    def noise(self, rng: np.random.Generator, count: int) -> Array:
+        return rng.standard_normal((count, self.size), dtype=np.float32)
+
+    def anything(self, noise: Array, mask: Array | None) -> Drawn:
+        return self.bounds.anything(noise)
+
+    def unit(self, action: Tensor) -> Tensor:
+        return self.bounds.unit(action)
+
+    def real(self, unit: Tensor) -> Tensor:
+        return self.bounds.back(unit)
+
+
 def head_for(
     action: Space, squash: bool = False, std: Std = "free", log_std: float = 0.0, **more: Any
 ) -> Head:
@@ -240,7 +260,7 @@ class _Squashed(torch.autograd.Function):
         return by_u, by_log_std.flatten(0, -2).sum(0) if ctx.free else by_log_std, None
 
 
-class Gaussian(Head):
+class Gaussian(Continuous):
     """Independent normals, bounded by the world (recorded as drawn, cut to the bounds when acting) or squashed.
 
     Squashed, an action is low + (high − low)·(tanh u + 1)/2 with u normal, and its density that of the action. Its
@@ -248,9 +268,8 @@ class Gaussian(Head):
     """
 
     def __init__(self, space: Box, squash: bool, std: Std, log_std: float):
-        super().__init__()
-        self.size, self.squash, self.state_std = space.size, squash, std == "state"
-        self.bounds = Bounds(space)
+        super().__init__(space)
+        self.squash, self.state_std = squash, std == "state"
         if squash and not self.bounds.finite:
             raise PanoplyError("Actions without bounds cannot be squashed: set policy.squash=false.")
         self.shape = space.shape
@@ -258,18 +277,6 @@ class Gaussian(Head):
         if not self.state_std:
             self.log_std = nn.Parameter(torch.full((self.size,), float(log_std)))
         self.low, self.high = self.bounds.low, self.bounds.high
-
-    def noise(self, rng: np.random.Generator, count: int) -> Array:
-        return rng.standard_normal((count, self.size), dtype=np.float32)
-
-    def anything(self, noise: Array, mask: Array | None) -> Drawn:
-        return self.bounds.anything(noise)
-
-    def unit(self, action: Tensor) -> Tensor:
-        return self.bounds.unit(action)
-
-    def real(self, unit: Tensor) -> Tensor:
-        return self.bounds.back(unit)
 
     def draw(self, out: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Squashed actions in their units, through which gradients flow, and their log-density in those units."""

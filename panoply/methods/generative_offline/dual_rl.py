@@ -147,7 +147,7 @@ CLAIM = Ranks(
     order=("", "iql", XQL),
     margins=(25.0, 0.0),
     world="logged:pendulum-mixed",
-    budget="steps=4",
+    budget="steps=16",
     metric="success",
     settings={
         "policy.hidden": (64, 64),
@@ -156,7 +156,7 @@ CLAIM = Ranks(
         "targets.tau": 0.05,
         "replay.scale": 10.0,
         "losses.advantage_weighted.beta": 0.3,
-        "run.evaluate_every": 2,
+        "run.evaluate_every": 8,
         "run.held_out": 40,
     },
     tune={"update.lr": (1e-3,)},

@@ -57,9 +57,9 @@ CLAIM = Learns(
     method="recoil=recoil:replay.batch=64,replay.gamma=0.95,targets.tau=0.05,losses.recoil_q.bound=20,losses.recoil_q.cost=1",
     over="bc=bc:update.minibatches=500",
     world="logged:pendulum-demonstrated",
-    budget="steps=4",
+    budget="steps=16",
     metric="success",
-    settings={"policy.hidden": (64, 64), "run.evaluate_every": 2, "run.held_out": 40},
+    settings={"policy.hidden": (64, 64), "run.evaluate_every": 8, "run.held_out": 40},
     tune={"update.lr": (1e-3,)},
 )
 
