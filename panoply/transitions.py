@@ -101,7 +101,7 @@ def _joined_masks(
         return None
     shape = (one if one is not None else other).shape[1:]  # type: ignore[union-attr]
     sides = [
-        mask if mask is not None else torch.ones(len(rows), *shape, dtype=torch.bool)
+        mask if mask is not None else rows.reward.new_ones(len(rows), *shape, dtype=torch.bool)
         for mask, rows in ((one, first), (other, second))
     ]
     return torch.cat(sides)

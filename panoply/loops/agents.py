@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from panoply.experience import Experience
-from panoply.loops.learner import Diverged
+from panoply.loops.learner import Diverged, restore
 from panoply.loops.replay import Mixture, Replay
 from panoply.loops.samples import Watch
 from panoply.parts import Part
@@ -136,7 +136,7 @@ class AgentLearner:
         shape = {"steps": settings["n_step"], "chunk": settings["chunk"], "gamma": settings["gamma"]}
         shape |= {"scale": settings["scale"]}
         policy = self.policy
-        return Replay(policy.observation, policy.action, policy.head, **room, **shape)
+        return Replay(policy.observation, policy.action, policy.head, **room, **shape, device=policy.device)
 
     def remember(self, experience: Experience) -> None:
         """Fill the replay with logged data, beside what the policy does itself, if it acts."""
@@ -238,7 +238,7 @@ class AgentLearner:
             elif kind == "optimiser":
                 number, name, key = rest.split(":")
                 descent = self.descents[int(number)]
-                descent.optimiser.state[descent.named[name]][key] = value.clone()
+                restore(descent.optimiser, descent.named[name], key, value)
         self.updates = int(named["updates"])
         if self.method.sample is not None:
             self.replay.load_state(named)

@@ -93,10 +93,12 @@ class Companions:
         return [loss for c in self.held.values() for loss in c.losses]
 
     def annotate(self, experience: Experience) -> Experience:
-        """Add every model's columns."""
+        """Add every model's columns, beside those that are there already, wherever the model is."""
+        beside = experience["action"].device
         with torch.no_grad():
             for companion in self.held.values():
-                experience = experience.with_columns(**companion.columns(companion.model, experience))
+                columns = companion.columns(companion.model, experience)
+                experience = experience.with_columns(**{n: c.to(beside) for n, c in columns.items()})
         return experience
 
     def fit(self, experience: Experience, step: int) -> dict[str, float]:

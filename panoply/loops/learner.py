@@ -419,10 +419,13 @@ class Learner:
             if key == "master":
                 self.masters.load(name, value)
                 continue
-            parameter = self.parameters[name]
-            fused = self.optimiser.defaults.get("fused")  # whose scalars live beside the parameter
-            device = parameter.device if value.dim() or fused else value.device
-            self.optimiser.state[parameter][key] = value.clone().to(device)
+            restore(self.optimiser, self.parameters[name], key, value)
+
+
+def restore(optimiser: torch.optim.Optimizer, parameter: Tensor, key: str, value: Tensor) -> None:
+    """Give an optimiser back what it kept of a parameter, where it keeps it."""
+    beside = value.dim() or optimiser.defaults.get("fused")  # scalars of the others live on the host
+    optimiser.state[parameter][key] = value.clone().to(parameter.device if beside else value.device)
 
 
 def _units(experience: Experience, unit: Unit) -> int:

@@ -35,7 +35,7 @@ SMALL = {
 }
 
 
-def small(name: str) -> Plan:
+def small(name: str, device: str = "auto") -> Plan:
     """The method on the first world that serves it, with as little data as its settings allow."""
     world = world_for(name)
     known = pp.plan(name, world).method.settings()
@@ -46,7 +46,8 @@ def small(name: str) -> Plan:
     built = pp.plan(name, world).world()
     if isinstance(built, ControlWorld):
         fitting["policy.hidden"] = (8,)
-    run = {"held_out": 8, "steps": 2, "threads": 1, "checkpoint_every": 1, "keep": 9, "evaluate_every": 0}
+    run: dict[str, Any] = {"held_out": 8, "steps": 2, "threads": 1, "device": device}
+    run |= {"checkpoint_every": 1, "keep": 9, "evaluate_every": 0}
     model = "start" if isinstance(built, ControlWorld) or warm_start(built) else "fresh"
     return pp.plan(name, world, settings=fitting, model=model, **run)
 

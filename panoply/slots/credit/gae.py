@@ -41,9 +41,7 @@ def gae(
     bootstrap = torch.zeros_like(value)
     if "next_value" in experience:
         bootstrap = experience["next_value"].masked_fill(experience["end"] == TERMINATED, 0.0)
-    reward = experience["reward"].float().to(value.device)
-    order = in_time(experience).to(value.device)
-    episode = experience["episode"].to(value.device)
+    reward, order, episode = experience["reward"].float(), in_time(experience), experience["episode"]
     advantage = torch.empty_like(value)
     advantage[order] = generalised_advantage(
         reward[order], value[order], bootstrap[order], episode[order], gamma, lam
