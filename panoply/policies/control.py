@@ -224,6 +224,10 @@ class ControlPolicy(ControlModel):
         self.device = device
         return self
 
+    def head_on_host(self) -> Head:
+        """What turns outputs into actions, where the worlds are: the policy's own, or on a GPU a copy as of now."""
+        return self.head if self.device.type == "cpu" else copy.deepcopy(self.head).to("cpu")
+
     def copy(self, seeing_alike: bool = False) -> ControlPolicy:
         """A frozen snapshot that later training does not touch; `seeing_alike`: but for what normalisation learns."""
         features = self.model.features

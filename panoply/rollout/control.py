@@ -215,12 +215,10 @@ class ControlCollector(InOrder[Start]):
         self, taken: Mapping[str, Array], columns: Mapping[str, Column], heat: Tensor | None
     ) -> dict[str, Column]:
         """Log-probability and entropy of all actions at once, from the very outputs they were drawn from."""
-        head, out = self.policy.head, torch.from_numpy(taken["out"])
+        head, out = self.policy.head_on_host(), torch.from_numpy(taken["out"])
         legal = torch.from_numpy(taken["legal"]) if "legal" in taken else None
         action = columns["action"]
         assert isinstance(action, Tensor)
-        if self.policy.device.type != "cpu":
-            head = self.policy.copy().to(torch.device("cpu")).head
         return dict(head.score(out, action, legal, heat, entropy=True))
 
 
@@ -251,7 +249,8 @@ class _Rows:
 
     def refresh(self) -> None:
         """Act from here on by what the policy has seen so far and, on a GPU, by a fresh copy of its weights."""
-        self._forward = self.collector.policy.model.numpy()
+        policy = self.collector.policy
+        self._forward, self._head = policy.model.numpy(), policy.head_on_host()
 
     def begin(self, where: Array, episodes: Sequence[_Episode]) -> None:
         """Start episodes in some rows."""
@@ -276,7 +275,7 @@ class _Rows:
         if self._fresh == 0:
             self._refill()
         self._fresh -= 1
-        envs, policy = self.envs, self.collector.policy
+        envs, head = self.envs, self._head
         seen, mask, turn = envs.observations, envs.masks, self.turn
         tape.make_room()
         tape.write("observation", seen)
@@ -286,7 +285,6 @@ class _Rows:
         assert self._noise is not None
         noise = self._noise[self._index, turn % BLOCK]
         heat = temperature(torch.from_numpy(turn)).numpy() if callable(temperature) else temperature
-        head = policy.head
         action, acted = head.anything(noise, mask) if blind else head.act(out, noise, mask, heat)
         step = envs.step(acted)
         truncated = step.truncated
@@ -312,8 +310,8 @@ class _Rows:
         if self.collector.each is not None:
             self.collector.each(tape)
             if (
-                policy.device.type != "cpu"
-            ):  # where it does not act on the very memory that has just been learned in
+                self.collector.policy.device.type != "cpu"
+            ):  # there it does not act on what has just been learned
                 self.refresh()
         self.turn += 1
         ended = (step.terminated | truncated) & self.live

@@ -17,6 +17,25 @@ from panoply.run import Run
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
 
+CONTINUOUS = ["ppo", "sac", "td3", "iql"]
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_real_actions(name: str, tmp_path: Path) -> None:
+    world = "logged:pendulum-random" if name == "iql" else "pendulum"
+    few = {"iql": {"replay.updates": 2}, "ppo": {"sample.length": 16}}
+    early = {"sample.length": 16, "sample.random": 4, "replay.warmup": 4}
+    settings = {**few.get(name, early), "policy.hidden": (8,)}
+    run = {"steps": 2, "threads": 1, "held_out": 2, "evaluate_every": 0}
+    losses = {}
+    for device in ("cuda", "cpu"):
+        plan = pp.plan(name, world, settings=settings, device=device, **run)
+        done = pp.train(plan, run=tmp_path / device, progress=Progress())
+        losses[device] = metrics(done.run)[0]["loss"]
+        assert losses[device] != 0
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-3, abs=1e-3)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_method(name: str, tmp_path: Path) -> None:
     there = pp.train(small(name, "cuda"), run=tmp_path / "there", progress=Progress())

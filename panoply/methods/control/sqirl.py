@@ -83,7 +83,7 @@ def returns_to_go(agent: Agent, replay: Replay, **_: object) -> dict[str, Tensor
     The time limit is part of the problem: nothing beyond it counts.
     """
     rows, episode = replay.rows(torch.arange(len(replay))), replay.episodes()
-    going = torch.ones(len(rows))
+    going = torch.ones_like(rows.reward)
     going[Segments(episode).is_last()] = 0.0
     return {"return": Segments(episode).to_go(rows.reward, replay.gamma), "going": going}
 
