@@ -167,19 +167,20 @@ def _against(cells: Cells) -> str:
     if not rows:
         return ""
     head = ["the same work", "", "sampling and scoring, s", "training, s", "step, s", "peak, GB", "slower by"]
-    again = [
-        f"{c['again']['step']:.2f} s ({c['setting']})"
-        for name, c in cells.items()
-        if name.startswith("anchor-trl") and "again" in c
-    ]
     text = """*default*: as TRL comes, float32 weights under bf16 autocast, gradient checkpointing, 8 rows at a time. *best*: bf16 weights,
 no checkpointing, fused AdamW on the bf16 weights themselves (without the float32 masters that Panoply keeps), as many rows as
 pay. One warm-up step and three timed ones unless the row says otherwise.
 """
-    if again:
+    elsewhere = {
+        name: " and ".join(f"{seconds:.2f} s" for seconds in cells[name]["elsewhere"])
+        for name in ("anchor-trl-best", "anchor-trl-default", "anchor")
+        if "elsewhere" in cells.get(name, {})
+    }
+    if len(elsewhere) == 3:
+        best, default, ours = elsewhere.values()
         text += (
-            "\nThe first shape's rows of TRL were measured on another machine of the same kind; in the session of Panoply's row, one step "
-            f"after the warm-up took {' and '.join(again)}.\n"
+            "\nTRL samples token by token from Python, so its time depends on the host too. On other machines of the same kind "
+            f"the first shape took it {best} (best) and {default} (default), and Panoply {ours}.\n"
         )
     return "### Beside TRL\n\n" + _table(head, rows) + "\n" + text
 
