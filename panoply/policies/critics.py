@@ -32,12 +32,12 @@ class QNets(nn.Module):
     def forward(self, observation: Tensor, action: Tensor) -> list[Tensor]:
         """A value of each row by each net; actions in their units."""
         x = torch.cat([self._features[0](observation), action], -1)
-        return [net(x)[:, 0] for net in self.nets]
+        return [net(x).squeeze(-1) for net in self.nets]
 
     def first(self, observation: Tensor, action: Tensor) -> Tensor:
         """The first net's value alone."""
         x = torch.cat([self._features[0](observation), action], -1)
-        return self.nets[0](x)[:, 0]  # type: ignore[no-any-return]
+        return self.nets[0](x).squeeze(-1)  # type: ignore[no-any-return]
 
     def least(self, observation: Tensor, action: Tensor) -> Tensor:
         """The most cautious net's value."""
@@ -64,7 +64,7 @@ class StateValue(nn.Module):
         return cls(features, net).to(policy.device)
 
     def forward(self, observation: Tensor) -> Tensor:
-        return self.net(self._features[0](observation))[:, 0]  # type: ignore[no-any-return]
+        return self.net(self._features[0](observation)).squeeze(-1)  # type: ignore[no-any-return]
 
 
 class ActionNets(nn.Module):

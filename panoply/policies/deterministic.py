@@ -49,10 +49,10 @@ class Deterministic(Continuous):
     ) -> dict[str, Tensor]:
         log_std = self.log_std if heat is None else self.log_std + 0.5 * heat.log()[:, None]
         z = (self.unit(action) - out.tanh()) * (-log_std).exp()
-        around = (log_std + LOG_ROOT_2PI).expand(len(out), self.size).sum(-1) + self.bounds.volume
-        found = {"logp": -0.5 * (z**2).sum(-1) - around}
+        around = (log_std + LOG_ROOT_2PI).sum(-1) + self.bounds.volume
+        found = {"logp": -0.5 * z.square().sum(-1) - around}
         if entropy:
-            found["entropy"] = around + 0.5 * self.size
+            found["entropy"] = (around + 0.5 * self.size).expand(len(out))
         return found
 
 

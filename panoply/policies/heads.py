@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -115,7 +116,7 @@ class Bounds:
         action = self.real(unit)
         return Drawn(action, action)
 
-    @property
+    @cached_property
     def volume(self) -> float:
         """How much larger the actions are than their units, as a logarithm."""
         return float(np.log((self.high - self.low) / 2).sum()) if self.finite else 0.0

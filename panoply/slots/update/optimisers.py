@@ -72,8 +72,8 @@ class Adam(torch.optim.Optimizer):
                 continue
             slopes = [parameter.grad for parameter in moving if parameter.grad is not None]
             kept = [self.state[parameter] or self._begin(parameter) for parameter in moving]
-            means, squares, steps = ([k[n] for k in kept] for n in ("exp_avg", "exp_avg_sq", "step"))
-            torch._foreach_add_(steps, 1.0)
+            means, squares = ([k[n] for k in kept] for n in ("exp_avg", "exp_avg_sq"))
+            steps = self._counted(kept, moving[0].device)
             torch._fused_adamw_(
                 moving, slopes, means, squares, [], steps, **rates, amsgrad=False, maximize=False
             )  # fmt: skip
@@ -82,9 +82,19 @@ class Adam(torch.optim.Optimizer):
 
     step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it in a profiler's marks and the hooks above
 
-    def _begin(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    @staticmethod
+    def _counted(kept: list[dict[str, Any]], device: torch.device) -> list[torch.Tensor]:
+        """One step more for each: a number, and for the kernel one tensor of all that have moved as often."""
+        made: dict[float, torch.Tensor] = {}
+        for held in kept:
+            count = held["step"] = float(held["step"]) + 1
+            if count not in made:
+                made[count] = torch.full((), count, device=device)
+        return [made[held["step"]] for held in kept]
+
+    def _begin(self, parameter: torch.Tensor) -> dict[str, Any]:
         kept = {
-            "step": torch.zeros((), device=parameter.device),
+            "step": 0.0,
             "exp_avg": torch.zeros_like(parameter),
             "exp_avg_sq": torch.zeros_like(parameter),
         }
