@@ -29,7 +29,7 @@ from typing import Any
 RESULTS = Path("results/bench-control")
 EPISODES = 20
 """Greedy episodes by which both sides' policies are judged."""
-REPEATS = {"speed": 3, "return": 2}
+REPEATS = {"speed": 5, "return": 2}
 
 
 @dataclass(frozen=True)

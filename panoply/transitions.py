@@ -127,6 +127,17 @@ class Agent:
         out: Tensor = model(observation) if beta is None else model(observation, beta=beta)
         return out
 
+    def value(self, rows: Transitions) -> Tensor:
+        """V(s), to be learned."""
+        value: Tensor = self.networks["v"](rows.observation)
+        rows.once("v", value.detach)
+        return value
+
+    @torch.no_grad()
+    def baseline(self, rows: Transitions) -> Tensor:
+        """V(s) to compare with: as the update found it, whether or not V has moved since."""
+        return rows.once("v", lambda: self.networks["v"](rows.observation))
+
     def draw(self, observation: Tensor, beta: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Fresh actions of a policy of continuous ones, in their units, and their log-densities.
 

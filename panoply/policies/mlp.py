@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, mm, nn
+from torch.nn.functional import linear
 
 from panoply.worlds.control.world import Box, Discrete, Space
 
@@ -103,10 +104,10 @@ def _outputs(activation: str, x: Tensor, weights: Sequence[Tensor]) -> list[Tens
     found, activate = [x], _TORCH[activation]
     at_once = activation == "relu" and x.device.type == "cpu" and not torch.is_grad_enabled()
     for i in range(0, len(weights) - 2, 2):
-        x = mm(x, weights[i].t())
+        x = linear(x, weights[i])
         x = torch._add_relu_(x, weights[i + 1]) if at_once else activate(x.add_(weights[i + 1]))
         found.append(x)
-    return [*found, mm(x, weights[-2].t()).add_(weights[-1])]
+    return [*found, linear(x, weights[-2]).add_(weights[-1])]
 
 
 class _Layers(torch.autograd.Function):
@@ -120,14 +121,13 @@ class _Layers(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, activation: str, x: Tensor, *weights: Tensor) -> Tensor:
         *inputs, out = _outputs(activation, x, weights)
-        ctx.activation, ctx.count = activation, len(weights)
-        ctx.save_for_backward(*weights, *inputs)
+        ctx.activation = activation
+        ctx.weights, ctx.inputs = weights, inputs
         return out
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
-        needed, saved = ctx.needs_input_grad[1:], ctx.saved_tensors
-        weights, inputs = saved[: ctx.count], saved[ctx.count :]
+        needed, weights, inputs = ctx.needs_input_grad[1:], ctx.weights, ctx.inputs
         if torch.is_grad_enabled():
             return None, *_plain(ctx.activation, inputs[0], weights, needed, slope)
         found: list[Tensor | None] = [None] * (1 + len(weights))

@@ -92,7 +92,7 @@ def dual_v(
     temperature   of `reverse-kl`: towards 0, V goes to the largest Q
     clip          of `reverse-kl`: the most that x/α may be, and the batch rescaled by its largest; none: neither
     """
-    value = agent.networks["v"](rows.observation)
+    value = agent.value(rows)
     gap = wanted(agent, rows) - value
     if divergence == "reverse-kl":
         return gumbel_loss(gap, temperature, clip), {"v": value.detach()}

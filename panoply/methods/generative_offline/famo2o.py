@@ -43,7 +43,7 @@ def family_weighted(
         else:
             share = 2 * torch.rand(len(rows), generator=agent.generator).to(agent.policy.device) - 1
             beta = balance.scaled(share)
-        gain = wanted(agent, rows) - agent.networks["v"](rows.observation)
+        gain = wanted(agent, rows) - agent.baseline(rows)
         weight = (beta * gain).exp().clamp(max=most)
     return -weight * agent.logp(rows, beta), {"advantage": gain, "weight": weight}
 

@@ -84,7 +84,7 @@ def advantage_weighted(
 ) -> Values:
     """Imitate what was done, the more the better it was than V, by the critics' word (arXiv 2110.06169)."""
     with torch.no_grad():
-        gain = wanted(agent, rows) - agent.networks["v"](rows.observation)
+        gain = wanted(agent, rows) - agent.baseline(rows)
         weight = (beta * gain).exp().clamp(max=most)
     logp = agent.logp(rows)
     return -weight * logp, {"advantage": gain, "weight": weight}

@@ -112,7 +112,7 @@ def expectile_v(
     agent: Agent, rows: Transitions, *, expectile: float = 0.7, update: Part | None = None
 ) -> Values:
     """V as an upper expectile of Q over the actions in the data (arXiv 2110.06169): the best that was done there."""
-    value = agent.networks["v"](rows.observation)
+    value = agent.value(rows)
     gap = wanted(agent, rows) - value
     weight = (expectile - (gap < 0).to(gap.dtype)).abs()
     return weight * gap.square(), {"v": value.detach()}
