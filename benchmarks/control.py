@@ -83,7 +83,7 @@ PAIRS = {
     ),
     "iql-pendulum": Pair(
         "IQL, logged:pendulum-mixed: updates of 256, two layers of 256",
-        "d3rlpy", "Pendulum-v1", 500, 3_000, 2.0, flops=256 * (3 * POLICY + 5 * STATE + 8 * CRITIC), acts=False,
+        "d3rlpy", "Pendulum-v1", 500, 3_000, 2.0, flops=256 * (3 * POLICY + 4 * STATE + 8 * CRITIC), acts=False,
     ),
 }  # fmt: skip
 

@@ -64,7 +64,7 @@ class StateValue(nn.Module):
         return cls(features, net).to(policy.device)
 
     def forward(self, observation: Tensor) -> Tensor:
-        return self.net.forward(self._features[0].forward(observation)).squeeze(-1)  # type: ignore[no-any-return]
+        return self.net.forward(self._features[0].forward(observation)).squeeze(-1)
 
 
 class ActionNets(nn.Module):
