@@ -129,7 +129,7 @@ def test_a_cell_of_control_that_has_a_result_is_not_measured_again(
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(control, "RESULTS", tmp_path)
-    monkeypatch.setattr(control, "REPEATS", {"speed": 3})
+    monkeypatch.setattr(control, "REPEATS", {"speed": 3, "return": 2})
     monkeypatch.setattr(control.subprocess, "run", run)
     control.place("iql-pendulum", "panoply", "speed", 1).write_text("{}")
     control.main(["--only", "iql-pendulum", "--kind", "speed"])

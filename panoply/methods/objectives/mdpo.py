@@ -108,9 +108,11 @@ CONTROL = {
     "sample.envs": 1,
     "sample.length": 2048,
     "credit.gamma": 0.99,
+    "models.critic.loss.clip": None,
     "run.steps": 500,
     "run.evaluate_every": 10,
 }
+"""Values are not clipped: returns of control are hundreds, and a clip is in their units."""
 CARTPOLE = {
     **CONTROL,
     "sample.envs": 8,
