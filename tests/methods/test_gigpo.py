@@ -157,6 +157,7 @@ def test_borrowing_the_credit_is_the_same_run(tmp_path: Path) -> None:
         "settings": {"sample.prompts": 4, "sample.group": 4, "run.held_out": 8},
         "steps": 2,
         "threads": 1,
+        "device": "cpu",
         "progress": Progress(),
     }
     whole = pp.train("gigpo", "keydoor", run=tmp_path / "whole", **small)
