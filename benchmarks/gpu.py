@@ -231,7 +231,11 @@ def run(name: str) -> None:
     about = {"cell": name, "date": date.today().isoformat(), "machine": torch.cuda.get_device_name()}
     about |= {"torch": torch.__version__, "seconds": time.perf_counter() - began}
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps({**about, **result}, indent=1) + "\n")
+    place = RESULTS / f"{name}.json"
+    before = json.loads(place.read_text()) if place.exists() else {}
+    if "step" in before:
+        about["elsewhere"] = [*before.get("elsewhere", []), round(before["step"], 2)][-3:]
+    place.write_text(json.dumps({**about, **result}, indent=1) + "\n")
     brief = ("sample", "learn", "step", "peak_gb", "gap", "off", "ms_per_token", "setup_s", "first_step_s")
     shown = {k: round(v, 5) for k in brief if isinstance(v := result.get(k), float)} or {
         k: v for k, v in result.items() if k != "curve"

@@ -179,7 +179,7 @@ pay. One warm-up step and three timed ones unless the row says otherwise.
     if len(elsewhere) == 3:
         best, default, ours = elsewhere.values()
         text += (
-            "\nTRL samples token by token from Python, so its time depends on the host too. On other machines of the same kind "
+            "\nTRL samples token by token from Python, so its time depends on the host too. Measured before, on machines of the same kind, "
             f"the first shape took it {best} (best) and {default} (default), and Panoply {ours}.\n"
         )
     return "### Beside TRL\n\n" + _table(head, rows) + "\n" + text

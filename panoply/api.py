@@ -186,6 +186,7 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Traine
     from panoply.loops.learner import Diverged
     from panoply.loops.off_policy import off_policy
     from panoply.loops.on_policy import on_policy
+    from panoply.threads import without_denormals
 
     loops = {"on_policy": on_policy, "off_policy": off_policy, "dataset": dataset, "offline": dataset}
     loop = off_policy if made.method.regime == "offline" and "sample" in made.method.slots() else None
@@ -193,8 +194,9 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Traine
     try:
         job = Job(made, run, progress)
         job.begin()
-        (loop or loops[made.method.regime])(job)
-        job.finish()
+        with without_denormals():
+            (loop or loops[made.method.regime])(job)
+            job.finish()
     except Diverged as error:
         assert job is not None
         kept = job.save_last_good(str(error))

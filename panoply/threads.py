@@ -48,12 +48,16 @@ def with_threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def flush_denormals(flush: bool) -> bool:
-    """Whether numbers below 1e-38 become 0; returns what held before.
+@contextmanager
+def without_denormals() -> Iterator[None]:
+    """Numbers below 1e-38 become 0 for a while, where one thread computes: the setting does not reach others.
 
     What an optimiser keeps of weights that no longer move fades into such numbers, with which a processor takes many
     times as long.
     """
     before = bool((torch.tensor([1e-38]) * 0.1 == 0).item())
-    torch.set_flush_denormal(flush)
-    return before
+    torch.set_flush_denormal(before or torch.get_num_threads() == 1)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)

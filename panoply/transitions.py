@@ -58,7 +58,7 @@ class Transitions:
         return self.more[name]
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """Something that several losses of one update need and that does not change between them."""
+        """Something that several losses of one update need, as the first of them finds it."""
         if name not in self._kept:
             self._kept[name] = compute()
         found: Tensor = self._kept[name]
@@ -128,7 +128,7 @@ class Agent:
         return out
 
     def value(self, rows: Transitions) -> Tensor:
-        """V(s), to be learned."""
+        """V(s), for losses that learn it, and kept for those that compare with it (`baseline`)."""
         value: Tensor = self.networks["v"](rows.observation)
         rows.once("v", value.detach)
         return value

@@ -36,7 +36,7 @@ from panoply.regimes import Offline, OffPolicy
 from panoply.rollout.graphs import setup_seconds
 from panoply.run import Run
 from panoply.sinks import Sink, open_sinks
-from panoply.threads import flush_denormals, pick_threads
+from panoply.threads import pick_threads
 
 COLLECTOR = "collector"
 """The collector's state is saved among those of the parts."""
@@ -45,7 +45,7 @@ COLLECTOR = "collector"
 class Job:
     def __init__(self, plan: Plan, run: Run, progress: Progress):
         options = plan.options
-        self._threads, self._flushed = torch.get_num_threads(), flush_denormals(True)
+        self._threads = torch.get_num_threads()
         if options.threads:
             torch.set_num_threads(options.threads)
         self.plan, self.run, self.progress, self.method = plan, run, progress, plan.method
@@ -262,7 +262,6 @@ class Job:
         self.progress.close()
         self.run.release()
         torch.set_num_threads(self._threads)
-        flush_denormals(self._flushed)
 
     # -------------------------------------------------------------- pieces
 

@@ -47,6 +47,7 @@ class Replay:
         self.room = max(1, size // envs)
         self.experts = 0.0
         """Share of every draw that is of an expert's steps, where the data says which those are."""
+        self._theirs = torch.zeros(0, dtype=torch.long)
         self.written = 0
         """Steps of each environment since the beginning."""
         seen = torch.float32 if isinstance(observation, Box) else torch.int64
@@ -122,6 +123,7 @@ class Replay:
             self._flat[name][: len(experience)] = column
         if "expert" in experience:
             self.more["expert"] = experience["expert"].to(self.device)
+            self._theirs = experience["expert"].nonzero()[:, 0].cpu()
         self.written = len(experience)
 
     # -------------------------------------------------------------- drawing
@@ -130,7 +132,7 @@ class Replay:
         """Rows drawn uniformly, with replacement; as many of an expert's as are wanted."""
         rows = torch.randint(len(self), (count,), generator=generator)
         if self.experts:
-            theirs, some = self.more["expert"].nonzero()[:, 0].cpu(), round(self.experts * count)
+            theirs, some = self._theirs, round(self.experts * count)
             rows[:some] = theirs[torch.randint(len(theirs), (some,), generator=generator)]
         return self.rows(rows)
 

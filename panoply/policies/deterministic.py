@@ -38,9 +38,7 @@ class Deterministic(Continuous):
         return (out.tanh() + self.log_std.exp() * noise).clamp(-1, 1), logp
 
     def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
-        spread = (
-            np.exp(self.log_std.detach().cpu().numpy()) * np.sqrt(np.asarray(heat, np.float32))[..., None]
-        )
+        spread = np.exp(self.log_std.detach().numpy()) * np.sqrt(np.asarray(heat, np.float32))[..., None]
         drawn = np.tanh(out) + spread * noise
         return Drawn(self.bounds.real(drawn), self.bounds.real(np.clip(drawn, -1, 1)))
 
@@ -75,7 +73,7 @@ class Certain(Continuous):
         return torch.where(self.positive, nn.functional.softplus(out + 1), out)
 
     def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
-        chosen = np.where(self.positive.cpu().numpy(), np.logaddexp(out + 1, np.float32(0)), out)
+        chosen = np.where(self.positive.numpy(), np.logaddexp(out + 1, np.float32(0)), out)
         acted = np.clip(chosen, self.bounds.low, self.bounds.high).reshape(len(out), *self.bounds.shape)
         return Drawn(acted, acted)
 

@@ -293,7 +293,7 @@ class Gaussian(Continuous):
         if self.state_std:
             mean, log_std = out[:, : self.size], np.clip(out[:, self.size :], *LOG_STD)
         else:
-            mean, log_std = out, self.log_std.detach().cpu().numpy()
+            mean, log_std = out, self.log_std.detach().numpy()
         spread = np.exp(log_std) * np.sqrt(np.asarray(heat, np.float32))[..., None]
         drawn = mean + spread * noise
         if self.squash:

@@ -102,10 +102,8 @@ class Features(nn.Module):
 def _outputs(activation: str, x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     """The input, and what comes out of every layer; `weights` are a matrix and a bias of each, in turn."""
     found, activate = [x], _TORCH[activation]
-    at_once = activation == "relu" and x.device.type == "cpu" and not torch.is_grad_enabled()
     for i in range(0, len(weights) - 2, 2):
-        x = linear(x, weights[i])
-        x = torch._add_relu_(x, weights[i + 1]) if at_once else activate(x.add_(weights[i + 1]))
+        x = activate(linear(x, weights[i]).add_(weights[i + 1]))
         found.append(x)
     return [*found, linear(x, weights[-2]).add_(weights[-1])]
 
@@ -121,13 +119,14 @@ class _Layers(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, activation: str, x: Tensor, *weights: Tensor) -> Tensor:
         *inputs, out = _outputs(activation, x, weights)
-        ctx.activation = activation
-        ctx.weights, ctx.inputs = weights, inputs
+        ctx.activation, ctx.count = activation, len(weights)
+        ctx.save_for_backward(*weights, *inputs)
         return out
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
-        needed, weights, inputs = ctx.needs_input_grad[1:], ctx.weights, ctx.inputs
+        needed, saved = ctx.needs_input_grad[1:], ctx.saved_tensors
+        weights, inputs = saved[: ctx.count], saved[ctx.count :]
         if torch.is_grad_enabled():
             return None, *_plain(ctx.activation, inputs[0], weights, needed, slope)
         found: list[Tensor | None] = [None] * (1 + len(weights))

@@ -309,10 +309,8 @@ class _Rows:
         tape.advance()
         if self.collector.each is not None:
             self.collector.each(tape)
-            if (
-                self.collector.policy.device.type != "cpu"
-            ):  # there it does not act on what has just been learned
-                self.refresh()
+            if self.collector.policy.device.type != "cpu":
+                self.refresh()  # what acts here is a copy
         self.turn += 1
         ended = (step.terminated | truncated) & self.live
         return ended.nonzero()[0] if ended.any() else None

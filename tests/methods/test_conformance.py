@@ -36,10 +36,7 @@ SMALL = {
 
 
 def small(name: str, device: str = "cpu") -> Plan:
-    """The method on the first world that serves it, with as little data as its settings allow.
-
-    On the host, because sums are taken in no fixed order on a GPU: there, runs repeat but for rounding.
-    """
+    """The method on the first world that serves it, with as little data as its settings allow."""
     world = world_for(name)
     known = pp.plan(name, world).method.settings()
     unused = ("replay.warmup", "replay.every") if "data" in known else ()

@@ -43,6 +43,8 @@ def test_method(name: str, tmp_path: Path) -> None:
     first, second = metrics(there.run)
     expected = metrics(here.run)[0]
     assert first["loss"] == pytest.approx(expected["loss"], rel=1e-3, abs=1e-3)
+    if "gradient_norm" in expected:  # where advantages are centred, the loss itself is next to nothing
+        assert first["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=0.02, abs=1e-6)
     assert torch.tensor(second["loss"]).isfinite()
     moved = [open_folder(c / "model").fingerprint() for c in sorted((there.run / "checkpoints").iterdir())]
     still = [open_folder(c / "model").fingerprint() for c in sorted((here.run / "checkpoints").iterdir())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -59,3 +60,15 @@ def test_resting_weights_have_no_gradient() -> None:
     made(x).sum().backward()
     assert x.grad is not None
     assert all(weight.grad is None for weight in made.parameters())
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_what_is_not_a_number_stays_so(activation: Any) -> None:
+    """In any width, learning and acting: a network that has run away must be seen to."""
+    net = MLP(3, (8, 12), 1, activation)
+    net.initialise(torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        net.layers[0].weight[0, 0] = torch.nan
+        assert net(torch.ones(2, 3)).isnan().all()
+    assert net(torch.ones(2, 3)).isnan().all()
+    assert np.isnan(net.numpy()(np.ones((2, 3), np.float32))).all()

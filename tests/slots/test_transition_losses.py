@@ -24,6 +24,20 @@ def test_expectile() -> None:
     torch.testing.assert_close(value, torch.tensor([0.7, 1.2], dtype=torch.float64))
 
 
+def test_a_policy_is_weighed_by_the_v_its_update_began_with() -> None:
+    """V moves from 2 to 5 between its own loss and the policy's: the weights are of min Q′ − 2 all the same."""
+    worth = [2.0]
+    who = agent(PolicySpec(), v=lambda _: torch.full((2,), worth[0], dtype=torch.float64))
+    who.targets = {"q": Fixed([3.0, 4.0], [5.0, 4.5])}
+    batch = rows()
+    bellman.expectile_v()(who, batch)
+    worth[0] = 5.0
+    _, stats = actors.advantage_weighted(beta=1.0)(who, batch)
+    assert stats["advantage"].tolist() == [1.0, 2.0]
+    _, stats = actors.advantage_weighted(beta=1.0)(who, rows())
+    assert stats["advantage"].tolist() == [-2.0, -1.0]
+
+
 def test_q_of_v() -> None:
     """Targets 1 + 0.5·4 = 3 and 2 (terminated); Q_1 is off by 1 and 2, Q_2 by 0 and 1."""
     who = agent(PolicySpec(), v=lambda _: torch.tensor([4.0, 100.0]), q=Fixed([2.0, 4.0], [3.0, 3.0]))

@@ -121,7 +121,8 @@ CARTPOLE = {
     "credit.lam": 0.8,
     "update.lr": 1e-3,
     "models.critic.update.lr": 1e-3,
-    "models.critic.update.minibatches": 2,
+    "models.critic.update.epochs": 20,
+    "models.critic.update.minibatches": 1,
     "run.steps": 400,
     "run.evaluate_every": 25,
 }

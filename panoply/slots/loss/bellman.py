@@ -223,7 +223,7 @@ def lambda_returns(agent: Agent, replay: Replay, *, lam: float, **_: object) -> 
 )
 def return_v(agent: Agent, rows: Transitions, *, lam: float = 0.95, update: Part | None = None) -> Values:
     """V from λ-returns of the data, computed anew at every step of the run; needs replay.n_step = 1."""
-    value = agent.networks["v"](rows.observation)
+    value = agent.value(rows)
     return 0.5 * (value - rows["return"]).square(), {"v": value.detach()}
 
 
