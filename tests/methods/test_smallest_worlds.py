@@ -60,7 +60,7 @@ CASES = {
         "logged:cartpole-mixed", 60, {**OFFLINE, "replay.batch": 64, "replay.gamma": 0.95, "update.lr": 3e-4}
     ),
     "awr": Case("logged:pendulum-mixed", -900, OFFLINE),
-    "a2c": Case("cartpole", 300, {"run.steps": 2000}),
+    "a2c": Case("cartpole", 300, {"run.steps": 5000}),
     "npg": Case("cartpole", 450, {"run.steps": 12}),
     "trpo": Case("cartpole", 450, {"run.steps": 12}),
 }
@@ -82,7 +82,7 @@ def test_learns(name: str, seed: int, tmp_path: Path) -> None:
         settings={**settings, **quiet},
         progress=Progress(),
     )
-    assert done.before["greedy"] < mark
+    assert done.before["sampled"] < mark  # the likeliest actions of new weights may be right by chance
     assert done.after["greedy"] >= mark
 
 
