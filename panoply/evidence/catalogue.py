@@ -39,12 +39,9 @@ from the method it builds on, its settings, and its claim: what its paper found,
 
 
 def works() -> list[Entry]:
-    """Everything that has a page: methods, recipes, systems and whatever else is a published work, worlds apart."""
-    return [
-        e
-        for e in registry.entries()
-        if e.kind != "world" and e.build.__module__.startswith("panoply.methods.")
-    ]
+    """Everything that has a page: methods, recipes, systems and whatever else is a published work; worlds with a claim."""
+    ours = (e for e in registry.entries() if e.build.__module__.startswith("panoply."))
+    return [e for e in ours if e.kind != "world" or e.claim]
 
 
 def pages(claims: Path) -> dict[str, str]:
