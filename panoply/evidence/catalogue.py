@@ -29,6 +29,9 @@ FAMILIES = {
     "agents": "Agents of several turns",
     "preferences": "Preferences",
     "reasoning-data": "Reasoning and data",
+    "control": "Control",
+    "generative-offline": "Logged data",
+    "world": "Worlds",
 }
 HEAD = """# Methods
 
@@ -39,7 +42,7 @@ from the method it builds on, its settings, and its claim: what its paper found,
 
 
 def works() -> list[Entry]:
-    """Everything that has a page: methods, recipes, systems and whatever else is a published work; worlds with a claim."""
+    """Everything that has a page: methods, recipes, systems, other published works, and worlds that have a claim."""
     ours = (e for e in registry.entries() if e.build.__module__.startswith("panoply."))
     return [e for e in ours if e.kind != "world" or e.claim]
 
@@ -58,9 +61,9 @@ def pages(claims: Path) -> dict[str, str]:
 
 def _index(found: Mapping[str, Mapping[str, Any] | None]) -> str:
     pieces = [HEAD, _tally([f for f in found.values() if f])]
-    families = dict.fromkeys([*FAMILIES, *(e.family or "others" for e in works())])
+    families = dict.fromkeys([*FAMILIES, *(e.family or e.kind for e in works())])
     for family in families:
-        mine = [e for e in works() if (e.family or "others") == family]
+        mine = [e for e in works() if (e.family or e.kind) == family]
         if mine:
             rows = [_row(e, found[e.name]) for e in mine]
             pieces += [
