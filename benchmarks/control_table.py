@@ -23,12 +23,14 @@ def section(folder: Path) -> str:
         return ""
     some = next(c for c in found.values() if "cores" in c)
     dates = ", ".join(sorted({c["date"] for c in found.values()}))
+    load = max((c["load"] for name, c in found.items() if ".speed-" in name and "load" in c), default=None)
+    busy = "" if load is None else f", at a load of at most {load:.1f}, their own included"
     parts = [
         f"""{HEAD}
 
 {some["cores"]} cores, one thread a side, torch {some["torch"]}, {dates}. Panoply beside Stable-Baselines3 2.9 and d3rlpy 2.8: the same
 Gymnasium environments, networks, batches and epochs. Medians of steps a second (of the environment; for IQL of the optimiser),
-sides taking turns, none of which had the machine quite to itself; imports, evaluation and checkpoints are not counted. The *floor* is what the environment alone and the
+sides taking turns{busy}; imports, evaluation and checkpoints are not counted. The *floor* is what the environment alone and the
 matrix products alone (at the rate of a large one) would take; the share says how much of Panoply's time that is.
 """,
         _table(

@@ -88,6 +88,18 @@ def test_a_cell_that_has_a_result_is_not_measured_again(
     assert "there is no cell near" in capsys.readouterr().err
 
 
+def test_a_cell_keeps_the_times_of_the_measurements_before_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path)
+    monkeypatch.setattr(gpu.torch.cuda, "get_device_name", lambda: "a GPU")
+    for step in (1.0, 2.0, 3.0, 4.0, 5.0):
+        monkeypatch.setitem(gpu.CELLS, "short", lambda step=step: {"step": step})
+        gpu.run("short")
+    found = json.loads((tmp_path / "short.json").read_text())
+    assert (found["step"], found["elsewhere"]) == (5.0, [2.0, 3.0, 4.0])
+
+
 def test_cells_of_control_become_rows(tmp_path: Path) -> None:
     """Medians over repeats; the floor of 1 ms of environment and 1 ms of products is a fifth of 10 ms a step.
 

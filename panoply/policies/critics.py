@@ -32,7 +32,7 @@ class QNets(nn.Module):
     def forward(self, observation: Tensor, action: Tensor) -> list[Tensor]:
         """A value of each row by each net; actions in their units."""
         x = torch.cat([self._features[0](observation), action], -1)
-        return [net.forward(x).squeeze(-1) for net in self.nets]
+        return [net(x).squeeze(-1) for net in self.nets]
 
     def first(self, observation: Tensor, action: Tensor) -> Tensor:
         """The first net's value alone."""
@@ -64,7 +64,7 @@ class StateValue(nn.Module):
         return cls(features, net).to(policy.device)
 
     def forward(self, observation: Tensor) -> Tensor:
-        return self.net.forward(self._features[0].forward(observation)).squeeze(-1)
+        return self.net(self._features[0](observation)).squeeze(-1)  # type: ignore[no-any-return]
 
 
 class ActionNets(nn.Module):

@@ -19,8 +19,8 @@ def write(replay: Replay, seen: float, action: float, reward: float, end: str, a
     tape.write("observation", np.array([[seen]], np.float32))
     tape.write("acted", np.array([[action]], np.float32))
     tape.write("reward", np.array([reward]))
-    tape.write("terminated", np.array([end == "terminated"]))
-    tape.write("truncated", np.array([end == "truncated"]))
+    tape.write("terminated", np.array([end in ("terminated", "both")]))
+    tape.write("truncated", np.array([end in ("truncated", "both")]))
     tape.write("after", np.array([[after]], np.float32))
     tape.advance()
     replay.add(tape)
@@ -121,6 +121,12 @@ def test_overwritten() -> None:
     assert rows.observation[:, 0].tolist() == [11, 20, 21, 10]
     assert rows.reward.tolist() == [16, 32 + 32, 64, 8 + 8]
     assert rows.discount.tolist() == [0.5, 0.25, 0.5, 0.25]
+
+
+def test_what_ends_at_its_time_limit_has_ended() -> None:
+    replay = Replay(SEES, ACTS, head_for(ACTS), size=1, gamma=0.5)
+    write(replay, 0, 0.0, 1.0, "both", 1)
+    assert replay.rows(torch.tensor([0])).discount.tolist() == [0.0]
 
 
 def test_several_environments() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,14 @@ from panoply.run import Run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
-
 CONTINUOUS = ["ppo", "sac", "td3", "iql"]
+
+
+def alike(there: dict[str, Any], here: dict[str, Any]) -> None:
+    """Where advantages are centred the loss itself is next to nothing, so that its slope must agree as well."""
+    assert there["loss"] == pytest.approx(here["loss"], rel=1e-3, abs=1e-3)
+    if "gradient_norm" in here:
+        assert there["gradient_norm"] == pytest.approx(here["gradient_norm"], rel=0.02, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
@@ -27,32 +34,29 @@ def test_real_actions(name: str, tmp_path: Path) -> None:
     early = {"sample.length": 16, "sample.random": 4, "replay.warmup": 4}
     settings = {**few.get(name, early), "policy.hidden": (8,)}
     run = {"steps": 2, "threads": 1, "held_out": 2, "evaluate_every": 0}
-    losses = {}
+    logged = []
     for device in ("cuda", "cpu"):
         plan = pp.plan(name, world, settings=settings, device=device, **run)
         done = pp.train(plan, run=tmp_path / device, progress=Progress())
-        losses[device] = metrics(done.run)[0]["loss"]
-        assert losses[device] != 0
-    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-3, abs=1e-3)
+        logged.append(metrics(done.run)[0])
+        assert logged[-1]["loss"] != 0
+    alike(*logged)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_method(name: str, tmp_path: Path) -> None:
-    there = pp.train(small(name, "cuda"), run=tmp_path / "there", progress=Progress())
+    plan = small(name, "cuda")
+    there = pp.train(plan, run=tmp_path / "there", progress=Progress())
     here = pp.train(small(name, "cpu"), run=tmp_path / "here", progress=Progress())
     first, second = metrics(there.run)
-    expected = metrics(here.run)[0]
-    assert first["loss"] == pytest.approx(expected["loss"], rel=1e-3, abs=1e-3)
-    if "gradient_norm" in expected:  # where advantages are centred, the loss itself is next to nothing
-        assert first["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=0.02, abs=1e-6)
+    alike(first, metrics(here.run)[0])
     assert torch.tensor(second["loss"]).isfinite()
-    moved = [open_folder(c / "model").fingerprint() for c in sorted((there.run / "checkpoints").iterdir())]
-    still = [open_folder(c / "model").fingerprint() for c in sorted((here.run / "checkpoints").iterdir())]
-    assert len(set(moved)) == len(set(still)), "a step did not move the weights"
+    if plan.options.model == "start":  # new weights may earn nothing, and then nothing moves
+        saved = sorted((there.run / "checkpoints").iterdir())
+        assert len({open_folder(c / "model").fingerprint() for c in saved}) == 3, "a step moved nothing"
 
     shutil.rmtree(there.run / "checkpoints" / "step-0000002")
     (there.run / "result.json").unlink()
     resumed = pp.train(resume=there.run, progress=Progress())
     assert Run.open(resumed.run).status() == "finished"
-    again = metrics(resumed.run)[1]
-    assert again["loss"] == pytest.approx(second["loss"], rel=1e-3, abs=1e-3)
+    alike(metrics(resumed.run)[1], second)
