@@ -243,7 +243,7 @@ class _Rows:
         self.at: Any = None
         self._noise: Array | None = None
         self._fresh = 0
-        """Steps for which every row still has noise."""
+        """Steps for which every row has noise; a new episode draws for its own row alone, so it adds none."""
         self._index = np.arange(size)
         self.refresh()
 
@@ -263,7 +263,6 @@ class _Rows:
             self._draw(row, episode, 0)
         self.live[where], self.turn[where], self.earned[where] = True, 0, 0.0
         self.seen += episodes
-        self._fresh = self._left()
 
     def step(
         self, tape: Tape, temperature: Temperature, limit: int | None = None, blind: bool = False
@@ -327,15 +326,12 @@ class _Rows:
         self._noise[row] = drawn
 
     def _refill(self) -> None:
-        for row in (self.turn % BLOCK == 0).nonzero()[0].tolist():
+        """Draw for the rows at which a block ends, and count the steps until the next one does."""
+        for row in ((self.turn % BLOCK == 0) & (self.turn > 0) & self.live).nonzero()[0].tolist():
             episode = self.current[row]
-            if episode is not None and self.turn[row]:
-                self._draw(row, episode, int(self.turn[row]))
-        self._fresh = self._left()
-
-    def _left(self) -> int:
-        """Steps until the first row needs new noise."""
-        return BLOCK - int((self.turn % BLOCK).max())
+            assert episode is not None
+            self._draw(row, episode, int(self.turn[row]))
+        self._fresh = BLOCK - int((self.turn % BLOCK).max())
 
     # -------------------------------------------------------------- open episodes
 
@@ -376,7 +372,6 @@ class _Rows:
         fresh = np.array(lengths) == 0
         if fresh.any():
             self.envs.reset(rows[fresh], np.array([episodes[r].task.seed for r in rows[fresh]]))
-        self._fresh = self._left()
 
 
 def _joined(rows: Array, finals: Array) -> Tensor:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from panoply.checkpoint import join_tensors, split_tensors
 from panoply.experience import OPEN, TERMINATED, TRUNCATED, Experience
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.rollout.control import ControlCollector
+from panoply.seeds import numpy_rng
 from panoply.worlds.control.cartpole import Cartpole
 from panoply.worlds.control.gymnasium import Gymnasium
 from panoply.worlds.control.world import Array, Box, ControlWorld, Discrete, Envs, Space, Step
@@ -155,3 +157,94 @@ def test_open_episodes_resume_bit_for_bit() -> None:
         for _ in range(3):
             assert same(whole.rollout(3, 17), resumed.rollout(3, 17))
         assert same(whole.rollout(3, 17), resumed.rollout(3, 17))
+
+
+@dataclass(frozen=True)
+class Uneven(ControlWorld):
+    """Episodes of 40 to 199 steps, as their seed says: rows end at odd times, often where another's block turns."""
+
+    @property
+    def observation(self) -> Space:
+        return Box((1,))
+
+    @property
+    def action(self) -> Space:
+        return Discrete(2)
+
+    def envs(self, size: int) -> Envs:
+        return _Uneven(size)
+
+
+class _Uneven(Envs):
+    def __init__(self, size: int):
+        self.size = size
+        self.observations = np.zeros((size, 1), dtype=np.float32)
+        self.left = np.zeros(size, dtype=int)
+
+    def reset(self, where: Array, seeds: Array) -> None:
+        self.left[where] = 40 + seeds % 160
+
+    def step(self, actions: Array) -> Step:
+        self.left -= 1
+        return Step(np.ones(self.size), self.left == 0, np.zeros(self.size, dtype=bool), {})
+
+
+class Listening(ControlCollector):
+    """Writes down the noise that every decision was taken with, by episode and turn."""
+
+    def __init__(self) -> None:
+        world = Uneven()
+        super().__init__(world, ControlPolicy.fresh(world.observation, world.action, seed=1), seed=3)
+        self.heard: list[Array] = []
+        self.found: dict[tuple[int, int], Array] = {}
+        act = self.policy.head.act  # blind actions of choices come by here too
+
+        def heard(out: Array, noise: Array, *more: Any) -> Any:
+            self.heard.append(noise)
+            return act(out, noise, *more)
+
+        self.policy.head.act = heard  # type: ignore[method-assign]
+
+    def _experience(self, tape: Any, rows: Any, temperature: Any) -> Experience:
+        live, episode, turn = (tape.column(name) for name in ("live", "episode", "turn"))
+        for step, row in zip(*live.nonzero(), strict=True):
+            key = int(episode[step, row]), int(turn[step, row])
+            assert key not in self.found
+            self.found[key] = self.heard[step][row]
+        self.heard = []
+        return super()._experience(tape, rows, temperature)
+
+    def check(self, decisions: int) -> None:
+        """Every decision had the noise that seed, split, episode and turn decide."""
+        assert len(self.found) >= decisions
+        blocks: dict[tuple[int, int], Any] = {}
+        for (episode, turn), noise in self.found.items():
+            block = episode, turn // 64
+            if block not in blocks:
+                rng = numpy_rng("draw", 3, "train", *block)
+                blocks[block] = self.policy.head.noise(rng, 64)
+            assert (noise == blocks[block][turn % 64]).all(), f"episode {episode}, turn {turn}"
+
+
+def test_noise_belongs_to_seed_episode_and_turn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whole episodes, in open ones, while a replay is filled (at first blindly), and after a resumption."""
+    monkeypatch.setattr("panoply.rollout.control.MOST", 24)
+    groups = Listening()
+    groups.episodes(groups.tasks(30), 4)
+    groups.check(30 * 4 * 40)
+
+    going_on = Listening()
+    for _ in range(4):
+        going_on.rollout(24, 200)
+    going_on.check(4 * 24 * 200)
+
+    resumed = Listening()
+    resumed.state = saved(copy.deepcopy(going_on.state))
+    for _ in range(2):
+        resumed.rollout(24, 200)
+    resumed.check(2 * 24 * 200)
+
+    filling = Listening()
+    filling.each = lambda tape: None
+    filling.rollout(24, 400, random=24 * 100)
+    filling.check(24 * 400)
