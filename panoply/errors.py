@@ -58,6 +58,11 @@ def nearest(name: str, names: Sequence[str], most: int = 3) -> list[str]:
     return begun if len(begun) <= most else []
 
 
+def plain(text: object) -> str:
+    """A text as it may be printed: what would move a terminal's cursor, or is no letter at all, is written out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
 def needs_extra(package: str, extra: str, purpose: str) -> PanoplyError:
     """An error for an optional library that is not installed, with the line that installs it."""
     return PanoplyError(f"{purpose} needs {package}: pip install 'panoply-rl[{extra}]'.")
