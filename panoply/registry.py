@@ -48,6 +48,8 @@ class Entry:
     """Where a method is at home, if that is not just anywhere."""
     claim: Claim | None = None
     """What its paper found, in a form that can be measured here."""
+    published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Which of its settings a source states, as source → path → value (see `panoply/published.py`)."""
 
     @property
     def name(self) -> str:
@@ -101,16 +103,18 @@ def method(
     presets: Mapping[str, Mapping[str, Any]] | None = None,
     world: str | None = None,
     claim: Claim | None = None,
+    published: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[[Callable[..., M]], Callable[..., M]]:
     """Register a function that returns a method. A changed default is a new version of the id.
 
     `presets` are named sets of settings for kinds of world, such as `{"tiny": {"update.lr": 3e-4}}`; `world` is where
-    the method is at home; `claim` is what its paper found, for `panoply claim` to measure.
+    the method is at home; `claim` is what its paper found, for `panoply claim` to measure; `published` says which
+    source states which settings, such as `{"arXiv 2402.03300, §4.2": {"sample.group": 64}}`.
     """
 
     def register(build: Callable[..., M]) -> Callable[..., M]:
         of = family or _family(build.__module__)
-        _register(Entry(id, "method", build, paper, of, base, presets or {}, world, claim))
+        _register(Entry(id, "method", build, paper, of, base, presets or {}, world, claim, published or {}))
         return build
 
     return register

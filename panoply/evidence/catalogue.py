@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from panoply import compose, registry
+from panoply import compose, published, registry
 from panoply.checkpoint import write_atomically
 from panoply.evidence import pictures
 from panoply.evidence.claims import SEEDS, Claim
@@ -150,12 +150,10 @@ def _method(entry: Entry) -> Iterator[str]:
         rows = [(f"`{path}`", _code(theirs), _code(mine)) for path, mine, theirs in changes]
         yield f"## Changes from {entry.base}\n"
         yield table(("setting", entry.base, entry.name), *rows) if rows else "None.\n"
-    rows = []
-    for slot, value in made.slots().items():
-        for held in value if isinstance(value, tuple) else (value,):
-            settings = ", ".join(f"`{k}={show_value(v)}`" for k, v in held.settings().items())
-            rows.append((slot, f"`{held.info.name}`", settings))
-    yield f"## Parts, as published\n\n{table(('slot', 'part', 'settings'), *rows)}"
+    rows = [(path.split(".")[0], f"`{held.info.name}`", held.info.summary) for path, held in made.parts()]
+    yield f"## Parts, as published\n\n{table(('slot', 'part', 'what it does'), *rows)}"
+    rows = [(f"`{o.path}`", f"`{show_value(o.value)}`", o.says) for o in published.origins(entry)]
+    yield f"## Settings, and who says so\n\n{table(('setting', 'value', 'from'), *rows)}"
     for name, preset in entry.presets.items():
         words = ", ".join(f"`{path}={show_value(value)}`" for path, value in preset.items())
         models = ", for models of about a million parameters," if name == "tiny" else ""

@@ -8,14 +8,14 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from panoply import compose, registry
+from panoply import compose, published, registry
 from panoply.errors import PanoplyError, unknown
 from panoply.parts import SLOTS, Part, describe, show_value
 from panoply.planning import Options
 from panoply.regimes import Method
 from panoply.registry import Entry
 from panoply.report import meanings
-from panoply.report.text import equations, indent, part_table, prose, table
+from panoply.report.text import equations, indent, prose, table
 from panoply.worlds.control.world import ControlWorld, show_space
 
 
@@ -98,8 +98,9 @@ def _method_page(entry: Entry, preset: str | None) -> str:
         indent(equations(resolved.equation())),
         "",
     ]
-    pieces += ["parts, and how they are set as published" if preset is None else f"parts, set for {preset}"]
-    pieces += [indent(part_table(resolved))]
+    pieces += ["parts, as published" if preset is None else f"parts, set for {preset}"]
+    pieces += [indent(table(_parts(resolved)))]
+    pieces += ["", "settings, and who says so", indent(table(_origins(entry, preset)))]
     if entry.base is not None:
         base = compose.resolve(entry.base, preset=preset).method
         rows = [(path, b or "–", "→", a or "–") for path, a, b in resolved.diff(base)]
@@ -115,6 +116,16 @@ def _method_page(entry: Entry, preset: str | None) -> str:
     nexts = [(f"panoply show {part}", "one part"), ("panoply show run", "the settings of any run")]
     pieces += ["", "more", indent(table(nexts))]
     return "\n".join(pieces)
+
+
+def _parts(method: Method) -> list[tuple[str, str, str]]:
+    """Every part with its place and what it does."""
+    return [(path.split(".")[0], held.info.name, held.info.summary) for path, held in method.parts()]
+
+
+def _origins(entry: Entry, preset: str | None) -> list[tuple[str, str, str]]:
+    asked = preset if preset in entry.presets else None
+    return [(o.path, show_value(o.value), o.says) for o in published.origins(entry, asked)]
 
 
 def _measured(entry: Entry) -> list[str]:

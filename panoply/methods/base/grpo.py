@@ -39,7 +39,26 @@ CONTROL = {
 """Groups of 8 episodes from one start; small networks take large steps, several of them on one batch."""
 
 
-@method("grpo@1", presets={"tiny": TINY, "control": CONTROL})
+PUBLISHED = {
+    "arXiv 2402.03300, §4.2": {
+        "sample.prompts": 16,
+        "sample.group": 64,
+        "regularise.kl.weight": 0.04,
+        "update.lr": 1e-6,
+        "update.epochs": 1,
+        "update.minibatches": 1,
+    },
+    "arXiv 2402.03300, eq. 3 and 4": {
+        "credit.baseline": "mean",
+        "credit.scale": "std",
+        "reduce": "sequence_mean",
+        "regularise.kl.estimator": "k3",
+    },
+}
+"""16 prompts of 64 answers are the batch of 1,024. ε of the clip is not stated; 0.2 is PPO's."""
+
+
+@method("grpo@1", presets={"tiny": TINY, "control": CONTROL}, published=PUBLISHED)
 def grpo() -> OnPolicy:
     """Group Relative Policy Optimization (DeepSeekMath, arXiv 2402.03300).
 
