@@ -184,6 +184,17 @@ def _claim(entry: Entry, claim: Claim, found: Mapping[str, Any] | None) -> Itera
     runs = found["runs"]
     names = list(runs[0])
     yield table(names, *([f"{r[n]:.4g}" if n != "seed" else str(r[n]) for n in names] for r in runs))
+    if found.get("history"):
+        rows = [_earlier(past) for past in found["history"]]
+        yield "Earlier verdicts:\n"
+        yield table(("date", "commit", "verdict", "measured", "asked differently since then"), *rows)
+
+
+def _earlier(past: Mapping[str, Any]) -> tuple[str, ...]:
+    low, high = past["interval"]
+    gap = f"{past['metric']} {past['difference']:+.3g} ({low:+.3g} to {high:+.3g}), {past['seeds']} seeds"
+    asked = ", ".join(past["asked differently since"]) or "nothing"
+    return past["date"], past.get("commit", "–"), past["verdict"], gap, asked
 
 
 def _measured(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

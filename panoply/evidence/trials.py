@@ -14,6 +14,7 @@ from panoply import registry
 from panoply.checkpoint import write_atomically
 from panoply.errors import PanoplyError, unknown
 from panoply.evidence.claims import SEEDS, Claim, Found, Identity, Measured, Ranks, Verdict
+from panoply.evidence.history import commit, with_history
 from panoply.evidence.race import Desk, Race
 from panoply.registry import Entry
 from panoply.run import versions
@@ -59,10 +60,17 @@ def stored(slug: str, store: Path = STORE) -> dict[str, Any] | None:
 
 
 def store_result(facts: Mapping[str, Any], store: Path = STORE) -> Path:
-    """One line a field, so that a change can be read."""
-    path = store / f"{facts['id'].split('@')[0]}.json"
+    """Keep a result, and what was found before it. One line a field, so that a change can be read."""
+    slug = facts["id"].split("@")[0]
+    path = store / f"{slug}.json"
     store.mkdir(parents=True, exist_ok=True)
-    lines = [f" {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in facts.items()]
+    try:
+        before = stored(slug, store)
+    except PanoplyError:  # what has just been measured is not lost to a broken file, nor the file to it
+        path.replace(path.with_suffix(".json.broken"))
+        before = None
+    whole = with_history(facts, before)
+    lines = [f" {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in whole.items()]
     write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n")
     return path
 
@@ -114,6 +122,7 @@ def put_to_test(
         "command": f"panoply claim {entry.name}",
         "seconds": round(time.monotonic() - begun, 1),
         "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
         "versions": versions(),
     }
 

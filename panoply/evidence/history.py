@@ -1,0 +1,52 @@
+"""Earlier verdicts on a claim stay: each with its date, its code, and what was asked differently from then on."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ASKED = ("says", "world", "settings", "order", "metric", "better", "budget", "tuning grid")
+"""What makes a claim another question."""
+SUMMARY = ("date", "commit", "verdict", "metric", "difference", "interval", "margin", "seeds")
+"""What is kept of an earlier result."""
+
+
+def with_history(facts: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A result with everything that was found before it, oldest first."""
+    if before is None:
+        return dict(facts)
+    passed = {name: before[name] for name in SUMMARY if before.get(name) is not None}
+    passed["asked differently since"] = changed(before, facts)
+    return {**facts, "history": [*before.get("history", ()), passed]}
+
+
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Which parts of the question are no longer what they were."""
+    return [name for name in ASKED if _asked(before, name) != _asked(after, name)]
+
+
+def _asked(facts: Mapping[str, Any], name: str) -> Any:
+    if name == "tuning grid":
+        return {path: list(values) for path, values in facts.get("tuning", {}).get("grid", {}).items()}
+    return facts.get(name)
+
+
+def commit(package: Path = Path(__file__).parent.parent) -> str | None:
+    """The commit of the code that measures, with a + where it was changed since; None outside of a repository."""
+    if not (package.parent / ".git").exists():
+        return None
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(package.parent), *words], capture_output=True, text=True, check=True, timeout=20
+        )
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=7", "HEAD") + "+" * bool(
+            git("status", "--porcelain", "--", package.name)
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
