@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from panoply import __version__
 from panoply.commands.parser import Parser
-from panoply.errors import PanoplyError, unknown
+from panoply.errors import PanoplyError, plain, unknown
 
 if TYPE_CHECKING:
     import argparse
@@ -43,10 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _main(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except PanoplyError as error:
-        print(f"panoply: {error}", file=sys.stderr)
+        _complain(str(error))
         code = 2
     except KeyboardInterrupt as error:
-        print(f"panoply: {str(error) or 'stopped'}", file=sys.stderr)
+        _complain(str(error) or "stopped")
         code = 130
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -55,9 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO):
             raise
         where = f" ({error.filename})" if error.filename else ""
-        print(f"panoply: {error.strerror}{where}.", file=sys.stderr)
+        _complain(f"{error.strerror}{where}.")
         code = 2
     sys.exit(code)
+
+
+def _complain(text: str) -> None:
+    print(plain(f"panoply: {text}", lines=True), file=sys.stderr)
 
 
 def _main(arguments: list[str]) -> int:

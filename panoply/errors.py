@@ -58,9 +58,20 @@ def nearest(name: str, names: Sequence[str], most: int = 3) -> list[str]:
     return begun if len(begun) <= most else []
 
 
-def plain(text: object) -> str:
-    """A text as it may be printed: what would move a terminal's cursor, or is no letter at all, is written out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+def plain(text: object, lines: bool = False) -> str:
+    r"""A text as it may be printed: what a terminal would obey is written out, an escape as the letters `\x1b`.
+
+    That is every character Unicode does not call printable: control codes, marks that turn the direction of writing,
+    halves of surrogate pairs. With `lines`, line feeds and tabs stay. All that files and models say is printed so.
+    """
+    words, kept = str(text), "\n\t" if lines else ""
+    if words.isprintable():
+        return words
+    return "".join(c if c.isprintable() or c in kept else _written(c) for c in words)
+
+
+def _written(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 def needs_extra(package: str, extra: str, purpose: str) -> PanoplyError:

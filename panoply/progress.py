@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from panoply.errors import plain
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
@@ -65,7 +67,7 @@ class Lines(Progress):
             print(f"evaluating  {done}/{total} held-out answers", file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(plain(text, lines=True), file=sys.stderr, flush=True)
 
     def _due(self) -> bool:
         now = time.monotonic()
@@ -110,7 +112,7 @@ class Panel(Progress):
         self._evaluating = None
         self._held_out.append((job.step, found.rates))
         if not self._own:
-            self._answers = [(None, " ".join(text.split())) for text in found.samples]
+            self._answers = [(None, plain(" ".join(text.split()))) for text in found.samples]
         self._refresh(job)
 
     def step(self, job: Job, record: Mapping[str, Any], experience: Experience) -> None:
@@ -125,6 +127,7 @@ class Panel(Progress):
             self._refresh(job)
 
     def say(self, text: str) -> None:
+        text = plain(text, lines=True)
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         else:
@@ -247,8 +250,8 @@ def answers(job: Job, experience: Experience, most: int = 5) -> list[tuple[bool,
     good = episodes.sum(experience["signal:success"])[:most].tolist()
     rows = episodes.first(experience["context"])[:most].tolist()
     tokens = experience.context.ragged("tokens")
-    texts = [decode(tokens[row].tolist()) for row in rows]
-    return [(g > 0, " ".join(t.split())[:200]) for g, t in zip(good, texts, strict=True)]
+    texts = [plain(" ".join(decode(tokens[row].tolist()).split())) for row in rows]
+    return [(g > 0, t[:200]) for g, t in zip(good, texts, strict=True)]
 
 
 def plot(values: Sequence[float], width: int, height: int, first: int = 1) -> list[str]:

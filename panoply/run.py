@@ -227,17 +227,6 @@ def model_folder(source: str | Path) -> Path:
     return path
 
 
-def list_runs(root: str | Path) -> list[Run]:
-    """Every readable run below a folder, the stages of recipes among them, newest first."""
-    base = Path(root)
-    found = []
-    stages = (p for recipe in base.glob(f"*/{RECIPE}") for p in recipe.parent.glob(f"*/{CONFIG}"))
-    for config in (*base.glob(f"*/{CONFIG}"), *stages):
-        with contextlib.suppress(PanoplyError):
-            found.append(Run.open(config.parent))
-    return sorted(found, key=lambda r: (str(r.config.get("created")), r.folder.name), reverse=True)
-
-
 def _installed(package: str) -> str:
     try:
         return metadata.version(package)

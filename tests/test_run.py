@@ -25,7 +25,8 @@ from panoply import checkpoint, progress, sinks
 from panoply.evaluation import held_out
 from panoply.kinds import text as kinds
 from panoply.loops.job import Job
-from panoply.run import Run, list_runs
+from panoply.report.shelf import Shelf
+from panoply.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +154,7 @@ class TestFolder:
         names = [run.folder.name for run in made]
         assert len(set(names)) == 3
         assert re.fullmatch(r"\d{4}-\d\d-\d\d-sft-chain-s0", names[0])
-        assert {r.folder.name for r in list_runs("runs")} == set(names)
+        assert set(Shelf("runs").find()) == set(names)
 
 
 class TestBestCheckpoint:

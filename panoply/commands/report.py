@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from panoply.commands.parser import Commands, command
+from panoply.errors import plain
 
 EXAMPLES = """\
   panoply report runs/RUN                              one run, to report.html
@@ -36,7 +37,7 @@ def _report(chosen: argparse.Namespace) -> int:
     made = write_report(study, Path(chosen.output), chosen.title)
     print(f"Wrote {made}: {study.summary()}")
     for note in study.notes:
-        print(f"  {note}")
+        print(f"  {plain(note)}")
     if chosen.pictures:
         files = draw(study.experiments, study.metrics, Path(chosen.pictures))
         print(f"Wrote {len(files)} pictures to {chosen.pictures}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 from panoply.commands.parser import Commands, add_json, command
-from panoply.errors import PanoplyError
 
 EXAMPLES = """\
   panoply runs                 every run below ./runs, newest first
@@ -21,12 +22,22 @@ def add(commands: Commands) -> None:
 
 
 def _runs(chosen: argparse.Namespace) -> int:
-    from panoply.report.text import run_facts, runs_table
-    from panoply.run import list_runs
+    from panoply.report.shelf import Shelf
+    from panoply.report.text import runs_table
 
-    if not Path(chosen.folder).is_dir():
-        hint = " yet: make a run with panoply train grpo" if chosen.folder == "runs" else ""
-        raise PanoplyError(f"There is no folder '{chosen.folder}'{hint}.")
-    found = list_runs(chosen.folder)
-    print(json.dumps([run_facts(r) for r in found], indent=1) if chosen.json else runs_table(found))
+    found = [_told(Path(chosen.folder, f["id"]), f) for f in Shelf(chosen.folder).all_facts()]
+    print(json.dumps(found, indent=1) if chosen.json else runs_table(found))
     return 0
+
+
+def _told(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts of a run with its folder; what was measured before an unfinished one began is in its checkpoints."""
+    from panoply import checkpoint
+    from panoply.report.shelf import score
+
+    told = {"run": str(folder), **facts}
+    if told["status"] in ("running", "stopped") and told["before"] is None:
+        for newest in checkpoint.listed(folder / "checkpoints")[-1:]:
+            with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
+                told["before"] = score(newest.state().get("before"))
+    return told

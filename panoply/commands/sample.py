@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from panoply.commands.parser import Commands, add_machine, add_plugins, command, load_plugins, machine
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, plain
 
 EXAMPLES = """\
   panoply sample runs/RUN "3+4*2+1*5+6*2+7="     what the policy writes
@@ -55,5 +55,5 @@ def _sample(chosen: argparse.Namespace) -> int:
         seed=chosen.seed,
         **machine(chosen),
     ):
-        print(chosen.prompt + text)
+        print(plain(chosen.prompt + text, lines=True))
     return 0

@@ -24,6 +24,8 @@ FIRST = (
     "loss",
 )
 """Metrics in the order of what is looked at first; evaluations come before all else."""
+LARGEST = 10**300
+"""Whole numbers from here on are no measurement, whatever a file says."""
 DULL = ("seconds_", "peak_memory", "step0_", "groups_asked", "updates", "seconds", "step")
 
 
@@ -155,14 +157,19 @@ def _bare(plan: Mapping[str, Any], what: str) -> str:
 
 
 def _has(row: Mapping[str, Any], name: str) -> bool:
-    value = row.get(name)
-    return isinstance(value, int | float) and not isinstance(value, bool) and isinstance(row.get("step"), int)
+    return _is_number(row.get(name)) and isinstance(row.get("step"), int) and _is_number(row["step"])
+
+
+def _is_number(value: Any) -> bool:
+    """A number, and none so large that it has no place among floats."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < LARGEST
+    return isinstance(value, float)
 
 
 def _placed(rows: Rows, x: str) -> list[float]:
-    if x != "decisions":
-        return [float(r.get(x) or 0) for r in rows]
-    return list(np.cumsum([float(r.get("decisions") or 0) for r in rows]))
+    known = [float(r[x]) if _is_number(r.get(x)) else 0.0 for r in rows]
+    return list(np.cumsum(known)) if x == "decisions" else known
 
 
 def _smoothed(values: list[float], weight: float) -> list[float]:

@@ -34,6 +34,9 @@ FILES = frozenset({CONFIG, RESULT, METRICS, EPISODES, RECIPE, "lock"})
 DEPTH = 5
 """How deep below the shelf a run may lie."""
 TAIL = 65536
+DEEPEST = 64
+LARGEST = 1e300
+"""No number of a run is this large."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -113,7 +116,8 @@ class Shelf:
 
     def json(self, run: str, name: str) -> dict[str, Any] | None:
         """A JSON object, or nothing where there is none that can be read."""
-        with contextlib.suppress(FileNotFoundError, NotOnShelf, ValueError), self.open(run, name) as file:
+        unusable = (FileNotFoundError, NotOnShelf, ValueError, RecursionError)
+        with contextlib.suppress(*unusable), self.open(run, name) as file:
             found = json.load(file)
             return found if isinstance(found, dict) else None
         return None
@@ -125,10 +129,12 @@ class Shelf:
                 found = json.load(file)
         except FileNotFoundError as error:
             raise NotOnShelf(f"'{run}' is not a run: it has no {CONFIG}.") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PanoplyError(f"'{run}' cannot be read: its {CONFIG} is not JSON.") from error
         if not isinstance(found, dict) or not isinstance(found.get("plan"), dict):
             raise PanoplyError(f"'{run}' cannot be read: its {CONFIG} holds no plan.")
+        if _deeper(found, DEEPEST):
+            raise PanoplyError(f"'{run}' cannot be read: its {CONFIG} is nested more than {DEEPEST} deep.")
         return found
 
     def lines(self, run: str, name: str, start: int = 0) -> Iterator[tuple[int, int, dict[str, Any]]]:
@@ -139,7 +145,7 @@ class Shelf:
             for line in file:
                 try:
                     row = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     return
                 if not line.endswith(b"\n") or not isinstance(row, dict):
                     return
@@ -173,6 +179,11 @@ class Shelf:
 
     # -------------------------------------------------------------- facts
 
+    def all_facts(self, cached: bool = False) -> list[Facts]:
+        """Facts about every run, newest first; those that cannot be read are among them."""
+        found = [self.facts(run) for run in self.find(cached)]
+        return sorted(found, key=lambda f: (f.get("created", ""), f["id"]), reverse=True)
+
     def facts(self, run: str) -> Facts:
         """What a list shows of a run; where it cannot be read, the sentence that says why."""
         _steps(run)
@@ -200,31 +211,36 @@ class Shelf:
         place, _, name = run.rpartition("/")
         facts: Facts = {"id": run, "name": name, "place": place, "status": "unreadable"}
         try:
-            config = self.config(run)
+            return {**facts, **self._known(run)}
         except PanoplyError as error:
             return {**facts, "problem": str(error)}
+        except (RecursionError, TypeError, ValueError, AttributeError):
+            why = f"'{run}' cannot be read: its {CONFIG} is of a shape that Panoply does not write."
+            return {**facts, "problem": why}
+
+    def _known(self, run: str) -> Facts:
+        config = self.config(run)
         result = self.json(run, RESULT)
         plan = config["plan"]
         last, scores = self._tail(run)
-        before, after = (_score(result.get(k)) if result else None for k in ("before", "after"))
+        before, after = (score(result.get(k)) if result else None for k in ("before", "after"))
         return {
-            **facts,
             "status": self.status(run, result),
-            "method": _word(plan, "method", "id"),
-            "world": _word(plan, "world", "id"),
-            "seed": _word(plan, "run", "seed"),
-            "step": last.get("step", (result or {}).get("steps", 0)),
-            "of": _word(plan, "run", "steps"),
-            "seconds": last.get("seconds"),
+            "method": _text(_word(plan, "method", "id")),
+            "world": _text(_word(plan, "world", "id")),
+            "seed": _number(_word(plan, "run", "seed")),
+            "step": _number(last.get("step", (result or {}).get("steps"))) or 0,
+            "of": _number(_word(plan, "run", "steps")),
+            "seconds": _number(last.get("seconds")),
             "before": before,
             "after": after if after is not None else _held_out(scores),
-            "measured": _word(result or {}, "after", "of") or "success",
-            "reward": last.get("reward"),
-            "created": str(config.get("created", "")),
-            "version": str(config.get("panoply", "unknown")),
-            "metrics": [k for k, v in last.items() if isinstance(v, int | float) or v is None],
+            "measured": _text(_word(result or {}, "after", "of")) or "success",
+            "reward": _number(last.get("reward")),
+            "created": _text(config.get("created")) or "",
+            "version": _text(config.get("panoply")) or "unknown",
+            "metrics": [k for k, v in last.items() if v is None or _number(v) is not None],
             "group": group_of(plan),
-            "why": str((result or {}).get("diverged") or ""),
+            "why": _text((result or {}).get("diverged")) or "",
         }
 
     def _tail(self, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -244,7 +260,7 @@ class Shelf:
 def _line_around(text: bytes, at: int) -> dict[str, Any]:
     """The JSON object on the line that holds a place; an empty one where there is no such line."""
     if at >= 0:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(text[text.rfind(b"\n", 0, at) + 1 : text.find(b"\n", at)])
             return found if isinstance(found, dict) else {}
     return {}
@@ -285,14 +301,32 @@ def _word(plan: Mapping[str, Any], *path: str) -> Any:
     return value
 
 
-def _score(measured: Any) -> float | None:
+def _deeper(value: Any, than: int) -> bool:
+    """Whether lists and objects lie inside one another more than so many times."""
+    level = [value]
+    for _ in range(than + 1):
+        lists = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
+        level = [inner for some in lists for inner in some]
+    return bool(level)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: Any) -> float | None:
+    """A number that JSON can say and others can count with; nothing where it is anything else."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+    return value if known else None
+
+
+def score(measured: Any) -> float | None:
     """The rate a run is judged by: the last one with an interval."""
     if not isinstance(measured, Mapping):
         return None
-    found = [v for k, v in measured.items() if f"{k}_interval" in measured and isinstance(v, int | float)]
-    return found[-1] if found else None
+    found = [_number(v) for k, v in measured.items() if f"{k}_interval" in measured]
+    return next((v for v in reversed(found) if v is not None), None)
 
 
 def _held_out(row: Mapping[str, Any]) -> float | None:
-    found = [v for v in row.values() if isinstance(v, int | float)]
-    return found[-1] if found else None
+    return next((v for v in reversed([*map(_number, row.values())]) if v is not None), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import shutil
@@ -10,8 +9,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from panoply import checkpoint, planning, registry
+from panoply import planning, registry
 from panoply.costs import Activations, cost
+from panoply.errors import plain
 from panoply.parts import SLOTS, show_value
 from panoply.planning import Plan
 from panoply.regimes import Method
@@ -33,9 +33,10 @@ def page_width() -> int:
 
 
 def table(rows: Sequence[Sequence[str]], gap: str = "  ", margin: int = 2) -> str:
-    """Left-aligned columns; the last one is wrapped where the page, less a margin, ends."""
+    """Left-aligned columns of printable text; the last one is wrapped where the page, less a margin, ends."""
     if not rows:
         return ""
+    rows = [[*map(plain, row[:-1]), row[-1]] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     before = sum(widths[:-1]) + len(gap) * (len(widths) - 1)
     room = max(24, page_width() - margin - before)
@@ -66,8 +67,9 @@ def equations(lines: Sequence[str], margin: int = 2) -> str:
 
 
 def _wrap(text: str, width: int, hang: int = 0) -> list[str]:
+    """Printable lines of at most some width."""
     return textwrap.wrap(
-        text,
+        plain(text, lines=True),
         width,
         subsequent_indent=" " * hang,
         drop_whitespace=True,
@@ -265,7 +267,7 @@ def evaluated(found: Evaluation) -> str:
         rows.append((name, f"{facts[name]:.3f}  (95 % interval {low:.3f}–{high:.3f})"))
     rows += [(f"  {part}", f"{rate:.3f}") for part, rate in found.parts.items()]
     rows += [(f"pass@{k}", f"{v:.3f}") for k, v in found.pass_at.items()]
-    answers = (" ".join(text.split()) for text in found.samples)
+    answers = (plain(" ".join(text.split())) for text in found.samples)
     shown = (text if len(text) < page_width() - 2 else text[: page_width() - 3] + "…" for text in answers)
     if facts.get("solved") is not None:
         rows.append(("solved", f"{'yes' if facts['solved'] else 'no'}, at {facts['solved_at']:g}"))
@@ -273,40 +275,17 @@ def evaluated(found: Evaluation) -> str:
     return table(rows, margin=0) + listing
 
 
-def _rate(measured: Mapping[str, Any]) -> float | None:
-    """The rate a run is judged by: the last one with an interval."""
-    found = [measured[n] for n in measured if f"{n}_interval" in measured]
-    return found[-1] if found else None
-
-
-def run_facts(run: Run) -> dict[str, Any]:
-    config, result = run.config.get("plan", {}), run.result() or {}
-    state: dict[str, Any] = {}
-    for found in checkpoint.listed(run.checkpoints)[
-        -1:
-    ]:  # what it says is shown; only a resumed run checks it
-        with contextlib.suppress(OSError, ValueError):
-            state = found.state()
-    return {
-        "run": str(run.folder),
-        "method": config.get("method", {}).get("id"),
-        "world": config.get("world", {}).get("id"),
-        "seed": config.get("run", {}).get("seed"),
-        "status": run.status(),
-        "step": result.get("steps", state.get("step", 0)),
-        "of": config.get("run", {}).get("steps"),
-        "before": _rate(state.get("before", {})),
-        "after": _rate(state.get("after", {})),
-        "created": run.config.get("created"),
-    }
-
-
-def runs_table(runs: Sequence[Run]) -> str:
+def runs_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Runs with what they reached; below them those that cannot be read, and why."""
     if not runs:
         return "No runs yet. Make one: panoply train grpo --world chain"
     rows = [("run", "method", "status", "step", "held-out success")]
-    for facts in map(run_facts, runs):
+    for facts in runs:
+        if "problem" in facts:
+            continue
         pair = [f"{v:.2f}" if v is not None else "–" for v in (facts["before"], facts["after"])]
         step = f"{facts['step']}/{facts['of']}"
         rows.append((facts["run"], str(facts["method"]), facts["status"], step, " → ".join(pair)))
-    return table(rows)
+    unreadable = [(facts["run"], facts["problem"]) for facts in runs if "problem" in facts]
+    pieces = [table(rows) if len(rows) > 1 else "", table(unreadable)]
+    return "\n\nunreadable\n".join(piece for piece in pieces if piece)

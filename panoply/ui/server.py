@@ -45,10 +45,8 @@ class Answers:
 
     def runs(self, ask: Mapping[str, str]) -> dict[str, Any]:
         """Every run, newest first; only the stamp where that is the one the page has already."""
-        cached = ask.get("cached") == "1"
         strangers = self.shelf.strangers()
-        found = [self.shelf.facts(run) for run in self.shelf.find(cached)]
-        found.sort(key=lambda f: (f.get("created", ""), f["id"]), reverse=True)
+        found = self.shelf.all_facts(cached=ask.get("cached") == "1")
         metrics = ordered(name for facts in found for name in facts.get("metrics", ()))
         listed = [{k: v for k, v in facts.items() if k != "metrics"} for facts in found]
         told = {"folder": self.shelf.root.name, "runs": listed, "metrics": metrics, "strangers": strangers}

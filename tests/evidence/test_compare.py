@@ -326,9 +326,9 @@ def test_the_command(
 
 
 def test_cached_runs_are_no_runs_of_the_user(made: tuple[Comparison, Path]) -> None:
-    from panoply.run import list_runs
+    from panoply.report.shelf import Shelf
 
-    assert list_runs(made[1]) == []
+    assert Shelf(made[1]).find() == []
     assert cache.finished(Path(made[0].results[0].folders[0])) is not None
 
 

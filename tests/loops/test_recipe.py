@@ -17,7 +17,8 @@ from panoply.loops.job import Job
 from panoply.policies.value import ValueModel
 from panoply.progress import Progress
 from panoply.recipes import Recipe, Stage
-from panoply.run import Run, list_runs
+from panoply.report.shelf import Shelf
+from panoply.run import Run
 
 SMALL: dict[str, Any] = {
     "run.held_out": 8,
@@ -128,5 +129,5 @@ def test_the_plan_of_a_recipe_follows_the_choices() -> None:
 
 
 def test_stages_are_listed_among_the_runs(finished: Path) -> None:
-    found = {run.folder.relative_to(finished.parent) for run in list_runs(finished.parent)}
-    assert found == {Path("rlhf") / name for name in ("01-imitate", "02-judge", "03-optimise")}
+    found = Shelf(finished.parent).find()
+    assert found == [f"rlhf/{name}" for name in ("01-imitate", "02-judge", "03-optimise")]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from panoply.report.curves import Experiment, curve
 from panoply.report.shelf import NotOnShelf, Shelf, group_of
 
 PLAN = {"method": {"id": "grpo@1"}, "world": {"id": "chain@1"}, "run": {"seed": 4, "steps": 9}}
@@ -98,3 +99,51 @@ def test_only_the_seed_may_differ_within_a_group() -> None:
     other = {**PLAN, "run": {**PLAN["run"], "seed": 5, "threads": 2}}
     assert group_of(PLAN) == group_of(other)
     assert group_of(PLAN) != group_of({**PLAN, "run": {"seed": 4, "steps": 10}})
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+NESTED = '{"a":' * 400 + "1" + "}" * 400
+BAD = {
+    "deep": {"run.json": DEEP},
+    "nested": {"run.json": f'{{"plan": {NESTED}}}'},
+    "bytes": {"run.json": b'{"plan": "\xff"}'},
+    "wrong": {"run.json": '{"plan": {"run": [1], "method": 3, "world": {"id": [1]}}, "created": {"a": 1}}'},
+    "infinite": {
+        "run.json": '{"plan": {"run": {"seed": Infinity, "steps": 1e999}}}',
+        "result.json": '{"before": {"x": NaN, "x_interval": 1}, "after": [], "steps": "many", "diverged": [1]}',
+        "metrics.jsonl": '{"step": 1, "reward": NaN, "held_out_x": Infinity, "huge": 1' + "0" * 400 + "}\n",
+    },
+    "rows": {
+        "run.json": '{"plan": {}}',
+        "metrics.jsonl": '{"step": "one", "seconds": [], "decisions": {}}\n' + DEEP + "\n",
+        "result.json": DEEP,
+    },
+}
+
+
+def test_a_bad_run_is_listed_and_harms_no_other(tmp_path: Path) -> None:
+    shelve(tmp_path, "good")
+    for name, files in BAD.items():
+        (tmp_path / name).mkdir()
+        for file, text in files.items():
+            (tmp_path / name / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+    shelf = Shelf(tmp_path)
+    found = {facts["id"]: facts for facts in shelf.all_facts()}
+    assert set(found) == {"good", *BAD}
+    assert found["good"]["method"] == "grpo@1"
+    unreadable = {name: facts["problem"] for name, facts in found.items() if "problem" in facts}
+    assert unreadable == {
+        "deep": "'deep' cannot be read: its run.json is not JSON.",
+        "nested": "'nested' cannot be read: its run.json is nested more than 64 deep.",
+        "bytes": "'bytes' cannot be read: its run.json is not JSON.",
+        "wrong": "'wrong' cannot be read: its run.json is of a shape that Panoply does not write.",
+    }
+    json.dumps(found, allow_nan=False)
+    infinite = found["infinite"]
+    numbers = ("seed", "of", "before", "after", "reward")
+    assert {name: infinite[name] for name in numbers} == dict.fromkeys(numbers)
+    assert (infinite["step"], infinite["metrics"]) == (1, ["step"])
+    for x in ("step", "seconds", "decisions"):
+        for name in ("infinite", "rows"):
+            drawn = curve(Experiment(name, (name,), (shelf.metrics(name),)), "huge", x)
+            assert len(drawn.x) == 0
