@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from panoply import registry
-from panoply.checkpoint import Checkpoint, DiskError, clear_errors
-from panoply.errors import DeviceError, PanoplyError, unknown
+from panoply.checkpoint import Checkpoint, clear_errors
+from panoply.errors import PanoplyError, Resumable, unknown
 from panoply.kinds import kind_of
 from panoply.own import is_data_file, own_data
 from panoply.planning import Options, Plan, make_plan, world_settings
@@ -202,7 +202,9 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Traine
         kept = job.save_last_good(str(error))
         raise PanoplyError(f"{error} {run.folder} holds the state of step {kept}.") from error
     except PanoplyError as error:
-        if new and not isinstance(error, DiskError | DeviceError):
+        if isinstance(error, Resumable):
+            raise type(error)(f"{error} Go on with panoply train --resume {run.folder}.") from error
+        if new:
             run.discard()
         raise
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from panoply.errors import PanoplyError
+from panoply.errors import Resumable
 
 MANIFEST = "manifest.json"
 
@@ -33,7 +33,7 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-class DiskError(PanoplyError):
+class DiskError(Resumable):
     """The disk is full, or the folder may not be written. What was finished before is untouched."""
 
 

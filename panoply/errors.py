@@ -12,8 +12,12 @@ class PanoplyError(Exception):
     """Bad input, an impossible plan, a broken file. The command line prints it and exits with code 2."""
 
 
-class DeviceError(PanoplyError):
-    """A GPU failed or has too little memory. What was saved before is untouched, and the run can be resumed."""
+class Resumable(PanoplyError):
+    """What stopped a run lies outside of it and can be mended. What was saved before is untouched."""
+
+
+class DeviceError(Resumable):
+    """A GPU failed or has too little memory."""
 
 
 @contextmanager

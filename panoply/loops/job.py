@@ -37,6 +37,7 @@ from panoply.rollout.graphs import setup_seconds
 from panoply.run import Run
 from panoply.sinks import Sink, open_sinks
 from panoply.threads import pick_threads
+from panoply.worlds.world import TextWorld
 
 COLLECTOR = "collector"
 """The collector's state is saved among those of the parts."""
@@ -50,6 +51,8 @@ class Job:
             torch.set_num_threads(options.threads)
         self.plan, self.run, self.progress, self.method = plan, run, progress, plan.method
         self.world = plan.world()
+        if isinstance(self.world, TextWorld):
+            self.world.listen(progress.say)
         self.kind = kind_of(self.world)
         checkpoint.recover(run.checkpoints)
         self._found = run.latest(progress.say)

@@ -1,7 +1,7 @@
-"""The process that runs a user's reward function: JSON lines in, JSON lines out, nothing pickled.
+"""What runs a user's reward function inside a confined process.
 
-Run as `python -m panoply.rewards.worker FILE.py NAME`. The function is called as TRL's are: with lists `prompts` and
-`completions` and one list per further field of the data, and returns a list of numbers. It may be async.
+The function is called as TRL's are: with lists `prompts` and `completions` and one list per further field of the data,
+and returns a list of numbers. It may be async.
 """
 
 from __future__ import annotations
@@ -9,17 +9,30 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import inspect
-import json
 import math
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from panoply.errors import nearest
+
 
 class WrongLength(ValueError):
     """Not one reward a completion: no sample of the batch can be trusted."""
+
+
+def serve(file: str, name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The function, as a confined process wants it: fields in, `values` out."""
+    function = load(file, name)
+
+    def answer(fields: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"values": call(function, fields)}
+        except WrongLength as error:
+            return {"error": str(error), "fatal": True}
+
+    return answer
 
 
 def load(file: str, name: str) -> Callable[..., Any]:
@@ -32,7 +45,12 @@ def load(file: str, name: str) -> Callable[..., Any]:
     spec.loader.exec_module(module)
     found = getattr(module, name, None)
     if not callable(found):
-        raise ImportError(f"{file} has no function '{name}'")
+        own = [
+            n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__
+        ]
+        near = nearest(name, own)
+        hint = f"; did you mean '{near[0]}'?" if near else f"; it has {', '.join(own[:8])}" if own else ""
+        raise ImportError(f"{file} has no function '{name}'{hint}")
     return found  # type: ignore[no-any-return]
 
 
@@ -62,27 +80,3 @@ def call(function: Callable[..., Any], fields: dict[str, Any]) -> list[float]:
 
 async def _wait(result: Any) -> Any:
     return await result
-
-
-def main() -> None:
-    file, name = sys.argv[1:]
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the function prints must not end up in the protocol
-    try:
-        function = load(file, name)
-    except BaseException as error:
-        print(json.dumps({"error": f"{type(error).__name__}: {error}", "fatal": True}), file=out, flush=True)
-        return
-    print(json.dumps({"ready": True}), file=out, flush=True)
-    for line in sys.stdin:
-        try:
-            answer: dict[str, Any] = {"values": call(function, json.loads(line))}
-        except WrongLength as error:
-            answer = {"error": str(error), "fatal": True}
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=out, flush=True)
-
-
-if __name__ == "__main__":
-    main()

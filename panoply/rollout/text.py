@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, Resumable
 from panoply.experience import (
     DEMONSTRATION,
     OPEN,
@@ -62,7 +62,8 @@ class Collector(InOrder[Task]):
         return self.world.failures()
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Let go of what the world has started."""
+        self.world.close()
 
     def task(self, index: int) -> Task:
         return self.world.task(self.split, index)
@@ -257,7 +258,7 @@ class Collector(InOrder[Task]):
             return experience
         if len(log.failed) == len(tasks):
             why = "; ".join(self.world.failures())
-            raise PanoplyError(f"Not one of {len(tasks)} answers could be graded: {why}.")
+            raise Resumable(f"Not one of {len(tasks)} answers could be graded: {why}.")
         return experience.take(~torch.isin(row, torch.tensor(log.failed)))
 
     def _given(self, tasks: Sequence[Task], lessons: Sequence[Sequence[Lesson]]) -> Experience:

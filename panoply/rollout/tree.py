@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from panoply.errors import PanoplyError
+from panoply.errors import Resumable
 from panoply.experience import OPEN, OWN, TERMINATED, TRUNCATED, Column, Experience, Segments, Table
 from panoply.rollout.engine import Request
 from panoply.seeds import stable_hash
@@ -114,7 +114,7 @@ def _grade(collect: Collector, leaves: Sequence[_Edge]) -> None:
         leaf.signals = signals
     if all(signals is None for signals in graded):
         why = "; ".join(collect.world.failures())
-        raise PanoplyError(f"Not one of {len(leaves)} answers could be graded: {why}.")
+        raise Resumable(f"Not one of {len(leaves)} answers could be graded: {why}.")
 
 
 def _experience(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -154,6 +154,12 @@ class TextWorld(ABC):
     def failures(self) -> dict[str, int]:
         """Why grading failed, and how often."""
         return {}
+
+    def listen(self, say: Callable[[str], None]) -> None:  # noqa: B027
+        """Told by a run where to say what a user must know at once."""
+
+    def close(self) -> None:  # noqa: B027
+        """End what grading has started; it starts again when needed."""
 
     def pair(self, task: Task, rng: np.random.Generator) -> tuple[list[int], list[int]] | None:
         """A good answer and a bad one: the reference, and a demonstration the verifier refuses.

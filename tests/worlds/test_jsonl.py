@@ -116,10 +116,12 @@ def test_an_answer_that_cannot_be_graded_is_left_out_and_the_run_goes_on(files: 
     assert any("no b, please" in text for text in said)
 
 
-def test_when_nothing_can_be_graded_the_run_says_why(files: Path, model: Path) -> None:
-    with pytest.raises(PanoplyError, match=r"Not one of .* answers could be graded: .*out of order"):
+def test_when_nothing_can_be_graded_the_run_says_why_and_can_be_resumed(files: Path, model: Path) -> None:
+    why = r"Not one of .* answers could be graded: .*out of order.* panoply train --resume .*run"
+    with pytest.raises(PanoplyError, match=why):
         pp.train("grpo", data=str(files / "data.jsonl"), reward=f"{files / 'rewards.py'}:never", steps=1,
                  model=str(model), run=files / "run", progress=Progress())  # fmt: skip
+    assert (files / "run" / "run.json").is_file()
 
 
 def test_given_answers_and_preferences(files: Path, model: Path) -> None:

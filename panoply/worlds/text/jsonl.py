@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from panoply.confined.limits import Limits
 from panoply.errors import PanoplyError, unknown
 from panoply.policies.chat import check_append_only, render
 from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
-from panoply.rewards.functions import RewardFunction
+from panoply.rewards.functions import RewardFunction, call_all
 from panoply.seeds import numpy_rng, stable_hash
 from panoply.worlds.world import SPLITS, Task, TextWorld
 
@@ -50,6 +52,10 @@ class Jsonl(TextWorld):
     held_out_share: float = 0.1
     seconds: float = 10.0
     """Time limit of one call of a reward function."""
+    memory: float = 8.0
+    """GiB of memory a reward function may take; 0 sets no limit."""
+    network: bool = False
+    """Whether reward functions may reach the network, as those that ask a judge must."""
 
     preset: ClassVar[str] = "published"
     settings: ClassVar[Mapping[str, Any]] = {"reward.name": "reward"}
@@ -64,6 +70,10 @@ class Jsonl(TextWorld):
             raise PanoplyError(
                 "Two reward functions have the same name in files of the same name: rename one of them."
             )
+        if not self.seconds > 0:
+            raise PanoplyError(f"world.seconds is above 0, not {self.seconds:g}.")
+        if not 0 <= self.memory < math.inf:
+            raise PanoplyError(f"world.memory is in GiB, 0 for no limit, not {self.memory:g}.")
         if not 0 < self.held_out_share < 1:
             raise PanoplyError(f"jsonl.held_out_share is between 0 and 1, not {self.held_out_share:g}.")
 
@@ -175,7 +185,20 @@ class Jsonl(TextWorld):
 
     @cached_property
     def _functions(self) -> list[RewardFunction]:
-        return [RewardFunction(source, self.seconds) for source in self.rewards]
+        limits = Limits(memory=self.memory, network=self.network)
+        found = [RewardFunction(source, self.seconds, limits) for source in self.rewards]
+        for function in found:
+            function.say = self.__dict__.get("_say", function.say)
+        return found
+
+    def listen(self, say: Callable[[str], None]) -> None:
+        self.__dict__["_say"] = say
+        for function in self.__dict__.get("_functions", ()):
+            function.say = say
+
+    def close(self) -> None:
+        for function in self.__dict__.get("_functions", ()):
+            function.close()
 
     @cached_property
     def _names(self) -> list[str]:
@@ -206,7 +229,7 @@ class Jsonl(TextWorld):
             self._said(line, answer) for line, answer in zip(lines, answers, strict=True)
         ]
         fields["completion_ids"] = [list(answer) for answer in answers]
-        columns = [function(fields) for function in self._functions]
+        columns = call_all(self._functions, fields)
         weights = self.weights or (1.0,) * len(self.rewards)
         graded: list[dict[str, float] | None] = []
         for row in zip(*columns, strict=True):
