@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import threading
@@ -9,9 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from panoply.evaluation.surprise import oddness, surprise
+from panoply.files import BadFile
 from panoply.report.shelf import EPISODES, Shelf
 
 SNIPPET = 120
+NUMBERS: set[type] = {int, float, bool, type(None)}
+COLUMNS: dict[str, set[type]] = {"pieces": {str}, "position": {int}, "tokens": {int}, "turn": {int}}
+"""What the columns of an episode hold; all but the others below hold numbers."""
+OTHERS = ("actions", "signals", "gates")
 
 
 class Index:
@@ -19,29 +25,43 @@ class Index:
 
     def __init__(self, shelf: Shelf, run: str):
         self.shelf, self.run = shelf, run
-        self._rows: list[dict[str, Any]] = []
-        self._end = 0
+        self.unreadable = 0
+        """How many whole lines hold no episode."""
+        self._rows: dict[int, dict[str, Any]] = {}
+        self._end, self._lost = 0, 0
         self._lock = threading.Lock()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Summaries in the order of the file, each with its surprise among all of them."""
+        """Summaries in the order of the file, each with its surprise among all of them.
+
+        `like` is where the first episode begins that is the same, in the same group; that one has their `count`.
+        """
         with self._lock:
-            if (
-                self.shelf.size(self.run, EPISODES) < self._end
-            ):  # resumed from an earlier step, and written anew
-                self._rows, self._end = [], 0
-            for at, end, record in self.shelf.lines(self.run, EPISODES, self._end):
-                self._rows.append({"at": at, **summary(record)})
-                self._end = end
-            found = surprise(
-                [_number(r["return"]) for r in self._rows], [_number(r["odd"]) for r in self._rows]
-            )
-            return [{**r, "surprise": round(s, 4)} for r, s in zip(self._rows, found.tolist(), strict=True)]
+            self._read()
+            rows = list(self._rows.values())
+        found = surprise([_number(r["return"]) for r in rows], [_number(r["odd"]) for r in rows])
+        return _merged([{**r, "surprise": round(s, 4)} for r, s in zip(rows, found.tolist(), strict=True)])
+
+    def _read(self) -> None:
+        if self.shelf.size(self.run, EPISODES) < self._end:  # resumed from an earlier step, and written anew
+            self._rows, self._end, self._lost = {}, 0, 0
+        bad: list[BadFile] = []
+        for line in self.shelf.lines(self.run, EPISODES, self._end, bad.append):
+            if is_episode(line.value):
+                self._rows[line.start] = {"at": line.start, **summary(line.value)}
+            else:
+                self._lost += 1
+            self._lost += len(bad)
+            self._end = line.end
+            bad.clear()
+        self.unreadable = self._lost + len(bad)
 
     def line(self, at: int) -> bytes | None:
         """The line of the episode that begins at `at`; nothing where none does."""
-        if not any(row["at"] == at for row in self.rows()):
-            return None
+        with self._lock:
+            self._read()
+            if at not in self._rows:
+                return None
         with self.shelf.open(self.run, EPISODES) as file:
             file.seek(at)
             return file.readline()
@@ -50,6 +70,37 @@ class Index:
         """The episode that begins at `at`, made readable."""
         line = self.line(at)
         return None if line is None else readable(json.loads(line))
+
+
+def _merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that know their like: the same was said, earned and credited, in the same group of the same step."""
+    first: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        same = tuple(row[k] for k in ("step", "group", "task", "said", "return", "advantage", "gated", "end"))
+        held = first.setdefault(same, row)
+        row["like"] = held["at"]
+        held["count"] = held.get("count", 0) + 1
+    return rows
+
+
+def is_episode(record: Mapping[str, Any]) -> bool:
+    """Whether a record has the types of one. Columns are looked at a type at a time: they may be long."""
+    for name, value in record.items():
+        column = name in COLUMNS or (isinstance(value, list | dict) and name not in OTHERS)
+        if column and not _are(COLUMNS.get(name, NUMBERS), value):
+            return False
+    gates, signals = record.get("gates", {}), record.get("signals", {})
+    return (
+        isinstance(record.get("step"), int)
+        and isinstance(gates, dict)
+        and all(_are({int}, rows) for rows in gates.values())
+        and isinstance(signals, dict)
+        and all(_are({list}, pairs) and all(len(p) == 2 for p in pairs) for pairs in signals.values())
+    )
+
+
+def _are(types: set[type], values: Any) -> bool:
+    return isinstance(values, list) and set(map(type, values)) <= types
 
 
 def summary(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,6 +126,7 @@ def summary(record: Mapping[str, Any]) -> dict[str, Any]:
         "left_out": bool(record.get("left_out")),
         "end": record.get("end"),
         "snippet": _snippet(record),
+        "said": _said(record),
     }
 
 
@@ -110,6 +162,12 @@ def _snippet(record: Mapping[str, Any]) -> str:
     else:
         said = str(record.get("text", ""))
     return said[-SNIPPET:]
+
+
+def _said(record: Mapping[str, Any]) -> str:
+    """A short name of all that was said or done, equal where that is."""
+    whole = next((record[name] for name in ("tokens", "actions", "text") if name in record), None)
+    return hashlib.blake2b(json.dumps(whole).encode(), digest_size=8).hexdigest()
 
 
 def _spoken(action: Any) -> str:

@@ -13,12 +13,13 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from panoply.errors import PanoplyError
+from panoply.files import BadFile, Line, json_of, lines_of
 
 CONFIG, RESULT, METRICS, EPISODES, RECIPE = (
     "run.json",
@@ -34,7 +35,6 @@ FILES = frozenset({CONFIG, RESULT, METRICS, EPISODES, RECIPE, "lock"})
 DEPTH = 5
 """How deep below the shelf a run may lie."""
 TAIL = 65536
-DEEPEST = 64
 LARGEST = 1e300
 """No number of a run is this large."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -116,45 +116,32 @@ class Shelf:
 
     def json(self, run: str, name: str) -> dict[str, Any] | None:
         """A JSON object, or nothing where there is none that can be read."""
-        unusable = (FileNotFoundError, NotOnShelf, ValueError, RecursionError)
-        with contextlib.suppress(*unusable), self.open(run, name) as file:
-            found = json.load(file)
-            return found if isinstance(found, dict) else None
+        with contextlib.suppress(FileNotFoundError, PanoplyError), self.open(run, name) as file:
+            return json_of(file, name, dict[str, Any], finite=False)
         return None
 
     def config(self, run: str) -> dict[str, Any]:
         """What `run.json` holds, or one sentence about why it cannot be read."""
         try:
             with self.open(run, CONFIG) as file:
-                found = json.load(file)
+                found = json_of(file, f"{CONFIG} of '{run}'", dict[str, Any], finite=False)
         except FileNotFoundError as error:
             raise NotOnShelf(f"'{run}' is not a run: it has no {CONFIG}.") from error
-        except (ValueError, RecursionError) as error:
-            raise PanoplyError(f"'{run}' cannot be read: its {CONFIG} is not JSON.") from error
-        if not isinstance(found, dict) or not isinstance(found.get("plan"), dict):
-            raise PanoplyError(f"'{run}' cannot be read: its {CONFIG} holds no plan.")
-        if _deeper(found, DEEPEST):
-            raise PanoplyError(f"'{run}' cannot be read: its {CONFIG} is nested more than {DEEPEST} deep.")
+        if not isinstance(found.get("plan"), dict):
+            raise PanoplyError(f"{CONFIG} of '{run}' holds no plan.")
         return found
 
-    def lines(self, run: str, name: str, start: int = 0) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """The whole lines of a file, where each begins and ends; a last line torn by a kill is passed over."""
+    def lines(
+        self, run: str, name: str, start: int = 0, bad: Callable[[BadFile], None] = lambda problem: None
+    ) -> Iterator[Line[dict[str, Any]]]:
+        """The whole lines of a file; `bad` is told of those that cannot be read. One torn by a kill is passed over."""
         with contextlib.suppress(FileNotFoundError), self.open(run, name) as file:
-            file.seek(start)
-            at = start
-            for line in file:
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError):
-                    return
-                if not line.endswith(b"\n") or not isinstance(row, dict):
-                    return
-                yield at, at + len(line), row
-                at += len(line)
+            where = f"{name} of '{run}'"
+            yield from lines_of(file, where, dict[str, Any], start=start, finite=False, growing=True, bad=bad)
 
     def metrics(self, run: str) -> list[dict[str, Any]]:
         """A row a step; before them, where the run is over, what was measured before the first."""
-        rows = [row for _, _, row in self.lines(run, METRICS)]
+        rows = [line.value for line in self.lines(run, METRICS)]
         before = (self.json(run, RESULT) or {}).get("before")
         if rows and isinstance(before, dict):
             known = {k: v for k, v in before.items() if f"held_out_{k}" in rows[-1]}
@@ -214,8 +201,8 @@ class Shelf:
             return {**facts, **self._known(run)}
         except PanoplyError as error:
             return {**facts, "problem": str(error)}
-        except (RecursionError, TypeError, ValueError, AttributeError):
-            why = f"'{run}' cannot be read: its {CONFIG} is of a shape that Panoply does not write."
+        except (TypeError, ValueError, AttributeError):
+            why = f"{CONFIG} of '{run}' is of a shape that Panoply does not write."
             return {**facts, "problem": why}
 
     def _known(self, run: str) -> Facts:
@@ -299,15 +286,6 @@ def _word(plan: Mapping[str, Any], *path: str) -> Any:
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
-
-
-def _deeper(value: Any, than: int) -> bool:
-    """Whether lists and objects lie inside one another more than so many times."""
-    level = [value]
-    for _ in range(than + 1):
-        lists = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
-        level = [inner for some in lists for inner in some]
-    return bool(level)
 
 
 def _text(value: Any) -> str | None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,6 +27,7 @@ from panoply.report.curves import Experiment, curve, differences, labels, metric
 from panoply.report.episodes import Index, is_readable, readable
 from panoply.report.shelf import RESULT, Facts, Shelf
 from panoply.ui.catalogue import Catalogue
+from panoply.ui.crowd import Connection, Door, Turns
 from panoply.ui.guard import Guard
 
 Answer = Callable[[Mapping[str, str]], dict[str, Any] | bytes]
@@ -114,11 +117,11 @@ class Answers:
         return {"labels": [named[key] for key in plans], "rows": differences(plans)}
 
     def episodes(self, ask: Mapping[str, str]) -> dict[str, Any]:
-        return {"episodes": self._index(ask.get("run", "")).rows()}
+        index = self._index(ask.get("run", ""))
+        return {"episodes": index.rows(), "unreadable": index.unreadable}
 
     def episode(self, ask: Mapping[str, str]) -> bytes | dict[str, Any]:
-        at = ask.get("at", "")
-        line = self._index(ask.get("run", "")).line(int(at)) if at.isdecimal() else None
+        line = self._index(ask.get("run", "")).line(_whole(ask.get("at", "")))
         if line is None:
             raise HTTPException(404, "There is no such episode.")
         return line if is_readable(line) else readable(json.loads(line))
@@ -150,23 +153,28 @@ def make_app(answers: Answers, token: str, port: int) -> Guard:
         answers.works,
         answers.work,
     ]
-    routes = [Route(f"/api/{answer.__name__}", _endpoint(answer)) for answer in named]
+    turns = Turns()
+    routes = [Route(f"/api/{answer.__name__}", _endpoint(answer, turns)) for answer in named]
     routes += [Route(path, _static(content, kind)) for path, (content, kind) in _pages().items()]
     return Guard(Starlette(routes=routes, exception_handlers={HTTPException: _sorry}), token, port)
 
 
-def _endpoint(answer: Answer) -> Callable[[Request], Response]:
-    def endpoint(request: Request) -> Response:
+def _endpoint(answer: Answer, turns: Turns) -> Callable[[Request], Awaitable[Response]]:
+    def made(question: Mapping[str, str]) -> Response:
         try:
-            return _json(answer(request.query_params))
+            return _json(answer(question))
         except PanoplyError as error:
             return _json({"error": str(error)}, 404)
+
+    async def endpoint(request: Request) -> Response:
+        async with turns:
+            return await run_in_threadpool(made, request.query_params)
 
     return endpoint
 
 
-def _static(content: bytes, kind: str) -> Callable[[Request], Response]:
-    def page(request: Request) -> Response:
+def _static(content: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    async def page(request: Request) -> Response:
         return Response(content, media_type=kind)
 
     return page
@@ -203,9 +211,14 @@ def _dumped(content: Mapping[str, Any]) -> str:
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
+def _whole(word: str) -> int:
+    """A number in plain digits that is no longer than any file; −1, which nothing is at, for all else."""
+    return int(word) if re.fullmatch("[0-9]{1,18}", word) else -1
+
+
 def _fraction(word: str) -> float:
     with contextlib.suppress(ValueError):
-        return min(0.99, max(0.0, float(word)))
+        return min(0.99, max(0.0, float(word[:20])))  # what is not a number is compared to nothing, and is 0
     return 0.0
 
 
@@ -235,15 +248,20 @@ class Serving(uvicorn.Server):
         self.port: int = self.listening.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}/?token={token}"
         self.ready: Callable[[str], None] = lambda address: None
+        self.door = Door()
         app = make_app(self.answers, token, self.port)
-        super().__init__(
-            uvicorn.Config(app, log_level="error", server_header=False, access_log=False, lifespan="off")
-        )
+        quiet: dict[str, Any] = {"log_level": "error", "server_header": False, "access_log": False}
+        super().__init__(uvicorn.Config(app, http=Connection, lifespan="off", **quiet))
 
     def serve_until_stopped(self, ready: Callable[[str], None] = lambda address: None) -> None:
         """`ready` gets the address, token included, once it can be opened."""
         self.ready = ready
         self.run([self.listening])
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        self.door.look(self.server_state.connections)
+        return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

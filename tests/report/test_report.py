@@ -100,14 +100,13 @@ def test_bad_folders(tmp_path: Path) -> None:
         Study.of([str(tmp_path / "new")])
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "run.json").write_text("{")
-    with pytest.raises(PanoplyError, match="'torn' cannot be read: its run.json is not JSON"):
+    with pytest.raises(PanoplyError, match="run.json of 'torn' is not valid JSON"):
         Study.of([str(tmp_path / "torn")])
     run(tmp_path, "good")
     study = Study.of([str(tmp_path)])
-    assert study.notes == [
-        "'new' has not finished a step yet.",
-        "'torn' cannot be read: its run.json is not JSON.",
-    ]
+    assert study.notes[0] == "'new' has not finished a step yet."
+    assert study.notes[1].startswith("run.json of 'torn' is not valid JSON: ")
+    assert len(study.notes) == 2
     with pytest.raises(PanoplyError, match="Did you mean 'reward'"):
         Study.of([str(tmp_path / "good")], ["rewards"])
 
@@ -213,3 +212,31 @@ def test_the_index_follows_a_growing_file(tmp_path: Path) -> None:
         json.dumps({**EPISODE, "episode": 9}) + "\n"
     )  # resumed, and made anew
     assert [r["episode"] for r in index.rows()] == [9]
+
+
+def test_lines_that_are_no_episodes_are_passed_over_and_counted(tmp_path: Path) -> None:
+    folder = run(tmp_path, "a")
+    bad: list[dict] = [
+        {"step": "two"}, {"pieces": [1]}, {"position": "x"}, {"reward": [[1]]}, {"gates": []}, {"gates": {"a": ["b"]}},
+        {"signals": {"s": [3]}}, {"turn": [0.5]}, {"logp": {"a": 1}},
+    ]  # fmt: skip
+    lines = [json.dumps({**EPISODE, **change}) for change in bad]
+    lines += ["[" * 9999, "[1]", json.dumps({**EPISODE, "reward": [0.0, 2.0]})]
+    (folder / "episodes.jsonl").write_text("".join(line + "\n" for line in lines))
+    index = Index(Shelf(tmp_path), "a")
+    assert [row["return"] for row in index.rows()] == [2]
+    assert index.unreadable == len(bad) + 2
+    with open(folder / "episodes.jsonl", "a") as file:
+        file.write("{}\n" + json.dumps(EPISODE) + "\nnonsense\n")
+    assert [row["return"] for row in index.rows()] == [2, 1]
+    assert index.unreadable == len(bad) + 4
+
+
+def test_episodes_that_are_the_same_are_counted_at_the_first(tmp_path: Path) -> None:
+    folder = run(tmp_path, "a")
+    others: list[dict] = [{}, {"group": 4}, {}, {"tokens": [1, 2, 3, 5, 5]}, {"reward": [0.0, 0.5]}]
+    records = [{**EPISODE, **change, "episode": i} for i, change in enumerate(others)]
+    (folder / "episodes.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    rows = Index(Shelf(tmp_path), "a").rows()
+    assert [rows.index(next(r for r in rows if r["at"] == row["like"])) for row in rows] == [0, 1, 0, 3, 4]
+    assert [row.get("count") for row in rows] == [2, 1, None, 1, 1]

@@ -108,7 +108,7 @@ def test_text_is_readable_on_every_shade(page: Any, theme: str) -> None:
 def test_an_unreadable_run_says_why(page: Any) -> None:
     page.wait_for_selector(".run")
     page.locator(".run.unreadable", has_text="torn").locator("a").click()
-    page.get_by_role("alert").get_by_text("its run.json is not JSON").wait_for()
+    page.get_by_role("alert").get_by_text("is not valid JSON").wait_for()
 
 
 @pytest.fixture

@@ -27,8 +27,10 @@ def test_runs_are_listed_with_what_is_wrong_with_them(answers: Answers) -> None:
     assert found["tools-s0"]["group"] == found["tools-s1"]["group"] != found["chain"]["group"]
     assert (found["tools-s0"]["step"], found["tools-s0"]["of"]) == (3, 3)
     assert 0 <= found["tools-s0"]["after"] <= 1
-    assert found["torn"]["problem"] == "'torn' cannot be read: its run.json is not JSON."
-    assert found["listed"]["problem"] == "'listed' cannot be read: its run.json holds no plan."
+    assert found["torn"]["problem"].startswith("run.json of 'torn' is not valid JSON: ")
+    assert (
+        found["listed"]["problem"] == "run.json of 'listed' cannot be used: it is an object, not a list of 0."
+    )
     assert told["strangers"] == ["half", "stranger"]
     assert told["metrics"][0] == "held_out_sampled"
 
@@ -47,7 +49,7 @@ def test_a_run_of_an_older_version_is_shown_as_far_as_it_goes(answers: Answers) 
     told = answers.run({"run": "older"})
     assert told["facts"]["version"] == "0.0.1"
     assert (told["facts"]["step"], told["facts"]["method"], told["facts"]["status"]) == (1, None, "stopped")
-    assert answers.episodes({"run": "older"}) == {"episodes": []}
+    assert answers.episodes({"run": "older"}) == {"episodes": [], "unreadable": 0}
     assert answers.curves({"runs": "older", "metrics": "score"})["curves"]["score"][0]["mean"] == [0.5]
 
 
@@ -86,7 +88,7 @@ def test_an_episode_with_its_gates(answers: Answers) -> None:
     assert all(0 <= r["surprise"] <= 1 for r in rows)
 
 
-@pytest.mark.parametrize("at", ["1", "-1", "x", "99999999", ""])
+@pytest.mark.parametrize("at", ["1", "-1", "x", "99999999", "", "9" * 20, "9" * 5000, "٠", "1e9", "0x0"])
 def test_only_whole_lines_are_episodes(answers: Answers, at: str) -> None:
     with pytest.raises(Exception, match="no such episode"):
         answers.episode({"run": "chain", "at": at})
@@ -95,6 +97,8 @@ def test_only_whole_lines_are_episodes(answers: Answers, at: str) -> None:
 def test_bad_questions_get_a_sentence(answers: Answers) -> None:
     with pytest.raises(PanoplyError, match="not over 'weeks'"):
         answers.curves({"runs": "chain", "x": "weeks", "metrics": "reward"})
+    for word in ("nan", "1e999", "-inf", "9" * 5000, "x"):
+        answers.curves({"runs": "chain", "metrics": "reward", "smooth": word})
     with pytest.raises(PanoplyError, match="no run 'nowhere' here"):
         answers.episodes({"run": "nowhere"})
 
