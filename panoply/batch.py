@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import hardtanh
 
 from panoply.experience import Experience, Segments, Table
+from panoply.parts import Scores
 
 LOG_RATIO_LIMIT = 20.0
 """exp(±20) is the largest ratio formed; beyond it a policy has diverged and the guard will say so."""
@@ -51,6 +52,18 @@ class Batch:
             return self
         now = {key: column[mask] for key, column in self.now.items()}
         return Batch(self.experience.take(mask), now, self.prepared)
+
+    def scored(self, scores: Scores) -> Batch:
+        """The log-probabilities a term asks for: as they are for `sampled`; for `policy` those of the policy itself.
+
+        The two differ, and the columns `own` and `own@SNAPSHOT` are there, where a temperature or a cut applied.
+        """
+        apart = [n for n in self.experience.decisions if n.startswith("own@")] if scores == "policy" else []
+        if scores != "policy" or (not apart and "own" not in self.now):
+            return self
+        columns = {f"logp@{name.removeprefix('own@')}": self[name] for name in apart}
+        now = {**self.now, "logp": self.now.get("own", self.now["logp"])}
+        return Batch(self.experience.with_columns(**columns), now, self.prepared, self.whole)
 
     @property
     def pairs(self) -> Table:

@@ -351,6 +351,15 @@ class Experience:
         kept = {name: column for name, column in self.decisions.items() if name not in names}
         return Experience(Table(kept), self.context, self.pairs)
 
+    @property
+    def altered(self) -> bool:
+        """Whether a temperature or a cut (top-k, top-p, a mask) made the distribution drawn from another one."""
+        return "temperature" in self or "allowed" in self
+
+    def unaltered(self) -> Experience:
+        """The same decisions as the policy itself would take them: at temperature 1, with nothing cut off."""
+        return self.without("temperature", "allowed") if self.altered else self
+
     def with_pairs(self, pairs: Table) -> Experience:
         return Experience(self.decisions, self.context, pairs)
 

@@ -16,7 +16,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from panoply.errors import PanoplyError, unknown
 from panoply.experience import STREAMS, Unit
@@ -41,6 +41,9 @@ SLOTS = (
 """The questions a method answers, and the schedules that numbers in the answers may follow."""
 
 UNITS: tuple[Unit, ...] = typing.get_args(Unit)
+
+Scores = Literal["sampled", "policy", "none"]
+"""Whose log-probabilities a term is about: the distribution sampled from, the policy itself, or nobody's."""
 
 Finding = tuple[str, str]
 """A hyper-parameter's name and the reason why it has no effect or cannot be; no name: the part as a whole."""
@@ -67,6 +70,7 @@ class PartInfo:
     cost: Callable[..., Any] | None
     learns: tuple[str, ...] | Callable[[Any], tuple[str, ...]]
     whole: Unit
+    scores: Scores
 
     @property
     def id(self) -> str:
@@ -157,11 +161,15 @@ def part(
     cost: Callable[..., Any] | None = None,
     learns: tuple[str, ...] | Callable[[Any], tuple[str, ...]] = ("policy",),
     whole: Unit | None = None,
+    scores: Scores | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Part]]:
     """Register a function as a part of `slot`.
 
     unit      what one value of a term belongs to; micro-batches never cut one
     whole     what else they never cut, where a term must see more at once than its unit
+    scores    whose log-probabilities a term gets: `sampled`, those of the distribution drawn from, which a ratio to the
+              behaviour needs (surrogates and regularisers, if they say nothing); `policy`, the policy's own at
+              temperature 1 and with nothing cut off, which likelihoods, pairs and regressions need (losses); or `none`
     stream    which decisions a term speaks about; each stream is normalised by its own count
     needs     outputs of the forward pass, `logp@SNAPSHOT` columns, what the world must have (`world:teacher`), what
               another part must give (`column:value`, `network:q`), targets to be kept (`target:q`), what the policy
@@ -187,11 +195,17 @@ def part(
             slot, made.__name__, function, equation, unit, stream,
             needs if callable(needs) else frozenset(needs),
             idle, state, prepare, inert, impossible, dict(bounds or {}), frozenset(gives), cost, learns, whole or unit,
+            scores or _scores(slot, unit),
         )  # fmt: skip
         _PARTS[slot][made.__name__] = made
         return typing.cast(Callable[..., Part], made)
 
     return register
+
+
+def _scores(slot: str, unit: Unit) -> Scores:
+    """Losses on transitions ask the policy themselves."""
+    return "none" if unit == "transition" else "policy" if slot == "loss" else "sampled"
 
 
 def _dataclass_of(slot: str, function: Callable[..., Any]) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from panoply.errors import PanoplyError, unknown
-from panoply.parts import Part, show_value
+from panoply.parts import Part, Scores, show_value
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,15 @@ class Method:
 
     def needs(self) -> frozenset[str]:
         return frozenset().union(*(held.needs() for _, held in self.parts()))
+
+    def snapshots(self, scores: Scores) -> list[str]:
+        """Whose log-probabilities `logp@NAME` are needed, of the distribution sampled from or of the policy itself."""
+        terms = self.terms()
+        found: set[str] = set()
+        for _, held in self.parts():
+            if (held.info.scores if held in terms else "sampled") == scores:
+                found |= {n.removeprefix("logp@") for n in held.needs() if n.startswith("logp@")}
+        return sorted(found)
 
     def but(self, **changes: Part | tuple[Part, ...]) -> Self:
         """The same method with other parts: a paper as a diff."""

@@ -45,7 +45,10 @@ class Tabular:
 
     def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         self.scored.append(len(experience))
-        logp = self.logits[experience["state"]].log_softmax(-1)
+        logits = self.logits[experience["state"]]
+        if "temperature" in experience:
+            logits = logits / experience["temperature"][:, None]
+        logp = logits.log_softmax(-1)
         found = {"logp": logp.gather(1, experience["action"][:, None])[:, 0]}
         if "entropy" in needs:
             found["entropy"] = -(logp.exp() * logp).sum(-1)

@@ -74,9 +74,7 @@ class _Look:
 
     @torch.no_grad()
     def judge(self) -> tuple[float, float]:
-        batch = Batch(
-            self.learner._beside(self.rows), self.learner.policy.score(self.rows, self.learner.needs)
-        )
+        batch = Batch(self.learner._beside(self.rows), self.learner._now(self.rows, self.active))
         loss = self.learner._loss(batch, self.active, Totals())
         gap = batch.log_ratio("behaviour")
         return float(loss), float((gap.exp() - 1 - gap).mean())
@@ -206,7 +204,7 @@ class Learner:
     ) -> None:
         """Forward and backward over one micro-batch."""
         whole = frozenset(n for n in {t.info.stream for t, _, _ in active} if micro.holds_all(n))
-        batch = Batch(self._beside(micro), self.policy.score(micro, self.needs), prepared, whole)
+        batch = Batch(self._beside(micro), self._now(micro, active), prepared, whole)
         loss = self._loss(batch, active, totals)
         if loss.requires_grad:
             scale = self.masters.scale
@@ -306,7 +304,7 @@ class Learner:
         """The weighted sum of the terms, each on the decisions of its own stream."""
         loss: Tensor | None = None
         for term, column, weight in active:
-            view = batch.of_stream(term.info.stream)
+            view = batch.of_stream(term.info.stream).scored(term.info.scores)
             if _units(view.experience, term.info.unit) == 0:
                 continue
             values, stats = term(view)
@@ -329,22 +327,32 @@ class Learner:
         asking = [term for term, _, _ in active if term.info.prepare is not None]
         if not asking:
             return {}
-        batch = Batch(self._beside(rows), self._score(rows))
+        batch = Batch(self._beside(rows), self._score(rows, active))
         found: dict[str, Any] = {}
         with torch.no_grad():
             for term in asking:
                 assert term.info.prepare is not None
-                view = batch.of_stream(term.info.stream)
+                view = batch.of_stream(term.info.stream).scored(term.info.scores)
                 found[term.info.name] = dict(term.info.prepare(view, **term.settings()))
         return found
 
+    def _now(self, rows: Experience, active: Sequence[_Active]) -> dict[str, Tensor]:
+        """What the current policy says of the rows; `own`, where terms ask for both, is its own log-probability."""
+        asked = {term.info.scores for term, _, _ in active if rows.altered} - {"none"}
+        if asked == {"policy"}:
+            return self.policy.score(rows.unaltered(), self.needs)
+        found = self.policy.score(rows, self.needs)
+        if "policy" in asked:
+            found = {**found, "own": self.policy.score(rows.unaltered(), frozenset())["logp"]}
+        return found
+
     @torch.no_grad()
-    def _score(self, rows: Experience) -> dict[str, Tensor]:
+    def _score(self, rows: Experience, active: Sequence[_Active]) -> dict[str, Tensor]:
         """What the current policy says of all rows, without gradient, a micro-batch at a time."""
         numbered = rows.with_columns(row=torch.arange(len(rows), device=rows["action"].device))
         found: dict[str, list[Tensor]] = defaultdict(list)
         for micro in self.micro_batches(numbered):
-            for name, column in {**self.policy.score(micro, self.needs), "row": micro["row"]}.items():
+            for name, column in {**self._now(micro, active), "row": micro["row"]}.items():
                 found[name].append(column)
         joined = {name: torch.cat(columns) for name, columns in found.items()}
         order = joined.pop("row").argsort()

@@ -52,7 +52,8 @@ class Watch:
             self._keep("logp@now", keys, view.now["logp"][mask])
             against = term.settings().get("against", "behaviour")
             then = "logp" if against == "behaviour" else f"logp@{against}"
-            if term.info.slot == "surrogate" and then in view:
+            comparable = term.info.scores == "sampled" or not view.experience.altered
+            if term.info.slot == "surrogate" and then in view and comparable:
                 self._keep("ratio", keys, view.log_ratio(against)[mask].exp())
         for name, column in stats.items():
             if column.dtype == torch.bool and term.info.unit != "pair":

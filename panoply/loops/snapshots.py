@@ -15,28 +15,31 @@ if TYPE_CHECKING:
 
 
 class Snapshots:
-    """Frozen or earlier selves of the policy, and the columns `logp@NAME` and `law@NAME` they give.
+    """Frozen or earlier selves of the policy, and the columns `logp@NAME`, `own@NAME` and `law@NAME` they give.
 
     `reference` is a frozen copy of the start, or the model named by `--reference`; `old` is the policy as it is before
-    the step's first update.
+    the step's first update. `own@NAME` is what terms of the policy itself compare with where a temperature or a cut
+    made the distribution sampled from another one.
     """
 
     def __init__(self, job: Job):
         options = job.plan.options
         self.policy = job.policy
         needs = job.method.needs()
-        self.names = sorted(n.removeprefix("logp@") for n in needs if n.startswith("logp@"))
+        self.sampled, self.own = (job.method.snapshots(scores) for scores in ("sampled", "policy"))
         self.laws = sorted({to for _, _, to in divergence.parse(needs)})
         self.reference: Policy | None = None
-        if "reference" in (*self.names, *self.laws):
+        if "reference" in (*self.sampled, *self.own, *self.laws):
             self.reference = job.open(options.model if options.reference == "start" else options.reference)
 
     def score(self, experience: Experience) -> Experience:
         """Add the columns the method's terms compare with."""
         columns: dict[str, Any] = {}
         with torch.no_grad():
-            for name in self.names:
+            for name in self.sampled if experience.altered else sorted({*self.sampled, *self.own}):
                 columns[f"logp@{name}"] = self._acting(name).score(experience, frozenset())["logp"]
+            for name in self.own if experience.altered else ():
+                columns[f"own@{name}"] = self._acting(name).score(experience.unaltered(), frozenset())["logp"]
             for name in self.laws:
                 columns[f"law@{name}"] = self.policy.remember(name, self._acting(name), experience)
         beside = experience["action"].device

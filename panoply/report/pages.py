@@ -18,6 +18,13 @@ from panoply.report import meanings
 from panoply.report.text import equations, indent, prose, table
 from panoply.worlds.control.world import ControlWorld, show_space
 
+SCORES = {
+    "sampled": "of the distribution sampled from",
+    "policy": "of the policy itself, at temperature 1",
+    "none": "not used",
+}
+"""Whose log-probabilities a term is about."""
+
 
 def shown(name: str, preset: str | None = None) -> str:
     """A method, a world, a part (`credit.group`, or `group` where only one part has that name), or `run`."""
@@ -108,6 +115,9 @@ def _method_page(entry: Entry, preset: str | None) -> str:
     for name, settings in entry.presets.items():
         changes = [(path, show_value(value)) for path, value in settings.items()]
         pieces += ["", f"preset {name} changes", indent(table(changes))]
+    if resolved.regime in ("on_policy", "dataset"):
+        terms = [(t.info.name, f"each {t.info.unit}", SCORES[t.info.scores]) for t in resolved.terms()]
+        pieces += ["", "terms, and whose log-probabilities they take", indent(table(terms))]
     descended = _descended(resolved)
     if descended:
         pieces += ["", "divergence really descended", indent(descended)]
@@ -156,7 +166,8 @@ def _part_page(cls: type[Part]) -> str:
     if rows:
         pieces += ["", "settings", indent(_settings(rows))]
     if info.slot in ("surrogate", "regularise", "loss"):
-        pieces += ["", indent(table([("unit", info.unit), ("stream", info.stream)]))]
+        rows = [("unit", info.unit), ("stream", info.stream), ("log-probabilities", SCORES[info.scores])]
+        pieces += ["", indent(table(rows))]
     return "\n".join(pieces)
 
 

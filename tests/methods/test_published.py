@@ -7,6 +7,7 @@ import pytest
 from panoply import registry
 from panoply.errors import PanoplyError
 from panoply.published import Origin, contradictions, is_part, origins, statements
+from panoply.regimes import OnPolicy
 from panoply.registry import method
 from panoply.report.pages import shown
 from panoply.slots.sample.groups import groups
@@ -29,8 +30,9 @@ def toy(**stated: object) -> registry.Entry:
         presets={"tiny": {"update.lr": 1e-3, "run.steps": 5}},
         published={"the paper": stated},
     )
-    def toy() -> object:
-        return registry.find("method", "grpo").build().but(sample=groups(prompts=16, group=4))
+    def toy() -> OnPolicy:
+        grpo: OnPolicy = registry.find("method", "grpo").build()
+        return grpo.but(sample=groups(prompts=16, group=4))
 
     return registry.find("method", "toy")
 

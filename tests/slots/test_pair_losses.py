@@ -9,7 +9,9 @@ import torch
 from kit import batch, hand, slopes
 
 from panoply.batch import Batch
+from panoply.errors import PanoplyError
 from panoply.methods.base.orpo import log_odds, odds_ratio
+from panoply.planning import make_plan
 from panoply.slots.loss.pairs import chosen_nll, episode_scores, hinge, logistic, squared
 from panoply.slots.surrogate.preferences import preference
 
@@ -119,4 +121,5 @@ def test_needs() -> None:
     assert logistic().needs() == {"logp@reference"}
     assert logistic(to=None).needs() == frozenset()
     assert squared(to="old").needs() == {"logp@old"}
-    assert hinge(to="behaviour").needs() == frozenset()
+    with pytest.raises(PanoplyError, match="Unknown snapshot 'behaviour'"):
+        make_plan("online-dpo", settings={"surrogate.loss.to": "behaviour"})

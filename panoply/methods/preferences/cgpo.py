@@ -149,7 +149,7 @@ def _regularised(held: Any) -> str:
     return f"−({held.loss.equation()}) + {held.nll:g}·mean log π(chosen)"
 
 
-@part("surrogate", equation=_regularised, unit="pair")
+@part("surrogate", equation=_regularised, unit="pair", scores="policy")
 def preference_and_likelihood(
     batch: Batch, *, loss: Part = _LOGISTIC, nll: float = 5.0, weight: float | Part = 1.0
 ) -> Values:

@@ -34,7 +34,13 @@ def win_rate(experience: Experience, *, name: str = "true", sharpness: float = 1
     return episodes.rows((wins * peers).sum(1) / peers.sum(1)) * episodes.is_last()
 
 
-@part("surrogate", equation="−(log π/π_t − {eta}·(P̂ − ½))²", unit="episode", needs={"logp@old"})
+@part(
+    "surrogate",
+    equation="−(log π/π_t − {eta}·(P̂ − ½))²",
+    unit="episode",
+    needs={"logp@old"},
+    scores="policy",
+)
 def win_rate_regression(batch: Batch, *, eta: float = 1000.0, weight: float | Part = 1.0) -> Values:
     """Regress an answer's log-ratio to the policy that wrote it on η times its win rate less ½.
 

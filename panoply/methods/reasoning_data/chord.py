@@ -73,7 +73,7 @@ def with_experts(
     return Experience.mix([own, collect.references(experts, pool)])
 
 
-@part("regularise", equation="−φ(p)·log π on expert tokens, φ = {focus}", stream="imitation")
+@part("regularise", equation="−φ(p)·log π on expert tokens, φ = {focus}", stream="imitation", scores="policy")
 def focused_imitation(
     batch: Batch, *, weight: float | Part = 0.1, focus: Literal["1", "p", "p(1-p)"] = "p(1-p)"
 ) -> Values:

@@ -25,8 +25,8 @@ def episode_scores(batch: Batch, to: str | None, per_token: bool = False) -> Ten
 
 
 def snapshot_needs(held: Any) -> frozenset[str]:
-    """The snapshot that scores are taken against, if any."""
-    return frozenset() if held.to in (None, "behaviour") else frozenset({f"logp@{held.to}"})
+    """The snapshot that scores are taken against; the behaviour is none, for it may have sampled at a temperature."""
+    return frozenset() if held.to is None else frozenset({f"logp@{held.to}"})
 
 
 def pair_stats(margin: Tensor, chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from panoply.batch import Batch, Values
 from panoply.parts import Part, part
 
 
-@part("loss", equation="½·(V − target)²", needs={"value"})
+@part("loss", equation="½·(V − target)²", needs={"value"}, scores="none")
 def squared_value(batch: Batch, *, weight: float | Part = 1.0, clip: float | None = None) -> Values:
     """Regress a critic on the column `target`.
 
@@ -25,7 +25,7 @@ def squared_value(batch: Batch, *, weight: float | Part = 1.0, clip: float | Non
     return error / 2, stats
 
 
-@part("loss", equation="softplus(x) − x/2,  x = target − u", needs={"median"})
+@part("loss", equation="softplus(x) − x/2,  x = target − u", needs={"median"}, scores="none")
 def smooth_pinball(batch: Batch, *, weight: float | Part = 0.5) -> Values:
     """Regress a critic's output `median` on the median of `target`: at the least, E[σ(x)] = ½ (arXiv 2604.18578).
 
@@ -36,7 +36,14 @@ def smooth_pinball(batch: Batch, *, weight: float | Part = 0.5) -> Values:
     return F.softplus(gap) - gap / 2, {"median_error": gap.detach().abs(), "above_median": (gap > 0).float()}
 
 
-@part("loss", equation="−log σ(r_chosen − r_rejected)", unit="pair", stream="imitation", needs={"judged"})
+@part(
+    "loss",
+    equation="−log σ(r_chosen − r_rejected)",
+    unit="pair",
+    stream="imitation",
+    needs={"judged"},
+    scores="none",
+)
 def bradley_terry(batch: Batch, *, weight: float | Part = 1.0, centre: float = 0.0) -> Values:
     """A reward model's likelihood of the preferences (Bradley & Terry 1952; arXiv 2203.02155).
 

@@ -26,6 +26,7 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
     "surrogate",
     equation=lambda held: f"−({held.loss.equation()})",
     unit="pair",
+    scores="policy",
     inert=_inert,
     impossible=_impossible,
 )
