@@ -11,11 +11,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from panoply.api import Trained, evaluate, export, load_policy, plan, plan_recipe, sample, train, video
+    from panoply.api import (
+        Trained,
+        evaluate,
+        export,
+        load_policy,
+        plan,
+        plan_recipe,
+        sample,
+        steps,
+        train,
+        video,
+    )
     from panoply.errors import PanoplyError
     from panoply.evidence.compare import compare
     from panoply.experience import Experience, Ragged, Segments, Table
+    from panoply.handle import Step, Steps
     from panoply.parts import Part, part
+    from panoply.progress import Progress
     from panoply.regimes import Dataset, Offline, OffPolicy, OnPolicy
     from panoply.registry import method, world
 
@@ -28,12 +41,15 @@ _HOME = {
         "plan",
         "plan_recipe",
         "sample",
+        "steps",
         "train",
         "video",
     ),
     "errors": ("PanoplyError",),
     "evidence.compare": ("compare",),
     "experience": ("Experience", "Ragged", "Segments", "Table"),
+    "handle": ("Step", "Steps"),
+    "progress": ("Progress",),
     "regimes": ("Dataset", "OffPolicy", "Offline", "OnPolicy"),
     "parts": ("Part", "part"),
     "registry": ("method", "world"),

@@ -1,240 +1,43 @@
-"""The whole of Panoply from Python: train, plan, evaluate, sample, export."""
+"""The whole of Panoply from Python: train and plan (see training.py), and what is done with a policy afterwards."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from panoply import registry
 from panoply.checkpoint import Checkpoint, clear_errors
-from panoply.errors import PanoplyError, Resumable, unknown
+from panoply.errors import PanoplyError, unknown
 from panoply.kinds import kind_of
-from panoply.own import is_data_file, own_data
-from panoply.planning import Options, Plan, make_plan, world_settings
-from panoply.regimes import REGIMES
-from panoply.run import Run, fresh_folder, model_folder
+from panoply.planning import Options, world_settings
+from panoply.run import Run, model_folder
+from panoply.training import SLOT_NAMES, Stopped, Trained, last_model, plan, plan_recipe, steps, train
 
 if TYPE_CHECKING:
     from panoply.evaluation.held_out import Evaluation
     from panoply.policies.control import ControlPolicy
     from panoply.policies.text import TextPolicy
-    from panoply.progress import Progress
     from panoply.worlds.control.world import ControlWorld
     from panoply.worlds.world import TextWorld
 
-SLOT_NAMES = tuple(dict.fromkeys(slot for regime in REGIMES.values() for slot in regime.slot_of))
-"""The slots of all regimes: what may be borrowed by name."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A finished run: its folder, held-out success before and after, and its policy on demand."""
-
-    run: Path
-    before: Mapping[str, Any]
-    after: Mapping[str, Any]
-    seconds: float
-    fingerprint: str
-
-    @classmethod
-    def of(cls, run: Run) -> Trained:
-        """A run that has ended."""
-        result = run.result()
-        if result is None:
-            raise PanoplyError(f"The run {run.folder} has not ended yet.")
-        return cls(run.folder, result["before"], result["after"], result["seconds"], result["fingerprint"])
-
-    def policy(self) -> TextPolicy | ControlPolicy:
-        return load_policy(self.run)
-
-
-class Stopped(KeyboardInterrupt):
-    """Ctrl-C during a run: says how to go on with it."""
-
-
-def plan(method: str, world: str | None = None, **choices: Any) -> Plan:
-    """Resolve a method on a world (its home, or `chain`, where none is named) without running it.
-
-    `choices` are slots (`credit="gigpo"`), `settings={"update.lr": 1e-4}`, `preset`, `plugins`, and run options
-    (`seed`, `steps`, `minutes`, `model`, …). `data="FILE.jsonl"` and `reward="FILE.py:NAME"` (or several, in a list)
-    make a world of your own.
-    """
-    for plugin in choices.get("plugins") or ():
-        registry.load_plugin(plugin)
-    world, choices = own_data(world, choices)
-    world = world or registry.find("method", method).world or "chain"
-    slots = {name: choices.pop(name) for name in SLOT_NAMES if choices.get(name) is not None}
-    return make_plan(method, world, slots=slots, **{k: v for k, v in choices.items() if k not in SLOT_NAMES})
-
-
-def plan_recipe(name: str, world: str | None = None, **choices: Any) -> dict[str, Plan]:
-    """The plans of a recipe's stages by name, all checked before any compute is spent."""
-    from panoply.loops.recipe import plan_stages
-
-    for plugin in choices.get("plugins") or ():
-        registry.load_plugin(plugin)
-    entry = registry.find("recipe", name)
-    return plan_stages(entry, _for_all_stages(entry, world, choices), plan)
-
-
-def _for_all_stages(entry: registry.Entry, world: str | None, choices: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user chose for a recipe, and where it runs."""
-    home = "jsonl" if is_data_file(choices.get("data")) else entry.world or "chain"
-    return {**{k: v for k, v in choices.items() if v not in (None, False, (), [])}, "world": world or home}
-
-
-def train(
-    method: str | Plan | None = None,
-    world: str | None = None,
-    *,
-    run: str | Path | None = None,
-    resume: str | Path | None = None,
-    progress: Progress | None = None,
-    from_scratch: bool = False,
-    **choices: Any,
-) -> Trained:
-    """Train a method, or all stages of a recipe, on a world, or go on with a stopped run (`resume=FOLDER`).
-
-    from_scratch   remake the world's warm start first, by imitating its teacher, instead of using the shipped one
-    """
-    from panoply.progress import default
-
-    watching = progress or default()
-    if resume is not None:
-        return _resume(Path(resume), watching)
-    if method is None:
-        raise PanoplyError("Name a method to train, or a run to resume.")
-    if isinstance(method, Plan):
-        if choices or from_scratch:
-            raise PanoplyError("A plan is complete: make its choices with panoply.plan.")
-        return _train(method, _new_run(method, run), watching)
-    for plugin in choices.get("plugins") or ():
-        registry.load_plugin(plugin)
-    if registry.is_recipe(method):
-        return _train_recipe(method, world, run, watching, {**choices, "from_scratch": from_scratch})
-    if from_scratch:
-        if choices.get("model") is not None:
-            raise PanoplyError("--from-scratch makes the model to start from: leave --model out.")
-        plan(method, world, **{**choices, "model": "fresh"})
-        home = world or registry.find("method", method).world or "chain"
-        choices["model"] = str(_warm_start(home, run, watching, choices))
-    made = plan(method, world, **choices)
-    return _train(made, _new_run(made, run), watching)
-
-
-def _new_run(made: Plan, folder: str | Path | None) -> Run:
-    """A run folder, once what can be checked without one has been."""
-    _check_surroundings(made)
-    return Run.create(_rooted(made), folder)
-
-
-def _check_surroundings(made: Plan) -> None:
-    """What a plan needs of this machine: its model's folder and the libraries of its sinks."""
-    from panoply.sinks import check_sinks
-
-    check_sinks(made.options.sinks)
-    world = made.world()
-    kind_of(world).check_source(made.options.model, world)
-
-
-def _rooted(made: Plan) -> Plan:
-    """The plan with the folders it names as absolute paths, so that it can be resumed from anywhere."""
-    paths = {
-        name: os.path.abspath(source)
-        for name in ("model", "reference")
-        if os.path.isdir(source := getattr(made.options, name)) and source not in ("start", "fresh", "none")
-    }
-    return dataclasses.replace(made, options=dataclasses.replace(made.options, **paths))
-
-
-def _train_recipe(
-    name: str, world: str | None, folder: str | Path | None, progress: Progress, choices: Mapping[str, Any]
-) -> Trained:
-    from panoply.loops.recipe import run_recipe
-
-    entry = registry.find("recipe", name)
-    for made in plan_recipe(name, world, **choices).values():
-        _check_surroundings(made)
-    shared = _for_all_stages(entry, world, choices)
-    at = Path(folder) if folder else fresh_folder([entry.name, shared["world"]])
-    return run_recipe(entry, at, shared, lambda *a, **k: train(*a, progress=progress, **k))
-
-
-def _resume(folder: Path, progress: Progress) -> Trained:
-    from panoply.loops.recipe import stored_recipe
-
-    recipe = stored_recipe(folder)
-    if recipe is not None:
-        name, world, choices = recipe
-        return _train_recipe(name, world, folder, progress, choices)
-    run = Run.open(folder)
-    if run.status() == "finished":
-        raise PanoplyError(f"The run {folder} is finished: there is nothing to resume.")
-    made = run.plan()
-    run.acquire()
-    return _train(made, run, progress, new=False)
-
-
-def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Trained:
-    from panoply.loops.dataset import dataset
-    from panoply.loops.job import Job
-    from panoply.loops.learner import Diverged
-    from panoply.loops.off_policy import off_policy
-    from panoply.loops.on_policy import on_policy
-    from panoply.threads import without_denormals
-
-    loops = {"on_policy": on_policy, "off_policy": off_policy, "dataset": dataset, "offline": dataset}
-    loop = off_policy if made.method.regime == "offline" and "sample" in made.method.slots() else None
-    job = None
-    try:
-        job = Job(made, run, progress)
-        job.begin()
-        with without_denormals():
-            (loop or loops[made.method.regime])(job)
-            job.finish()
-    except Diverged as error:
-        assert job is not None
-        kept = job.save_last_good(str(error))
-        raise PanoplyError(f"{error} {run.folder} holds the state of step {kept}.") from error
-    except PanoplyError as error:
-        if isinstance(error, Resumable):
-            raise type(error)(f"{error} Go on with panoply train --resume {run.folder}.") from error
-        if new:
-            run.discard()
-        raise
-    except KeyboardInterrupt:
-        raise Stopped(f"stopped; go on with panoply train --resume {run.folder}") from None
-    finally:
-        if job is not None:
-            job.close()
-        run.release()
-    return Trained.of(run)
-
-
-def _warm_start(world: str, run: str | Path | None, progress: Progress, choices: Mapping[str, Any]) -> Path:
-    """Imitate the world's careless teacher with new weights; the run's last model is the warm start."""
-    kept = {k: choices[k] for k in ("seed", "threads", "device", "plugins") if choices.get(k) is not None}
-    settings = dict(getattr(registry.find("world", world).build, "imitation", {}))
-    settings |= {k: v for k, v in (choices.get("settings") or {}).items() if k.startswith("world.")}
-    made = plan(
-        "sft", world, model="fresh", settings=settings, evaluate_every=0, checkpoint_every=500, **kept
-    )
-    progress.say(f"Imitating the teacher of {world} for {made.options.steps} steps to make the warm start.")
-    folder = Path(f"{run}-start") if run else None
-    return last_model(_train(made, _new_run(made, folder), progress).run)
-
-
-def last_model(run: str | Path) -> Path:
-    """The model folder of a run's newest checkpoint."""
-    latest = Run.open(run).latest()
-    if latest is None:
-        raise PanoplyError(f"The run {run} has no usable checkpoint yet.")
-    return latest.model
+__all__ = [
+    "SLOT_NAMES",
+    "Stopped",
+    "Trained",
+    "evaluate",
+    "export",
+    "last_model",
+    "load_policy",
+    "plan",
+    "plan_recipe",
+    "sample",
+    "steps",
+    "train",
+    "video",
+]
 
 
 def load_policy(

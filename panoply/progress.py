@@ -33,19 +33,30 @@ The success of a data set is its author's, not the policy's.
 
 
 class Progress:
-    """Watches in silence; the base of the others."""
+    """Who is told how a run goes. This one keeps silent; a class of yours changes what it wants to hear of.
 
-    def start(self, job: Job) -> None: ...
+    Every call but `say` and `close` hands over the job: `job.step`, `job.seconds`, `job.plan`, `job.policy`,
+    `job.run.folder`. What a method raises ends the run like an error of its own. `Lines` prints, `Panel` draws; to look
+    at steps alone `on_step` and `panoply.steps` are shorter.
+    """
 
-    def step(self, job: Job, record: Mapping[str, Any], experience: Experience) -> None: ...
+    def start(self, job: Job) -> None:
+        """A run begins, or goes on: a recipe's stages follow one another."""
 
-    def evaluating(self, job: Job, done: int, total: int) -> None: ...
+    def step(self, job: Job, record: Mapping[str, Any], experience: Experience) -> None:
+        """A step is done; `record` is what was logged of it."""
 
-    def evaluated(self, job: Job, found: Evaluation) -> None: ...
+    def evaluating(self, job: Job, done: int, total: int) -> None:
+        """So many of all held-out answers have been written."""
 
-    def say(self, text: str) -> None: ...
+    def evaluated(self, job: Job, found: Evaluation) -> None:
+        """Held-out success was measured, before the first step and every so often."""
 
-    def close(self) -> None: ...
+    def say(self, text: str) -> None:
+        """A sentence for the user: a warning, or where the run was left."""
+
+    def close(self) -> None:
+        """The run has ended, soundly or not."""
 
 
 class Lines(Progress):

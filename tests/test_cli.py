@@ -119,14 +119,14 @@ class TestTrain:
     def test_from_scratch_imitates_first(
         self, tmp_path: Path, panoply: Terminal, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from panoply import api
+        from panoply import training
 
-        plan = api.plan
+        plan = training.plan
 
         def shorter(method: str, world: str = "chain", **choices: object) -> pp.planning.Plan:  # type: ignore[name-defined]
             return plan(method, world, **{**choices, **({"steps": 3} if method == "sft" else {})})
 
-        monkeypatch.setattr(api, "plan", shorter)
+        monkeypatch.setattr(training, "plan", shorter)
         words = [w for w in self.words(tmp_path / "run") if w not in ("--model", "fresh")]
         out = panoply("train", "grpo", *words, "--steps", "1", "--from-scratch", "--quiet")
         assert f"run folder {tmp_path / 'run'}" in out

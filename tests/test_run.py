@@ -23,6 +23,7 @@ import torch
 import panoply as pp
 from panoply import checkpoint, progress, sinks
 from panoply.evaluation import held_out
+from panoply.handle import Step
 from panoply.kinds import text as kinds
 from panoply.loops.job import Job
 from panoply.report.shelf import Shelf
@@ -134,10 +135,10 @@ class TestFolder:
         """The start is evaluated and stored by then, but there is nothing to go on with."""
         done = Job.finish_step
 
-        def fail(job: Job, *given: Any, **named: Any) -> None:
+        def fail(job: Job, *given: Any, **named: Any) -> Step:
             if job.step == at:
                 raise pp.PanoplyError("No.")
-            done(job, *given, **named)
+            return done(job, *given, **named)
 
         monkeypatch.setattr(Job, "finish_step", fail)
         for at, left in ((0, False), (1, True)):

@@ -17,6 +17,7 @@ from panoply.errors import PanoplyError
 from panoply.evaluation.held_out import Evaluation
 from panoply.evaluation.pairs import evaluate_pairs
 from panoply.experience import Experience
+from panoply.handle import Step
 from panoply.kinds import Collector, Policy, kind_of
 from panoply.loops.agents import AgentLearner
 from panoply.loops.companions import Companions
@@ -36,7 +37,7 @@ from panoply.regimes import Offline, OffPolicy
 from panoply.rollout.graphs import setup_seconds
 from panoply.run import Run
 from panoply.sinks import Sink, open_sinks
-from panoply.threads import pick_threads
+from panoply.threads import pick_threads, without_denormals
 from panoply.worlds.world import TextWorld
 
 COLLECTOR = "collector"
@@ -46,7 +47,9 @@ COLLECTOR = "collector"
 class Job:
     def __init__(self, plan: Plan, run: Run, progress: Progress):
         options = plan.options
-        self._threads = torch.get_num_threads()
+        self._threads = self.threads = torch.get_num_threads()
+        self.stopping = False
+        """Whether the run is to end before its next step."""
         if options.threads:
             torch.set_num_threads(options.threads)
         self.plan, self.run, self.progress, self.method = plan, run, progress, plan.method
@@ -141,6 +144,10 @@ class Job:
 
     def begin(self) -> None:
         """Go on from the newest usable checkpoint, or evaluate and store the starting point."""
+        self._begin()
+        self.threads = torch.get_num_threads()
+
+    def _begin(self) -> None:
         found = self._found
         if found is not None:
             self._load(found)
@@ -165,6 +172,11 @@ class Job:
         limit = self.plan.options.minutes
         self._started = time.monotonic() - self.seconds
         while self.step < self.plan.options.steps:
+            if self.stopping:
+                self.progress.say(
+                    f"Stopped at step {self.step} of {self.plan.options.steps}: the run is finished."
+                )
+                break
             if limit is not None and time.monotonic() - self._started > limit * 60:
                 self.progress.say(f"Stopped after {limit:g} minutes.")
                 break
@@ -187,7 +199,7 @@ class Job:
 
     def finish_step(
         self, experience: Experience, metrics: Mapping[str, float], learned: Experience | None = None
-    ) -> None:
+    ) -> Step:
         """Log, evaluate and checkpoint what has become due.
 
         `learned` is what selection left of the experience, where that is less.
@@ -217,6 +229,39 @@ class Job:
         if last or best or self.step % options.checkpoint_every == 0:
             self._save()
         self.progress.step(self, record, experience)
+        return Step(record, experience, self)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """How torch computes while this run does; whoever looks at it between two steps has their own way back."""
+        torch.set_num_threads(self.threads)
+        try:
+            with without_denormals():
+                yield
+        finally:
+            torch.set_num_threads(self._threads)
+
+    def paused_between(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """The steps of a loop, to be looked at one after another. Time spent looking is not the run's."""
+        while True:
+            with self.at_work():
+                step = next(steps, None)
+            if step is None:
+                return
+            away = time.monotonic()
+            yield step
+            del step  # what it was made of is not kept while the next is made
+            self._started += time.monotonic() - away
+
+    def pause(self) -> None:
+        """Leave the run so that it can be resumed from its last step."""
+        with self.at_work():
+            if all(c.step != self.step for c in checkpoint.listed(self.run.checkpoints)):
+                self._save()
+        self.progress.say(
+            f"Left at step {self.step} of {self.plan.options.steps}; go on with panoply train --resume "
+            f"{self.run.folder}"
+        )
 
     def finish(self) -> dict[str, Any]:
         """Store the end of the run and close it."""

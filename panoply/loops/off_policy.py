@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from panoply.experience import Experience
+from panoply.handle import Step
 from panoply.loops.agents import AgentLearner
 from panoply.loops.job import Job
 from panoply.regimes import Offline, OffPolicy
@@ -11,7 +14,7 @@ from panoply.rollout.tape import Tape
 from panoply.seeds import torch_rng
 
 
-def off_policy(job: Job) -> None:
+def off_policy(job: Job) -> Iterator[Step]:
     learner, collect, method = job.learner, job.collect, job.method
     assert isinstance(method, OffPolicy | Offline)
     assert isinstance(learner, AgentLearner)
@@ -43,7 +46,7 @@ def off_policy(job: Job) -> None:
                 experience = job.call("sample", collect)
         experience = experience.with_columns(reward=experience["signal:reward"])
         job.watch(experience)
-        job.finish_step(experience, learner.metrics())
+        yield job.finish_step(experience, learner.metrics())
 
 
 def steps_alone(method: OffPolicy | Offline, steps: int) -> int:

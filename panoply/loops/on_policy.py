@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from panoply.experience import Experience
+from panoply.handle import Step
 from panoply.loops.health import check_agreement
 from panoply.loops.job import Job
 from panoply.loops.learner import mean_metrics
@@ -10,7 +13,7 @@ from panoply.regimes import OnPolicy
 from panoply.seeds import torch_rng
 
 
-def on_policy(job: Job) -> None:
+def on_policy(job: Job) -> Iterator[Step]:
     method = job.method
     assert isinstance(method, OnPolicy)
     for step in job.steps():
@@ -36,7 +39,7 @@ def on_policy(job: Job) -> None:
             if step >= job.companions.warmup:
                 metrics |= learn(job, experience, step)
         metrics["groups_asked"] = asked
-        job.finish_step(
+        yield job.finish_step(
             collected if len(experience) < len(collected) else experience, metrics, learned=experience
         )
 

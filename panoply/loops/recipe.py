@@ -14,14 +14,14 @@ from panoply.recipes import Recipe, Stage
 from panoply.run import RECIPE, Run
 
 if TYPE_CHECKING:
-    from panoply.api import Trained
+    from panoply.handle import Course
     from panoply.planning import Plan
     from panoply.registry import Entry
 
-Train = Callable[..., "Trained"]
+Train = Callable[..., "Course"]
 
 
-def run_recipe(entry: Entry, folder: Path, choices: Mapping[str, Any], train: Train) -> Trained:
+def run_recipe(entry: Entry, folder: Path, choices: Mapping[str, Any], train: Train) -> Course:
     """Train every stage that is not finished yet; one that was interrupted goes on where it stopped.
 
     `choices` are the user's. Settings of the world or the run are for all stages; `STAGE.PATH` is for one. Where not
@@ -30,12 +30,12 @@ def run_recipe(entry: Entry, folder: Path, choices: Mapping[str, Any], train: Tr
     recipe: Recipe = entry.build()
     made = _claim(folder, {"recipe": entry.id, "choices": dict(choices)})
     done: dict[str, Path] = {}
-    result: Trained | None = None
+    result = None
     try:
         for number in range(recipe.rounds):
             for place, stage in enumerate(recipe.stages):
                 at = folder / f"{number * len(recipe.stages) + place + 1:02d}-{stage.name}"
-                result = _run_stage(stage, at, done, choices, train)
+                result = yield from _run_stage(stage, at, done, choices, train)
                 done[stage.name] = at
     except PanoplyError:
         if made and not any(folder.glob("*/run.json")):
@@ -82,14 +82,14 @@ def stored_recipe(folder: Path) -> tuple[str, str, dict[str, Any]] | None:
 
 def _run_stage(
     stage: Stage, at: Path, done: Mapping[str, Path], choices: Mapping[str, Any], train: Train
-) -> Trained:
-    from panoply.api import Trained
+) -> Course:
+    from panoply.training import Trained
 
     if (at / "run.json").is_file():
         run = Run.open(at)
-        return Trained.of(run) if run.status() == "finished" else train(resume=at)
+        return Trained.of(run) if run.status() == "finished" else (yield from train(resume=at))
     folders = {name: str(folder.resolve()) for name, folder in done.items()}
-    return train(stage.method, run=at, **_asked(stage, choices, folders))
+    return (yield from train(stage.method, run=at, **_asked(stage, choices, folders)))
 
 
 def _asked(stage: Stage, choices: Mapping[str, Any], earlier: Mapping[str, str]) -> dict[str, Any]:
