@@ -33,6 +33,12 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def remove_unfinished(folder: Path, *names: str) -> None:
+    """Remove what `write_atomically` had begun of these files when it was killed."""
+    for left in (p for name in names for p in folder.glob(f".{name}.*")):
+        left.unlink(missing_ok=True)
+
+
 class DiskError(Resumable):
     """The disk is full, or the folder may not be written. What was finished before is untouched."""
 

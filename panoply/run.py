@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from panoply import checkpoint
-from panoply.checkpoint import Checkpoint, DiskError, clear_errors, write_atomically
+from panoply.checkpoint import Checkpoint, DiskError, clear_errors, remove_unfinished, write_atomically
 from panoply.errors import PanoplyError
 from panoply.planning import Plan
 
@@ -181,9 +181,8 @@ class Run:
             if (self.folder / name).exists():
                 kept = [r for r in _json_lines(self.folder / name) if r.get("step", 0) <= step]
                 write_atomically(self.folder / name, "".join(map(_line, kept)))
-        for name in (RESULT, *(f".{n}.*" for n in (CONFIG, RESULT, METRICS, EPISODES))):
-            for left in self.folder.glob(name):
-                left.unlink(missing_ok=True)
+        (self.folder / RESULT).unlink(missing_ok=True)
+        remove_unfinished(self.folder, CONFIG, RESULT, METRICS, EPISODES)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         write_atomically(self.folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False))

@@ -84,7 +84,8 @@ def plan_recipe(name: str, world: str | None = None, **choices: Any) -> dict[str
 def _for_all_stages(entry: registry.Entry, world: str | None, choices: Mapping[str, Any]) -> dict[str, Any]:
     """What the user chose for a recipe, and where it runs."""
     home = "jsonl" if is_data_file(choices.get("data")) else entry.world or "chain"
-    return {**{k: v for k, v in choices.items() if v not in (None, False, (), [])}, "world": world or home}
+    given = {k: v for k, v in choices.items() if v is not None and v is not False and v not in ((), [])}
+    return {**given, "world": world or home}
 
 
 def train(

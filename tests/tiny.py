@@ -44,8 +44,12 @@ def train(folder: Path, method: str = "grpo", **choices: Any) -> pp.Trained:
         "world.operations": 2, "run.held_out": 8, "data.batch": 16
     }  # fmt: skip
     settings |= choices.pop("settings", {})
-    plain = {"model": "fresh", "steps": 4, "threads": 1, "progress": Progress(), **choices}
-    return pp.train(method, run=folder, settings=settings, **plain)
+    return bare(folder, method, settings=settings, **{"model": "fresh", "steps": 4, **choices})
+
+
+def bare(folder: Path, method: str, **choices: Any) -> pp.Trained:
+    """A run with no settings but those given, in silence and on one thread."""
+    return pp.train(method, run=folder, **{"threads": 1, "progress": Progress(), **choices})
 
 
 def resume(folder: Path, progress: Progress | None = None) -> pp.Trained:

@@ -152,6 +152,7 @@ class Job:
         if found is not None:
             self._load(found)
             checkpoint.set_aside(self.run.checkpoints, after=self.step)
+            self._prune()
         elif checkpoint.listed(self.run.checkpoints):
             raise PanoplyError(
                 f"No checkpoint of {self.run.folder} is usable, so there is nothing to resume from. They were left "
@@ -386,7 +387,6 @@ class Job:
         self._moves += 1
 
     def _save(self) -> None:
-        options = self.plan.options
         plain, tensors = checkpoint.split_tensors({**self.states, COLLECTOR: self.collect.state})
         state = {
             "step": self.step,
@@ -402,7 +402,10 @@ class Job:
         self.run.sync()
         tensors |= {**self.learner.state(), **self.companions.state()}
         checkpoint.save(self.run.checkpoints, self.step, self._save_models, state, tensors)
-        checkpoint.prune(self.run.checkpoints, options.keep, int(self.best["step"]))
+        self._prune()
+
+    def _prune(self) -> None:
+        checkpoint.prune(self.run.checkpoints, self.plan.options.keep, int(self.best["step"]))
 
     def _save_models(self, folder: Path) -> None:
         self.learned.save(folder / "model")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from panoply.checkpoint import write_atomically
+from panoply.checkpoint import clear_errors, remove_unfinished, write_atomically
 from panoply.errors import PanoplyError, unknown
 from panoply.recipes import Recipe, Stage
 from panoply.run import RECIPE, Run
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from panoply.registry import Entry
 
 Train = Callable[..., "Course"]
+FOR_ALL = ("world.", "run.")
+"""What settings for all stages begin with; others begin with the name of one."""
 
 
 def run_recipe(entry: Entry, folder: Path, choices: Mapping[str, Any], train: Train) -> Course:
@@ -93,37 +95,45 @@ def _run_stage(
 
 
 def _asked(stage: Stage, choices: Mapping[str, Any], earlier: Mapping[str, str]) -> dict[str, Any]:
-    """What a stage is asked to do: the recipe's words, where `@NAME` becomes an earlier stage, under the user's."""
+    """What a stage is asked to do. Of the same thing the user's word for this stage counts, then his word for all
+    stages, then the recipe's; but which stage starts from which (`@NAME`) is not changed for all of them at once.
+    """
 
     def placed(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            k: earlier[v[1:]] if isinstance(v, str) and v.startswith("@") else v for k, v in values.items()
-        }
+        return {k: earlier[v[1:]] if _is_stage(v) else v for k, v in values.items()}
 
-    own = {k: v for k, v in choices.items() if k not in ("settings", "from_scratch")}
+    given = choices.get("settings") or {}
+    shared = {k: v for k, v in given.items() if k.startswith(FOR_ALL)}
+    own = {k.removeprefix(f"{stage.name}."): v for k, v in given.items() if k.startswith(f"{stage.name}.")}
+    options = {k: v for k, v in choices.items() if k not in ("settings", "from_scratch")}
     if choices.get("from_scratch") and "model" not in stage.options:
-        own["from_scratch"] = True
-    settings = {**placed(stage.settings), **_of_stage(stage, choices.get("settings") or {})}
-    return {**own, **placed(stage.options), "settings": settings}
+        options["from_scratch"] = True
+    wired = {k: v for k, v in stage.options.items() if _is_stage(v)}
+    said = {k: v for k, v in stage.options.items() if k not in wired and f"run.{k}" not in shared}
+    options = {**said, **options, **placed(wired)}
+    options = {k: v for k, v in options.items() if f"run.{k}" not in own}
+    return {**options, "settings": {**placed(stage.settings), **shared, **own}}
 
 
-def _of_stage(stage: Stage, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings for all stages, and this stage's own."""
-    shared = {k: v for k, v in settings.items() if k.startswith(("world.", "run."))}
-    prefix = f"{stage.name}."
-    return shared | {k.removeprefix(prefix): v for k, v in settings.items() if k.startswith(prefix)}
+def _is_stage(word: Any) -> bool:
+    return isinstance(word, str) and word.startswith("@")
 
 
 def _check(recipe: Recipe, settings: Mapping[str, Any]) -> None:
+    """Every setting begins with a stage, or is the world's or the run's, in all stages."""
     known = [stage.name for stage in recipe.stages]
     for path in settings:
-        if path.split(".")[0] not in (*known, "world", "run"):
-            raise unknown("stage of this recipe", path.split(".")[0], [*known, "world", "run"])
+        first, _, rest = path.partition(".")
+        if first not in (*known, "world", "run"):
+            raise unknown("stage of this recipe", first, [*known, "world", "run"])
+        if not rest:
+            raise PanoplyError(f"Name a setting of '{first}', such as {known[0]}.run.steps=10.")
 
 
 def _claim(folder: Path, config: Mapping[str, Any]) -> bool:
     """Make the recipe's folder, or make sure that what is in it is this recipe. Says whether it was made."""
-    text = json.dumps(config, indent=1, sort_keys=True)
+    text = json.dumps(config, indent=1, sort_keys=True, default=str)
+    remove_unfinished(folder, RECIPE)
     if (folder / RECIPE).is_file():
         if (folder / RECIPE).read_text() != text:
             raise PanoplyError(
@@ -132,6 +142,7 @@ def _claim(folder: Path, config: Mapping[str, Any]) -> bool:
         return False
     if folder.exists() and any(folder.iterdir()):
         raise PanoplyError(f"{folder} is not empty and holds no recipe: name another folder.")
-    folder.mkdir(parents=True, exist_ok=True)
+    with clear_errors(f"make the folder {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RECIPE, text)
     return True

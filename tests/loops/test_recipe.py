@@ -131,3 +131,73 @@ def test_the_plan_of_a_recipe_follows_the_choices() -> None:
 def test_stages_are_listed_among_the_runs(finished: Path) -> None:
     found = Shelf(finished.parent).find()
     assert found == [f"rlhf/{name}" for name in ("01-imitate", "02-judge", "03-optimise")]
+
+
+class TestChoices:
+    """Of the same thing the user's word for one stage counts, then his word for all, then the recipe's."""
+
+    @pytest.mark.parametrize(
+        ("choices", "steps"),
+        [
+            ({"settings": {"imitate.run.steps": "7"}}, (7, None, None)),
+            ({"settings": {"run.steps": 5}}, (5, 5, 5)),
+            ({"steps": 6}, (6, 6, 6)),
+            ({"steps": 6, "settings": {"imitate.run.steps": 7}}, (7, 6, 6)),
+            ({"settings": {"run.steps": 5, "judge.run.steps": 8}}, (5, 8, 5)),
+        ],
+    )
+    def test_options_of_the_run(self, choices: dict[str, Any], steps: tuple[int | None, ...]) -> None:
+        plain, chosen = pp.plan_recipe("rlhf"), pp.plan_recipe("rlhf", **choices)
+        assert plain["imitate"].options.steps == 100
+        wanted = [n or made.options.steps for n, made in zip(steps, plain.values(), strict=True)]
+        assert [made.options.steps for made in chosen.values()] == wanted
+
+    def test_the_world_and_slots(self) -> None:
+        settings = {"judge.world.noise": "0.5", "imitate.update": "sgd", "optimise.update.lr": 3e-4}
+        plans = pp.plan_recipe("rlhf", settings=settings)
+        assert [made.world_options.get("noise") for made in plans.values()] == [None, 0.5, None]
+        assert plans["imitate"].method.settings()["update"] == "sgd"
+        assert plans["optimise"].method.settings()["update.lr"] == 3e-4
+
+    def test_a_run_is_trained_as_it_was_planned(self, finished: Path) -> None:
+        stages = ("01-imitate", "02-judge", "03-optimise")
+        assert [Run.open(finished / n).plan().options.steps for n in stages] == [1, 2, 2]
+
+    def test_which_stage_starts_from_which_stays(self, tmp_path: Path) -> None:
+        plans = pp.plan_recipe("rlhf", model="fresh", settings={"judge.run.model": "start"})
+        assert [made.options.model for made in plans.values()] == ["fresh", "start", "fresh"]
+
+    @pytest.mark.parametrize(
+        ("settings", "sentence"),
+        [
+            ({"imitat.run.steps": 7}, "Unknown stage of this recipe 'imitat'. Did you mean 'imitate'?"),
+            (
+                {"imitate.run.stepz": 7},
+                "Stage imitate (sft): Unknown run setting 'stepz'. Did you mean 'steps'?",
+            ),
+            ({"judge.world.nose": 7}, "Did you mean 'noise'?"),
+            ({"imitate": 7}, "Name a setting of 'imitate', such as imitate.run.steps=10."),
+            ({"world": 7}, "Name a setting of 'world', such as imitate.run.steps=10."),
+        ],
+    )
+    def test_what_there_is_not(self, settings: dict[str, Any], sentence: str) -> None:
+        with pytest.raises(PanoplyError) as refused:
+            pp.plan_recipe("rlhf", settings=settings)
+        assert sentence in str(refused.value)
+
+    def test_no_steps_are_refused_as_in_any_run(self) -> None:
+        with pytest.raises(PanoplyError, match=r"run\.steps must be at least 1, not 0"):
+            pp.plan_recipe("rlhf", steps=0)
+
+
+def test_a_recipe_killed_while_it_wrote_its_folder_starts_again(tmp_path: Path) -> None:
+    """What is left of the file is removed; what else may be there is not taken for it."""
+    folder = tmp_path / "rlhf"
+    folder.mkdir()
+    (folder / ".recipe.json.123").write_text('{"choi')
+    assert pp.train("rlhf", run=folder, settings=SMALL, threads=1, progress=Progress()).run.is_dir()
+    names = ["01-imitate", "02-judge", "03-optimise", "recipe.json"]
+    assert sorted(p.name for p in folder.iterdir()) == names
+    (tmp_path / ".notes").touch()
+    with pytest.raises(PanoplyError, match="is not empty and holds no recipe"):
+        pp.train("rlhf", run=tmp_path, settings=SMALL, threads=1, progress=Progress())
