@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
-from panoply.errors import Resumable
+from panoply.errors import Resumable, plain
+from panoply.files import BadFile, NoFile, brief, is_folder, open_file, read_json, read_tensors
+from panoply.records import Manifest, State
 
-MANIFEST = "manifest.json"
+MANIFEST, STATE, TENSORS = "manifest.json", "state.json", "state.safetensors"
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -76,32 +79,37 @@ class Checkpoint:
     def model(self) -> Path:
         return self.folder / "model"
 
-    def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
-        return found
+    def state(self) -> State:
+        return read_json(self.folder / STATE, State, finite=False)
 
     def tensors(self) -> dict[str, Tensor]:
-        from safetensors.torch import load_file
-
-        return load_file(self.folder / "state.safetensors")
+        return read_tensors(self.folder / TENSORS)
 
     def problem(self) -> str | None:
         """Why the checkpoint cannot be used, or None."""
         try:
-            files = json.loads((self.folder / MANIFEST).read_text())["files"]
-            listing = {
-                str(name): (int(facts["bytes"]), str(facts["sha256"])) for name, facts in files.items()
-            }
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            listing = read_json(self.folder / MANIFEST, Manifest)["files"]
+        except BadFile:
             return "it has no readable manifest"
-        for name, (size, digest) in listing.items():
-            file = self.folder / name
-            if not file.is_file():
-                return f"{name} is missing"
-            if file.stat().st_size != size:
-                return f"{name} is cut short ({file.stat().st_size} of {size} bytes)"
-            if _digest(file) != digest:
-                return f"{name} is corrupt"
+        for name in (STATE, TENSORS, "model/"):
+            if not any(listed.startswith(name) for listed in listing):
+                return f"{name} is not in its manifest"
+        for name, facts in listing.items():
+            try:
+                with open_file(self.folder / name) as file:
+                    size = os.fstat(file.fileno()).st_size
+                    if size != facts["bytes"]:
+                        return f"{plain(name)} is cut short ({size} of {facts['bytes']} bytes)"
+                    if hashlib.file_digest(file, "sha256").hexdigest() != facts["sha256"]:
+                        return f"{plain(name)} is corrupt"
+            except NoFile:
+                return f"{plain(name)} is missing"
+            except (BadFile, OSError):
+                return f"{plain(name)} cannot be read"
+        try:
+            self.state()
+        except BadFile as error:
+            return str(error).rstrip(".")
         return None
 
 
@@ -122,8 +130,8 @@ def save(
             shutil.rmtree(hidden, ignore_errors=True)
             hidden.mkdir(parents=True)
             save_models(hidden)
-            save_file({k: v.contiguous() for k, v in tensors.items()}, hidden / "state.safetensors")
-            (hidden / "state.json").write_text(json.dumps(state))
+            save_file({k: v.contiguous() for k, v in tensors.items()}, hidden / TENSORS)
+            (hidden / STATE).write_text(json.dumps(state))
             files = sorted(p for p in hidden.rglob("*") if p.is_file())
             listing = {
                 str(p.relative_to(hidden)): {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in files
@@ -143,7 +151,7 @@ def save(
 
 def listed(folder: Path) -> list[Checkpoint]:
     """Finished checkpoints, oldest first."""
-    found = (p for p in folder.glob("step-*") if p.is_dir() and p.name.removeprefix("step-").isdigit())
+    found = (p for p in folder.glob("step-*") if re.fullmatch(r"step-[0-9]+", p.name) and is_folder(p))
     return sorted((Checkpoint(p) for p in found), key=lambda c: c.step)
 
 
@@ -223,3 +231,17 @@ def join_tensors(
             _, path, key = name.split(":", 2)
             states[path][key] = tensor
     return states
+
+
+def check_states(found: Mapping[str, Mapping[str, Any]], first: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse states of other parts than these, or in which a number or list of the first state is something else."""
+    for path in {*found, *first}:
+        if path not in first or path not in found:
+            raise BadFile(f"it {'lacks' if path in first else 'has'} a state of {path}")
+        for key, value in first[path].items():
+            kept = found[path].get(key)
+            kind = (int, float) if isinstance(value, int | float) else type(value)
+            if value is not None and (
+                not isinstance(kept, kind) or isinstance(kept, bool) > isinstance(value, bool)
+            ):
+                raise BadFile(f"{key} of {path} is {brief(value)} at first, and cannot be {brief(kept)}")

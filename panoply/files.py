@@ -19,6 +19,7 @@ import io
 import json
 import math
 import os
+import re
 import stat
 import types
 import typing
@@ -47,6 +48,10 @@ class NoFile(BadFile):
     """A file or folder that is not there."""
 
 
+class NotYaml(BadFile):
+    """A text that is no YAML: perhaps it was meant as it is."""
+
+
 class Line(NamedTuple, Generic[T]):
     """One line of JSON lines: its number from 1 on, the bytes at which it begins and ends, and what it holds."""
 
@@ -59,7 +64,7 @@ class Line(NamedTuple, Generic[T]):
 # ------------------------------------------------------------------ files and folders
 
 
-def open_file(path: str | Path) -> BinaryIO:
+def open_file(path: str | Path) -> io.BufferedReader:
     """A regular file, open for reading; a pipe, socket or device in its place is refused without waiting for it."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -152,6 +157,8 @@ def json_of(file: BinaryIO, name: str, schema: type[T], *, finite: bool = True) 
 def parse_json(text: bytes | str, where: str, schema: type[T], *, finite: bool = True) -> T:
     """The same of a text; `where` it comes from begins the sentence about what is wrong with it."""
     refuse: dict[str, Any] = {"parse_constant": _no_number, "parse_float": _float} if finite else {}
+    if re.search(rb"\d{19}", text.encode("utf-8", "replace") if isinstance(text, str) else text):
+        refuse["parse_int"] = _int
     try:
         value = json.loads(text, **refuse)
     except UnicodeDecodeError as error:
@@ -173,6 +180,14 @@ def _no_number(word: str) -> Any:
 def _float(word: str) -> float:
     value = float(word)
     return value if math.isfinite(value) else _no_number(word)
+
+
+def _int(word: str) -> int:
+    """A whole number that every reader can count with; JSON may hold one of a thousand digits."""
+    value = int(word)
+    if abs(value) >= 2**64:
+        raise ValueError("it holds a whole number of more than 64 bits")
+    return value
 
 
 def _is_deep(value: Any) -> bool:
@@ -254,7 +269,7 @@ def parse_yaml(text: str, where: str) -> Any:
     except RecursionError as error:
         raise BadFile(f"{where} is nested too deep.") from error
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise BadFile(f"{where} is not valid YAML: {str(error).splitlines()[0].rstrip('.')}.") from error
+        raise NotYaml(f"{where} is not valid YAML: {str(error).splitlines()[0].rstrip('.')}.") from error
     if _is_deep(value):
         raise BadFile(f"{where} is nested too deep.")
     return value

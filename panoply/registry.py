@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin
 
 from panoply import parts as part_module
-from panoply.errors import PanoplyError, unknown
+from panoply.errors import PanoplyError, plain, unknown
+from panoply.files import NotYaml, parse_yaml
 from panoply.parts import SLOTS, Part, fits, options
 from panoply.recipes import Recipe
 from panoply.regimes import Method
@@ -286,11 +287,9 @@ def parse(where: str, text: str, annotation: Any) -> Any:
 
 def yaml_value(word: str) -> Any:
     """What YAML makes of a word, or the word itself where it is none."""
-    import yaml
-
     try:
-        return yaml.safe_load(word)
-    except yaml.YAMLError:
+        return parse_yaml(word, f"'{plain(word[:40])}'")
+    except NotYaml:
         return word
 
 

@@ -13,15 +13,17 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, cast
 
 from panoply import checkpoint
 from panoply.checkpoint import Checkpoint, DiskError, clear_errors, remove_unfinished, write_atomically
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, plain
+from panoply.files import BadFile, is_file, read_folder, read_json, read_lines
 from panoply.planning import Plan
+from panoply.records import Config, Episode, Metrics, PlanRecord, Result
 
 CONFIG, RESULT, METRICS, EPISODES = "run.json", "result.json", "metrics.jsonl", "episodes.jsonl"
 RECIPE = "recipe.json"
@@ -32,7 +34,7 @@ Status = Literal["finished", "running", "stopped", "diverged"]
 class Run:
     """The folder of a run. `Run.create` makes one, `Run.open` finds one; only a locked run may be written."""
 
-    def __init__(self, folder: Path, config: dict[str, Any]):
+    def __init__(self, folder: Path, config: Config):
         self.folder = folder
         self.config = config
         self._lock: IO[str] | None = None
@@ -48,7 +50,7 @@ class Run:
             if folder
             else fresh_folder([plan.method_id, plan.world_id, f"s{plan.options.seed}"])
         )
-        config = {
+        config: Config = {
             "panoply": versions()["panoply"],
             "created": time.strftime("%Y-%m-%dT%H:%M:%S"),
             "command": shlex.join(["panoply", *sys.argv[1:]])
@@ -56,7 +58,7 @@ class Run:
             else "python",
             "versions": versions(),
             "hash": plan.hash(),
-            "plan": plan.to_json(),
+            "plan": cast(PlanRecord, plan.to_json()),
         }
         run = cls(path, config)
         run.acquire()
@@ -71,20 +73,11 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
-        path = Path(folder)
-        if not path.is_dir():
-            raise PanoplyError(f"There is no run folder '{folder}'.")
-        if not (path / CONFIG).is_file():
-            raise PanoplyError(f"'{folder}' is not a run: it has no {CONFIG}.")
+        path = read_folder(folder, "run", CONFIG)
         try:
-            config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise PanoplyError(f"'{folder}' cannot be read: its {CONFIG} is not JSON.") from error
-        except OSError as error:
-            raise PanoplyError(f"'{folder}' cannot be read: {error.strerror}.") from error
-        if not isinstance(config, dict) or not isinstance(config.get("plan"), dict):
-            raise PanoplyError(f"'{folder}' cannot be read: its {CONFIG} holds no plan.")
-        return cls(path, config)
+            return cls(path, read_json(path / CONFIG, Config))
+        except BadFile as error:
+            raise BadFile(f"'{plain(folder)}' cannot be read: {error}") from error
 
     def plan(self) -> Plan:
         try:
@@ -170,16 +163,16 @@ class Run:
                 os.fsync(stream.fileno())
 
     def metrics(self) -> list[dict[str, Any]]:
-        return list(_json_lines(self.folder / METRICS))
+        return _rows(self.folder / METRICS, Metrics)
 
     def episodes(self) -> list[dict[str, Any]]:
-        return list(_json_lines(self.folder / EPISODES))
+        return _rows(self.folder / EPISODES, Episode)
 
     def rewind(self, step: int) -> None:
         """Drop records of steps after `step`, the result among them: they will be made again."""
-        for name in (METRICS, EPISODES):
+        for name, schema in ((METRICS, Metrics), (EPISODES, Episode)):
             if (self.folder / name).exists():
-                kept = [r for r in _json_lines(self.folder / name) if r.get("step", 0) <= step]
+                kept = [r for r in _rows(self.folder / name, schema) if r["step"] <= step]
                 write_atomically(self.folder / name, "".join(map(_line, kept)))
         (self.folder / RESULT).unlink(missing_ok=True)
         remove_unfinished(self.folder, CONFIG, RESULT, METRICS, EPISODES)
@@ -187,10 +180,10 @@ class Run:
     def finish(self, result: Mapping[str, Any]) -> None:
         write_atomically(self.folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False))
 
-    def result(self) -> dict[str, Any] | None:
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else None
+    def result(self) -> Result | None:
+        """What the run ended with; None where it has not ended, or where that cannot be read: it is made again."""
+        with contextlib.suppress(BadFile):
+            return read_json(self.folder / RESULT, Result)
         return None
 
     # -------------------------------------------------------------- checkpoints
@@ -205,7 +198,7 @@ class Run:
     def best(self) -> Checkpoint | None:
         """The checkpoint with the highest held-out success; the newest where that one is gone."""
         newest = self.latest()
-        step = newest.state().get("best_step") if newest else None
+        step = newest.state()["best_step"] if newest else None
         found = [c for c in checkpoint.listed(self.checkpoints) if c.step == step]
         return found[0] if found and found[0].problem() is None else newest
 
@@ -213,12 +206,12 @@ class Run:
 def model_folder(source: str | Path) -> Path:
     """The model folder meant by a run (its best checkpoint), a checkpoint, or a model folder itself."""
     path = Path(source)
-    if (path / CONFIG).is_file():
+    if is_file(path / CONFIG):
         best = Run.open(path).best()
         if best is None:
             raise PanoplyError(f"The run {path} has no usable checkpoint yet.")
         return best.model
-    if (path / checkpoint.MANIFEST).is_file():
+    if is_file(path / checkpoint.MANIFEST):
         problem = Checkpoint(path).problem()
         if problem is not None:
             raise PanoplyError(f"The checkpoint {path} is not usable: {problem}.")
@@ -249,19 +242,11 @@ def versions() -> dict[str, str]:
     }
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file; a last line torn by a kill is passed over."""
-    if not path.exists():
-        return
-    with open(path, "rb") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                return
-            if not line.endswith(b"\n") or not isinstance(row, dict):
-                return
-            yield row
+def _rows(path: Path, schema: Any) -> list[dict[str, Any]]:
+    """The whole lines of a record; one torn by a kill, or that cannot be read, is passed over."""
+    if not is_file(path):
+        return []
+    return [x.value for x in read_lines(path, schema, finite=False, growing=True, bad=lambda _: None)]
 
 
 def _line(row: Mapping[str, Any]) -> str:

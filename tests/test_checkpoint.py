@@ -18,6 +18,7 @@ import torch
 import panoply as pp
 from panoply import checkpoint
 from panoply.checkpoint import Checkpoint, DiskError
+from panoply.records import State
 from panoply.run import Run
 
 Stopped = tuple[Path, pp.Trained]
@@ -28,8 +29,15 @@ def write_model(folder: Path) -> None:
     (folder / "model/weights").write_bytes(b"0123456789" * 20)
 
 
+def state(step: int) -> State:
+    best = {"step": 0, "success": 0.0}
+    return State(
+        step=step, seconds=0.0, parts={}, best=best, best_step=0, before={}, after={}, threads=1, norm=1.0
+    )
+
+
 def save(folder: Path, step: int) -> Checkpoint:
-    return checkpoint.save(folder, step, write_model, {"step": step}, {"a": torch.full((3,), float(step))})
+    return checkpoint.save(folder, step, write_model, state(step), {"a": torch.full((3,), float(step))})
 
 
 class TestFolder:
@@ -37,7 +45,7 @@ class TestFolder:
         found = save(tmp_path, 3)
         assert found.problem() is None
         assert found.step == 3
-        assert found.state() == {"step": 3}
+        assert found.state() == state(3)
         assert found.tensors()["a"].tolist() == [3.0, 3.0, 3.0]
         assert sorted(p.name for p in tmp_path.iterdir()) == ["step-0000003"]
 

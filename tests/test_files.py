@@ -47,7 +47,7 @@ def file(tmp_path: Path) -> Path:
         ('{"files": {"a": {"bytes": true}}}', "files.a.bytes is a whole number, not true"),
         ('{"files": {"a": {"bytes": 1e999}}}', "1e999 is not a number"),
         ('{"files": {"a": {"bytes": NaN}}}', "NaN is not a number"),
-        ('{"files": {"a": {"bytes": 1' + "0" * 400 + "}}}", "files.a.bytes is a whole number"),
+        ('{"files": {"a": {"bytes": 1' + "0" * 400 + "}}}", "more than 64 bits"),
         ('{"files": {"a": {"bytes": 1' + "0" * 5000 + "}}}", "is not valid JSON"),
         (
             '{"files": {"a": {"bytes": 1, "share": "x"}}}',

@@ -33,11 +33,12 @@ def _runs(chosen: argparse.Namespace) -> int:
 def _told(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
     """Facts of a run with its folder; what was measured before an unfinished one began is in its checkpoints."""
     from panoply import checkpoint
+    from panoply.files import BadFile
     from panoply.report.shelf import score
 
     told = {"run": str(folder), **facts}
     if told["status"] in ("running", "stopped") and told["before"] is None:
         for newest in checkpoint.listed(folder / "checkpoints")[-1:]:
-            with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
-                told["before"] = score(newest.state().get("before"))
+            with contextlib.suppress(BadFile):
+                told["before"] = score(newest.state()["before"])
     return told

@@ -113,7 +113,7 @@ def finished(folder: Path) -> Run | None:
 
 
 def _whole(run: Run) -> bool:
-    result = run.result() or {}
+    result: dict[str, Any] = dict(run.result() or {})
     if not isinstance(result.get("before"), dict) or not isinstance(result.get("after"), dict):
         raise PanoplyError(f"'{run.folder}' cannot be read: its result lacks what was measured.")
     if len(run.metrics()) < int(result.get("steps", 0)):

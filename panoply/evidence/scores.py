@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from panoply.checkpoint import write_atomically
-from panoply.errors import PanoplyError, unknown
+from panoply.errors import unknown
 from panoply.evidence import statistics
+from panoply.files import is_file, read_json
 from panoply.run import Run
 
 MEASURES = "measures.json"
@@ -46,7 +47,8 @@ class Scored:
 def read(folder: Path, metric: str, unit: str, budget: float) -> Scored:
     """The score of a finished run, with its curve over the budget's unit."""
     run = Run.open(folder)
-    result, records = run.result() or {}, run.metrics()
+    result: dict[str, Any] = dict(run.result() or {})
+    records = run.metrics()
     held_out = metric in ("success", "area") or asks(metric)
     curve = _held_out(result, records, unit) if held_out else _logged(records, metric, unit)
     if not curve:
@@ -131,13 +133,9 @@ def measure(folder: Path, metrics: Sequence[str]) -> None:
 
 
 def _measured(folder: Path) -> dict[str, float]:
-    if not (folder / MEASURES).is_file():
+    if not is_file(folder / MEASURES):
         return {}
-    try:
-        found: dict[str, float] = json.loads((folder / MEASURES).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise PanoplyError(f"{folder / MEASURES} is not JSON.") from error
-    return found
+    return read_json(folder / MEASURES, dict[str, float])
 
 
 def _coverage(field: str) -> Callable[[Any, Any, int], float]:

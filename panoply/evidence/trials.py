@@ -16,6 +16,7 @@ from panoply.errors import PanoplyError, unknown
 from panoply.evidence.claims import SEEDS, Claim, Found, Identity, Measured, Ranks, Verdict
 from panoply.evidence.history import commit, with_history
 from panoply.evidence.race import Desk, Race
+from panoply.files import BadFile, is_file, read_json
 from panoply.registry import Entry
 from panoply.run import versions
 
@@ -50,13 +51,12 @@ def claimed(
 def stored(slug: str, store: Path = STORE) -> dict[str, Any] | None:
     """What was measured of a claim, if anything."""
     path = store / f"{slug}.json"
-    if not path.is_file():
+    if not is_file(path):
         return None
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise PanoplyError(f"{path} is not JSON: measure the claim again.") from error
-    return found
+        return read_json(path, dict[str, Any], finite=False)
+    except BadFile as error:
+        raise BadFile(f"{error} Measure the claim again.") from error
 
 
 def store_result(facts: Mapping[str, Any], store: Path = STORE) -> Path:

@@ -37,7 +37,7 @@ from panoply.regimes import Offline, OffPolicy
 from panoply.rollout.graphs import setup_seconds
 from panoply.run import Run
 from panoply.sinks import Sink, open_sinks
-from panoply.threads import pick_threads, without_denormals
+from panoply.threads import MOST_THREADS, pick_threads, without_denormals
 from panoply.worlds.world import TextWorld
 
 COLLECTOR = "collector"
@@ -414,7 +414,27 @@ class Job:
             save_adapter(cast(TextPolicy, self.policy), folder / "adapter")
 
     def _load(self, found: checkpoint.Checkpoint) -> None:
+        """Take up what a checkpoint holds: whole, as its manifest says, but perhaps of another method or version."""
+        try:
+            self._take_up(found)
+        except (
+            PanoplyError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RuntimeError,
+            AssertionError,
+        ) as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise PanoplyError(
+                f"The checkpoint {found.folder} does not fit this run, so there is nothing to resume from: {said}."
+            ) from error
+
+    def _take_up(self, found: checkpoint.Checkpoint) -> None:
         state, tensors = found.state(), found.tensors()
+        if not 1 <= state["threads"] <= MOST_THREADS:
+            raise PanoplyError(f"threads are from 1 to {MOST_THREADS}, not {state['threads']}")
         if state["threads"] != torch.get_num_threads():
             torch.set_num_threads(state["threads"])
         if self.plan.options.lora:
@@ -423,7 +443,9 @@ class Job:
             self.learned.load_weights(found.model)
         self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith(("part:", "model:"))})
         self.companions.load(found.folder / "models", tensors)
+        first = {**self.states, COLLECTOR: self.collect.state}
         self.states = checkpoint.join_tensors(state["parts"], tensors)
+        checkpoint.check_states(self.states, first)
         self.collect.state = self.states.pop(COLLECTOR)
         self.step = self.collect.version = state["step"]
         self.seconds, self.best, self._norm = state["seconds"], state["best"], state["norm"]

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from panoply.checkpoint import clear_errors, remove_unfinished, write_atomically
 from panoply.errors import PanoplyError, unknown
+from panoply.files import brief, is_file, read_json, read_text
 from panoply.recipes import Recipe, Stage
+from panoply.records import RecipeRecord
 from panoply.run import RECIPE, Run
 
 if TYPE_CHECKING:
@@ -72,14 +74,14 @@ def plan_stages(entry: Entry, choices: Mapping[str, Any], plan: Callable[..., Pl
 
 def stored_recipe(folder: Path) -> tuple[str, str, dict[str, Any]] | None:
     """The recipe of a folder, its world and the user's choices; None where it is no recipe's."""
-    if not (folder / RECIPE).is_file():
+    if not is_file(folder / RECIPE):
         return None
-    try:
-        stored = json.loads((folder / RECIPE).read_text())
-        choices = dict(stored["choices"])
-        return stored["recipe"], choices.pop("world"), choices
-    except (ValueError, KeyError) as error:
-        raise PanoplyError(f"{folder / RECIPE} cannot be read.") from error
+    stored = read_json(folder / RECIPE, RecipeRecord)
+    choices = dict(stored["choices"])
+    world = choices.pop("world", None)
+    if not isinstance(world, str):
+        raise PanoplyError(f"{folder / RECIPE} cannot be used: choices.world is text, not {brief(world)}.")
+    return stored["recipe"], world, choices
 
 
 def _run_stage(
@@ -87,7 +89,7 @@ def _run_stage(
 ) -> Course:
     from panoply.training import Trained
 
-    if (at / "run.json").is_file():
+    if is_file(at / "run.json"):
         run = Run.open(at)
         return Trained.of(run) if run.status() == "finished" else (yield from train(resume=at))
     folders = {name: str(folder.resolve()) for name, folder in done.items()}
@@ -134,8 +136,8 @@ def _claim(folder: Path, config: Mapping[str, Any]) -> bool:
     """Make the recipe's folder, or make sure that what is in it is this recipe. Says whether it was made."""
     text = json.dumps(config, indent=1, sort_keys=True, default=str)
     remove_unfinished(folder, RECIPE)
-    if (folder / RECIPE).is_file():
-        if (folder / RECIPE).read_text() != text:
+    if is_file(folder / RECIPE):
+        if read_text(folder / RECIPE) != text:
             raise PanoplyError(
                 f"{folder} holds another recipe, or this one with other choices: name another folder."
             )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from panoply.evaluation.surprise import oddness, surprise
-from panoply.files import BadFile
+from panoply.files import BadFile, parse_json
 from panoply.report.shelf import EPISODES, Shelf
 
 SNIPPET = 120
@@ -69,7 +69,7 @@ class Index:
     def record(self, at: int) -> dict[str, Any] | None:
         """The episode that begins at `at`, made readable."""
         line = self.line(at)
-        return None if line is None else readable(json.loads(line))
+        return None if line is None else readable(parse_json(line, EPISODES, dict[str, Any], finite=False))
 
 
 def _merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from panoply.errors import PanoplyError
-from panoply.files import BadFile, Line, json_of, lines_of
+from panoply.files import BadFile, Line, json_of, lines_of, parse_json
 
 CONFIG, RESULT, METRICS, EPISODES, RECIPE = (
     "run.json",
@@ -247,9 +247,9 @@ class Shelf:
 def _line_around(text: bytes, at: int) -> dict[str, Any]:
     """The JSON object on the line that holds a place; an empty one where there is no such line."""
     if at >= 0:
-        with contextlib.suppress(ValueError, RecursionError):
-            found = json.loads(text[text.rfind(b"\n", 0, at) + 1 : text.find(b"\n", at)])
-            return found if isinstance(found, dict) else {}
+        with contextlib.suppress(BadFile):
+            line = text[text.rfind(b"\n", 0, at) + 1 : text.find(b"\n", at)]
+            return parse_json(line, METRICS, dict[str, Any], finite=False)
     return {}
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from pathlib import Path
 from typing import Any
 
+from panoply.files import BadFile, read_json
+from panoply.records import Named
 from panoply.report.curves import Experiment, curve
 
 FIELDS = (
@@ -81,13 +82,12 @@ class Catalogue:
         found: dict[str, list[dict[str, Any]]] = {}
         folder = self.results / "claims" if self.results else None
         for file in sorted(folder.glob("*.json")) if folder and folder.is_dir() else ():
-            with contextlib.suppress(OSError, ValueError):
-                claim = json.loads(file.read_text(encoding="utf-8"))
-                if isinstance(claim, dict) and isinstance(claim.get("id"), str):
-                    shown = {k: claim[k] for k in fields if k in claim}
-                    if "command" in fields:
-                        shown["curves"] = _curves(claim.get("curves"))
-                    found.setdefault(claim["id"].split("@")[0], []).append(shown)
+            with contextlib.suppress(BadFile):
+                claim: Any = read_json(file, Named)
+                shown = {k: claim[k] for k in fields if k in claim}
+                if "command" in fields:
+                    shown["curves"] = _curves(claim.get("curves"))
+                found.setdefault(claim["id"].split("@")[0], []).append(shown)
         return found
 
 

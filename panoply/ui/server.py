@@ -23,9 +23,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from panoply.errors import PanoplyError
+from panoply.files import parse_json
 from panoply.report.curves import Experiment, curve, differences, labels, metric_names, ordered, settings_of
 from panoply.report.episodes import Index, is_readable, readable
-from panoply.report.shelf import RESULT, Facts, Shelf
+from panoply.report.shelf import EPISODES, RESULT, Facts, Shelf
 from panoply.ui.catalogue import Catalogue
 from panoply.ui.crowd import Connection, Door, Turns
 from panoply.ui.guard import Guard
@@ -124,7 +125,9 @@ class Answers:
         line = self._index(ask.get("run", "")).line(_whole(ask.get("at", "")))
         if line is None:
             raise HTTPException(404, "There is no such episode.")
-        return line if is_readable(line) else readable(json.loads(line))
+        return (
+            line if is_readable(line) else readable(parse_json(line, EPISODES, dict[str, Any], finite=False))
+        )
 
     def works(self, ask: Mapping[str, str]) -> dict[str, Any]:
         return self.catalogue.works()

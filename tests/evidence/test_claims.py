@@ -373,5 +373,5 @@ def test_the_command(
 
 def test_a_stored_result_that_is_broken(tmp_path: Path) -> None:
     (tmp_path / "gigpo.json").write_text("{")
-    with pytest.raises(pp.PanoplyError, match="is not JSON: measure the claim again"):
+    with pytest.raises(pp.PanoplyError, match="is not valid JSON.*Measure the claim again"):
         trials.stored("gigpo", tmp_path)

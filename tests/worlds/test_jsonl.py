@@ -166,8 +166,8 @@ def test_prompts_that_are_too_long(files: Path, model: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        (['{"prompt": "a"}', '{"prompt": '], "Line 2 of .* is not JSON"),
-        (["[1, 2]"], "Line 1 of .* is not a JSON object"),
+        (['{"prompt": "a"}', '{"prompt": '], "Line 2 of .* is not valid JSON"),
+        (["[1, 2]"], "Line 1 of .* cannot be used: it is an object, not a list of 2"),
         (["", ""], "holds no data"),
     ],
 )

@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from panoply.errors import PanoplyError
 from panoply.experience import DEMONSTRATION, OPEN, TERMINATED, TRUNCATED, Column, Experience, Table
+from panoply.files import is_file, read_json, read_tensors
 from panoply.seeds import stable_hash
 from panoply.worlds.control.world import Array
 
 NEEDED = ("observation", "action", "reward", "terminated", "truncated", "episode", "turn", "final")
+SCALARS = ("reward", "terminated", "truncated", "episode", "turn", "logp", "expert")
 FINAL = ("final", "final_legal")
 """Columns with a row for each episode."""
 TENSORS, ABOUT = "data.safetensors", "about.json"
@@ -45,6 +46,7 @@ class LoggedData:
             raise PanoplyError(
                 f"Logged data lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}."
             )
+        self._check_shapes()
         rows = {name: len(column) for name, column in self.columns.items() if name not in FINAL}
         if len(set(rows.values())) > 1:
             raise PanoplyError(f"Columns of logged data differ in length: {rows}.")
@@ -54,6 +56,28 @@ class LoggedData:
         for name in ("observation", "action", "reward", "final"):
             if not np.isfinite(self.columns[name]).all():
                 raise PanoplyError(f"Logged data has numbers in '{name}' that are not finite.")
+
+    def _check_shapes(self) -> None:
+        """A number a step in most columns; observations, actions and masks may be vectors."""
+        for name, column in self.columns.items():
+            if column.ndim == 0 or (name in SCALARS and column.ndim != 1):
+                raise PanoplyError(f"The column '{name}' of logged data has the shape {column.shape}.")
+            if not (np.issubdtype(column.dtype, np.number) or column.dtype == bool):
+                raise PanoplyError(f"The column '{name}' of logged data holds no numbers but {column.dtype}.")
+            if name in ("terminated", "truncated") and column.dtype != bool:
+                raise PanoplyError(
+                    f"The column '{name}' of logged data is of true and false, not {column.dtype}."
+                )
+            if name in ("episode", "turn") and not np.issubdtype(column.dtype, np.integer):
+                raise PanoplyError(f"The column '{name}' of logged data counts, and holds {column.dtype}.")
+        for seen, final in (("observation", "final"), ("legal", "final_legal")):
+            if {seen, final} <= set(self.columns) and self.columns[seen].shape[1:] != self.columns[
+                final
+            ].shape[1:]:
+                raise PanoplyError(
+                    f"Logged data has {seen} of shape {self.columns[seen].shape[1:]} and {final} of shape "
+                    f"{self.columns[final].shape[1:]}."
+                )
 
     def _check_episodes(self) -> None:
         episode, turn = self.columns["episode"], self.columns["turn"]
@@ -151,11 +175,19 @@ class LoggedData:
 
     @staticmethod
     def load(folder: Path) -> LoggedData:
-        if not (folder / TENSORS).is_file():
+        if not is_file(folder / TENSORS):
             raise PanoplyError(f"There is no logged data in '{folder}': {TENSORS} is missing.")
         try:
-            columns = load_file(folder / TENSORS)
-            about = json.loads((folder / ABOUT).read_text()) if (folder / ABOUT).is_file() else {}
-        except (SafetensorError, ValueError) as problem:
-            raise PanoplyError(f"The logged data in '{folder}' cannot be read: {problem}.") from problem
-        return LoggedData(columns, about)
+            columns = {name: _array(name, column) for name, column in read_tensors(folder / TENSORS).items()}
+            about = read_json(folder / ABOUT, dict[str, Any]) if is_file(folder / ABOUT) else {}
+            return LoggedData(columns, about)
+        except PanoplyError as problem:
+            raise PanoplyError(f"The logged data in '{folder}' cannot be used: {problem}") from problem
+
+
+def _array(name: str, column: torch.Tensor) -> Array:
+    try:
+        found: Array = column.numpy()
+        return found
+    except TypeError as error:  # a type of numbers that NumPy does not have
+        raise PanoplyError(f"The column '{name}' holds numbers of the type {column.dtype}.") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from panoply import files
 from panoply.confined.limits import Limits
 from panoply.errors import PanoplyError, unknown
 from panoply.policies.chat import check_append_only, render
@@ -264,21 +264,11 @@ class Jsonl(TextWorld):
 
 def read_lines(file: str) -> Iterator[tuple[int, Line]]:
     """The objects of a JSON Lines file with the numbers of their lines; a bad line is named by its number."""
-    path = Path(file)
-    if not path.is_file():
+    if not files.is_file(file):
         raise PanoplyError(f"There is no data file '{file}'.")
     empty = True
-    with open(path, encoding="utf-8") as lines:
-        for number, text in enumerate(lines, 1):
-            if not text.strip():
-                continue
-            try:
-                line = json.loads(text)
-            except ValueError as error:
-                raise PanoplyError(f"Line {number} of {file} is not JSON: {error}.") from None
-            if not isinstance(line, dict):
-                raise PanoplyError(f"Line {number} of {file} is not a JSON object.")
-            empty = False
-            yield number, line
+    for line in files.read_lines(file, dict[str, Any]):
+        empty = False
+        yield line.number, line.value
     if empty:
         raise PanoplyError(f"{file} holds no data.")
