@@ -158,7 +158,7 @@ def parse_json(text: bytes | str, where: str, schema: type[T], *, finite: bool =
     """The same of a text; `where` it comes from begins the sentence about what is wrong with it."""
     refuse: dict[str, Any] = {"parse_constant": _no_number, "parse_float": _float} if finite else {}
     if re.search(rb"\d{19}", text.encode("utf-8", "replace") if isinstance(text, str) else text):
-        refuse["parse_int"] = _int
+        refuse["parse_int"] = _int if finite else _int_or_float
     try:
         value = json.loads(text, **refuse)
     except UnicodeDecodeError as error:
@@ -188,6 +188,11 @@ def _int(word: str) -> int:
     if abs(value) >= 2**64:
         raise ValueError("it holds a whole number of more than 64 bits")
     return value
+
+
+def _int_or_float(word: str) -> float:
+    value = float(word)
+    return int(word) if abs(value) < 2**64 else value
 
 
 def _is_deep(value: Any) -> bool:
