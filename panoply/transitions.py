@@ -118,6 +118,8 @@ class Agent:
     """Of the noise that losses draw; the learner sets it at every step."""
     acting: bool = False
     """Whether the policy acts by now, or still learns from logged data alone."""
+    updates: int = 0
+    """How many updates came before this one; the learner counts."""
 
     def noise(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator).to(self.policy.device)
@@ -127,16 +129,21 @@ class Agent:
         out: Tensor = model(observation) if beta is None else model(observation, beta=beta)
         return out
 
-    def value(self, rows: Transitions) -> Tensor:
-        """V(s), for losses that learn it, and kept for those that compare with it (`baseline`)."""
-        value: Tensor = self.networks["v"](rows.observation)
-        rows.once("v", value.detach)
-        return value
-
     @torch.no_grad()
     def baseline(self, rows: Transitions) -> Tensor:
-        """V(s) to compare with: as the update found it, whether or not V has moved since."""
-        return rows.once("v", lambda: self.networks["v"](rows.observation))
+        """V(s) to compare with, as it is when first asked for: after V's own step, where that comes first."""
+        return self._judged(rows)[: len(rows)]
+
+    @torch.no_grad()
+    def after(self, rows: Transitions) -> Tensor:
+        """V(s′), at the same weights and in the same pass as `baseline`."""
+        return self._judged(rows)[len(rows) :]
+
+    def _judged(self, rows: Transitions) -> Tensor:
+        """V(s), then V(s′): one pass over twice the rows takes less time than two."""
+        return rows.once(
+            "v", lambda: self.networks["v"](torch.cat([rows.observation, rows.next_observation]))
+        )
 
     def draw(self, observation: Tensor, beta: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Fresh actions of a policy of continuous ones, in their units, and their log-densities.
@@ -148,6 +155,54 @@ class Agent:
             self._out(observation, beta), self.noise(len(observation), head.size)
         )
         return found
+
+    @torch.no_grad()
+    def worth(
+        self,
+        critics: Any,
+        observation: Tensor,
+        samples: int,
+        legal: Tensor | None = None,
+        target: bool = False,
+        best: bool = False,
+    ) -> Tensor:
+        """What the most cautious of critics expects of the policy's own actions: their mean value in each state.
+
+        Of one choice of n that is exact, over all of them; of other actions an estimate from `samples` fresh draws.
+
+        target: of the actions of the policy's target
+        best: the largest of the values instead
+        """
+        policy: ControlPolicy = self.targets["policy"] if target else self.policy
+        actions, shares = self._options(policy, observation, samples, legal)
+        count = len(actions)
+        seen = observation.repeat(count, *(1,) * (observation.dim() - 1))
+        values: Tensor = critics.least(seen, actions.flatten(0, 1)).view(count, -1)
+        if best:
+            return values.masked_fill(shares == 0, -torch.inf).amax(0)
+        return (shares * values).sum(0)
+
+    def _options(
+        self, policy: ControlPolicy, observation: Tensor, samples: int, legal: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """[k, rows, size] actions as critics take them, and [k, rows] shares that they have in a mean."""
+        head: Any = policy.head
+        out = policy.model(observation)
+        if not hasattr(head, "sizes"):
+            many = out.repeat(samples, 1)
+            drawn = head.draw(many, self.noise(len(many), head.size))[0].unflatten(0, (samples, -1))
+            return drawn, drawn.new_full(drawn.shape[:2], 1 / samples)
+        law = head.law(out, legal, None)
+        if len(head.sizes) == 1:
+            every = torch.eye(law.shape[-1], device=law.device)
+            return every[:, None].expand(-1, len(law), -1), law.exp().T
+        chance = torch.rand(samples, *law.shape, generator=self.generator).to(law.device)
+        noisy = (law - (-chance.log()).log()).split(
+            list(head.sizes), -1
+        )  # the largest is a draw: Gumbel noise
+        chosen = torch.stack([part.argmax(-1) for part in noisy], -1)
+        units = head.unit(chosen.flatten(0, 1)).unflatten(0, (samples, -1))
+        return units, law.new_full(units.shape[:2], 1 / samples)
 
     def act(self, observation: Tensor, target: bool = False) -> Tensor:
         """The action of a deterministic policy, or of its target, in its units."""

@@ -56,6 +56,7 @@ def policy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 FORMS: dict[str, dict[str, Any]] = {
     "squashed": {"squash": True, "std": "state"},
     "bounded": {"head": "bounded", "std": "fixed"},
+    "noisy": {"head": "bounded"},
     "certain": {"head": "certain"},
     "values": {"head": "values", "atoms": 1},
     "atoms": {"head": "values"},

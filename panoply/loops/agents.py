@@ -105,6 +105,7 @@ class AgentLearner:
         self.watch: Watch | None = None
         self._data: Experience | None = None
         self._noted: list[Mapping[str, Tensor]] = []
+        self._named: set[str] = set()
 
     def _copied(self, network: nn.Module) -> nn.Module:
         """A copy that sees what the policy sees: the same features, whatever they learn of the data later."""
@@ -163,19 +164,21 @@ class AgentLearner:
         batch, follow = self.method.replay.settings()["batch"], self.method.targets
         for _ in range(count):
             rows = self.replay.draw(batch, self.agent.generator)
-            noting = self.updates % NOTED == 0 or not self._noted
+            self.agent.updates = self.updates
             for descent in self.descents:
-                if self.updates % descent.every == 0:
+                if (self.updates + 1) % descent.every == 0:
                     value, stats = descent.step(self.agent, rows)
-                    if noting:
-                        self._noted.append({descent.loss.info.name: value, **stats})
+                    name = descent.loss.info.name
+                    if self.updates % NOTED < descent.every or name not in self._named:
+                        self._noted.append({name: value, **stats})
+                        self._named.add(name)
             self.updates += 1
             follow(self.updates, self._follow)
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
         """Means of what was noted since the last time; raises where a loss is not finite."""
-        noted, self._noted = self._noted, []
+        noted, self._noted, self._named = self._noted, [], set()
         found: dict[str, list[Tensor]] = {}
         for stats in noted:
             for name, column in stats.items():

@@ -43,7 +43,7 @@ def test_polyak() -> None:
 
 
 def test_delay() -> None:
-    """TD3's policy and targets move in every second update, its critics in each."""
+    """TD3's policy moves in every second update, and the targets right after it; its critics move in each."""
     made = learner("td3", head="bounded", std="fixed")
     policy, critic = made.policy.model.layers.layers[0].weight, made.models["q"].nets[0].layers[0].weight
     target = made.targets["q"].nets[0].layers[0].weight
@@ -52,7 +52,41 @@ def test_delay() -> None:
         before = [w.detach().clone() for w in (policy, critic, target)]
         made.learn()
         moved.append([not torch.equal(a, b) for a, b in zip(before, (policy, critic, target), strict=True)])
-    assert moved == [[True, True, False], [False, True, True]] * 2
+    assert moved == [[False, True, False], [True, True, True]] * 2
+
+
+def test_what_moves_seldom_is_noted_too() -> None:
+    """Of one update in 25 each loss is noted, that of a delayed policy in the first in which it moves."""
+    made = learner("td3", head="bounded", std="fixed")
+    made.learn(2)
+    assert {"smooth_q", "best_action"} <= made.metrics().keys()
+    made.learn(52)
+    assert [len([n for n in made._noted if name in n]) for name in ("smooth_q", "best_action")] == [3, 3]
+
+
+def test_gradients_are_clipped_together() -> None:
+    """Of a gradient of norm n all parameters get 0.01/n of theirs; without a clip they get all of it."""
+    steps = {}
+    for clip in (0.0, 0.01):
+        made = learner("td3", head="bounded", std="fixed")
+        descent = made.descents[0]
+        descent.settings = {**descent.settings, "clip": clip}
+        rows = made.replay.draw(8, torch.Generator().manual_seed(0))
+        descent.step(made.agent, rows)
+        steps[clip] = torch.cat([p.grad.flatten() for p in descent.parameters if p.grad is not None])
+    assert steps[0.0].norm() > 0.1
+    assert steps[0.01].norm().item() == pytest.approx(0.01, rel=1e-4)
+    torch.testing.assert_close(steps[0.01] * (steps[0.0].norm() / 0.01), steps[0.0], rtol=1e-4, atol=1e-6)
+
+
+def test_updates_are_counted_for_losses() -> None:
+    """A loss knows how many updates came before it."""
+    made = learner("sac", squash=True, std="state")
+    seen: list[int] = []
+    step = made.descents[1].step
+    made.descents[1].step = lambda who, rows: (seen.append(who.updates), step(who, rows))[1]  # type: ignore[method-assign]
+    made.learn(3)
+    assert seen == [0, 1, 2]
 
 
 def test_losses_move_their_own() -> None:

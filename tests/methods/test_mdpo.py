@@ -280,7 +280,7 @@ def value_and_gradient(loss: Part, who: Agent) -> tuple[Tensor, Tensor]:
 
 def test_c_equal_to_lambda_is_sac() -> None:
     who = agent(Temperature(0.2, learned=False))
-    value, gradient = value_and_gradient(mirror_policy(c=0.2, shrink=0.0), who)
+    value, gradient = value_and_gradient(mirror_policy(c=0.2, critic="least", shrink=0.0), who)
     expected, slope = value_and_gradient(soft_policy(), who)
     torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
     assert_same(gradient, slope, rel=1e-6)
@@ -288,7 +288,7 @@ def test_c_equal_to_lambda_is_sac() -> None:
 
 @pytest.mark.parametrize("q", [1.0, 1.5])
 def test_the_anchor_is_asked_about_the_new_action_with_gradients_through_it(q: float) -> None:
-    """−Q + λ·ln_q π + (1/t)·(ln_q π − ln_q π_k), straight from the equation with torch's distributions."""
+    """−Q_1 + λ·ln_q π + (1/t)·(ln_q π − q·ln_q π_k), straight from the equation with torch's distributions."""
     who, lam, t = agent(Temperature(0.2, learned=False)), 0.2, 0.5
     value, gradient = value_and_gradient(mirror_policy(c=lam + 1 / t, q=q, shrink=0.01), who)
     who.generator.manual_seed(0)
@@ -307,7 +307,7 @@ def test_the_anchor_is_asked_about_the_new_action_with_gradients_through_it(q: f
     action = laws[0].transforms[0](mean + log_std.exp() * noise)
     laws[1].transforms = laws[0].transforms
     now, then = (log(law.log_prob(action).sum(-1).exp()) for law in laws)
-    slow = lam * now + (now - then) / t - who.networks["q"].least(rows.observation, action)
+    slow = (lam + 1 / t) * now - q / t * then - who.networks["q"].first(rows.observation, action)
     slow = slow + 0.01 * (mean**2 + log_std**2).mean(-1)
     torch.testing.assert_close(value, slow.detach())
     found = torch.autograd.grad(slow.mean(), list(who.policy.model.parameters()))

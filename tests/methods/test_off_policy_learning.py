@@ -35,3 +35,21 @@ def test_iql(tmp_path: Path) -> None:
         progress=Progress(),
     )
     assert done.after["greedy"] > -500
+
+
+@pytest.mark.learn
+@pytest.mark.parametrize("name", ["awac", "crr"])
+def test_critic_weighted_imitation(name: str, tmp_path: Path) -> None:
+    """With small networks, above what imitating all of the data would reach (it earns about −1050)."""
+    small = {"policy.hidden": (64, 64), "replay.batch": 64, "replay.gamma": 0.95, "update.lr": 1e-3}
+    if name == "awac":
+        small["targets.tau"] = 0.05
+    done = pp.train(
+        name,
+        "logged:pendulum-mixed",
+        run=tmp_path / "run",
+        threads=1,
+        settings={**small, "run.steps": 10, "run.evaluate_every": 10},
+        progress=Progress(),
+    )
+    assert done.after["greedy"] > -700

@@ -21,7 +21,9 @@ from panoply.worlds.logged.behaviour import behave
 
 def test_by_hand() -> None:
     """Bound 10, cost 1. Expert: target 0.5·4 − 1 = 1; Q = 2: ½(8² + 1²). After an end, −10; Q = −7: ½·3²."""
-    who = agent(PolicySpec(), v=lambda _: torch.tensor([4.0, 99.0]), q=Fixed([2.0, -7.0]))
+    who = agent(
+        PolicySpec(), v=lambda seen: torch.tensor([0.0, 0.0, 4.0, 99.0])[-len(seen) :], q=Fixed([2.0, -7.0])
+    )
     batch = rows(2, more={"expert": torch.tensor([True, False])}, reward=torch.tensor([50.0, 50.0]))
     value, stats = recoil_q(bound=10.0, cost=1.0)(who, batch)
     assert value.tolist() == [32.5, 4.5]

@@ -1,4 +1,4 @@
-"""The losses of IQL and CQL (of both kinds of action) against d3rlpy's, on the same weights, batch and noise."""
+"""The losses of IQL, CQL (of both kinds of action), AWAC and CRR against d3rlpy's: same weights, batch and noise."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import nn
 
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.policies.critics import QNets, StateValue, Temperature
-from panoply.slots.loss.actors import advantage_weighted
-from panoply.slots.loss.bellman import conservative_q, expectile_v, q_learning, q_of_v
+from panoply.slots.loss.actors import advantage_weighted, critic_weighted
+from panoply.slots.loss.bellman import conservative_q, expected_q, expectile_v, q_learning, q_of_v
 from panoply.transitions import Agent, Transitions
 from panoply.worlds.control.world import Box, Discrete
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    d3rlpy = pytest.importorskip("d3rlpy", reason="d3rlpy is not installed")
+    import d3rlpy
 
 SEES, ACTS = Box((3,)), Box((2,), (-1.0, -1.0), (1.0, 1.0))
 ROWS, GAMMA = 16, 0.99
@@ -37,8 +37,9 @@ def copied(net: nn.Module, theirs: Any) -> None:
     for layer, source in zip(mine, inner, strict=False):
         layer.weight.copy_(source.weight)
         layer.bias.copy_(source.bias)
-    mine[-1].weight.copy_(torch.cat([layer.weight for layer in last]))
-    mine[-1].bias.copy_(torch.cat([layer.bias for layer in last]))
+    outputs = mine[-1].out_features  # a deviation that does not depend on the state has none
+    mine[-1].weight.copy_(torch.cat([layer.weight for layer in last])[:outputs])
+    mine[-1].bias.copy_(torch.cat([layer.bias for layer in last])[:outputs])
 
 
 def same(config: Any, spec: PolicySpec) -> tuple[Agent, Any]:
@@ -51,10 +52,11 @@ def same(config: Any, spec: PolicySpec) -> tuple[Agent, Any]:
         for weight in impl.modules.targ_q_funcs.parameters():
             weight += 0.05 * torch.randn_like(weight)
     policy = ControlPolicy.fresh(SEES, ACTS, spec)
-    networks: dict[str, Any] = {"q": QNets.of(policy, 2, 0), "temperature": Temperature(1.0)}
-    targets = {"q": QNets.of(policy, 2, 0)}
+    count = len(impl.modules.q_funcs)
+    networks: dict[str, Any] = {"q": QNets.of(policy, count, 0), "temperature": Temperature(1.0)}
+    targets = {"q": QNets.of(policy, count, 0)}
     copied(policy.model.layers, impl.modules.policy)
-    for i in range(2):
+    for i in range(count):
         copied(networks["q"].nets[i], impl.modules.q_funcs[i])
         copied(targets["q"].nets[i], impl.modules.targ_q_funcs[i])
     if hasattr(impl.modules, "value_func"):
@@ -100,7 +102,10 @@ def test_iql() -> None:
 
 @pytest.mark.parametrize("threshold", [0.0, 10.0])
 def test_cql(threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The conservative term and its multiplier, with the same uniform actions and normal noise on both sides."""
+    """The whole loss of the critics and of the multiplier, with the same uniform actions and normal noise.
+
+    d3rlpy values the mean action at s′, so noise is 0 there.
+    """
     samples, weight, alpha = 4, 5.0, 1.5
     config = d3rlpy.algos.CQLConfig(
         gamma=GAMMA,
@@ -108,29 +113,119 @@ def test_cql(threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
         conservative_weight=weight,
         alpha_threshold=threshold,
         initial_alpha=alpha,
+        alpha_learning_rate=0.0,  # theirs would move while the loss is computed
     )
     agent, impl = same(config, PolicySpec(hidden=(256, 256), activation="relu", squash=True, std="state"))
     ours, batch = batches()
     uniform, noise = torch.rand(ROWS * samples, 2), torch.randn(samples, ROWS, 2)
     monkeypatch.setattr(torch.distributions.normal, "_standard_normal", lambda *_, **__: noise)
     monkeypatch.setattr(torch.Tensor, "uniform_", lambda self, low, high: low + (high - low) * uniform)
-    expected = impl._compute_conservative_loss(
-        obs_t=batch.observations,
-        act_t=batch.actions,
-        obs_tp1=batch.next_observations,
-        returns_to_go=batch.returns_to_go,
-    )
+    with torch.no_grad():
+        target = impl.compute_target(batch)
+    expected = impl.compute_critic_loss(batch, target)
+    assert expected.conservative_loss.abs() > 0.1  # the term under test is there
     flat = noise.transpose(0, 1).reshape(ROWS * samples, 2)
-    agent.noise = lambda rows, size: flat[:rows]  # type: ignore[method-assign]
+    agent.noise = lambda rows, size: flat if rows > ROWS else torch.zeros(rows, size)  # type: ignore[method-assign]
     monkeypatch.setattr(torch, "rand", lambda *_, **__: uniform)
     agent.networks = {**agent.networks, "multiplier": Temperature(alpha)}
-    value, stats = conservative_q(weight=weight, samples=samples, threshold=threshold)(agent, ours)
+    loss = conservative_q(weight=weight, samples=samples, threshold=threshold)
+    value, stats = loss(agent, ours)
+    (mine,) = torch.autograd.grad(value.mean(), agent.networks["multiplier"].log, retain_graph=True)
     over = weight * (stats["conservative_gap"].mean() - 2 * threshold)
-    torch.testing.assert_close(over, expected.sum().detach())
-    (mine,) = torch.autograd.grad(value.mean(), agent.networks["multiplier"].log)
-    (log,) = impl.modules.log_alpha.parameters()
-    (theirs,) = torch.autograd.grad(-(log.exp() * expected.detach()).mean(), log)
-    torch.testing.assert_close(mine, theirs.squeeze())
+    torch.testing.assert_close(alpha * over, expected.conservative_loss.detach())
+    torch.testing.assert_close(
+        mine, -expected.conservative_loss.detach() / 2
+    )  # of −mean over critics of α·(…)
+    whole = value.mean() + alpha * over / 2  # less what the multiplier climbs: the critics' part alone
+    torch.testing.assert_close(whole, expected.critic_loss)
+    slopes = torch.autograd.grad(value.mean(), linears(agent.networks["q"])[0].weight)
+    (their_slopes,) = torch.autograd.grad(expected.critic_loss, linears(impl.modules.q_funcs[0])[0].weight)
+    assert their_slopes.abs().max() > 1e-3
+    torch.testing.assert_close(slopes[0], their_slopes)
+
+
+def bounded(agent: Agent, impl: Any) -> torch.Tensor:
+    """Actors whose deviation does not depend on the state, and the noise that both sides draw from then on."""
+    theirs = impl.modules.policy
+    if theirs._use_std_parameter:  # they keep the deviation in a window by a sigmoid
+        log_std = theirs._min_logstd + 0.5 * (theirs._max_logstd - theirs._min_logstd)
+    else:
+        log_std = -0.7
+    policies = [(agent.policy, theirs)]
+    if "policy" in agent.targets:
+        policies.append((agent.targets["policy"], impl.modules.targ_policy))
+    with torch.no_grad():
+        for mine, given in policies:
+            mine.head.log_std.fill_(float(log_std))
+            if not theirs._use_std_parameter:
+                given._logstd.weight.zero_()
+                given._logstd.bias.fill_(log_std)
+    return torch.randn(4, ROWS, 2)
+
+
+def drawn_alike(agent: Agent, noise: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """d3rlpy's draws are [n, rows], or [rows] where there is one; ours [n·rows]."""
+
+    def standard(shape: Any, **_: Any) -> torch.Tensor:
+        return noise[: shape[0]] if len(shape) == 3 else noise[0]
+
+    monkeypatch.setattr(torch.distributions.normal, "_standard_normal", standard)
+    agent.noise = lambda rows, size: noise[: rows // ROWS].reshape(-1, 2)  # type: ignore[method-assign]
+
+
+def slope(value: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
+    """The gradient in a layer's weights, which is not 0."""
+    (found,) = torch.autograd.grad(value, layer.weight, retain_graph=True)
+    assert found.abs().max() > 1e-6
+    return found
+
+
+def test_awac(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy's loss, which d3rlpy sums over the batch. (Its critics have an entropy that the paper's have not.)"""
+    config = d3rlpy.algos.AWACConfig(gamma=GAMMA, lam=0.5, n_action_samples=4)
+    agent, impl = same(config, PolicySpec(hidden=(256, 256), activation="relu", head="bounded"))
+    drawn_alike(agent, bounded(agent, impl), monkeypatch)
+    ours, batch = batches()
+    expected = impl.compute_actor_loss(batch, impl.modules.policy(batch.observations)).actor_loss
+    value, stats = critic_weighted(form="softmax", beta=0.5, samples=4)(agent, ours)
+    assert stats["weight"].max() / stats["weight"].min() > 1.01
+    torch.testing.assert_close(value.sum(), expected)
+    torch.testing.assert_close(
+        slope(value.sum(), linears(agent.policy.model)[0]), slope(expected, linears(impl.modules.policy)[0])
+    )
+
+
+@pytest.mark.parametrize("over", ["mean", "max"])
+@pytest.mark.parametrize("form", ["exp", "binary"])
+def test_crr(form: str, over: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both losses, with draws of the policy's target at s′."""
+    config = d3rlpy.algos.CRRConfig(
+        gamma=GAMMA, weight_type=form, advantage_type=over, beta=0.1, max_weight=1.1
+    )
+    agent, impl = same(config, PolicySpec(hidden=(256, 256), activation="relu", head="bounded"))
+    target = agent.policy.copy()
+    with torch.no_grad():
+        for weight in impl.modules.targ_policy.parameters():
+            weight += 0.05 * torch.randn_like(weight)
+    copied(target.model.layers, impl.modules.targ_policy)
+    agent.targets = {**agent.targets, "policy": target}
+    drawn_alike(agent, bounded(agent, impl), monkeypatch)
+    ours, batch = batches()
+    expected = impl.compute_critic_loss(batch, impl.compute_target(batch)).critic_loss
+    value, _ = expected_q(follow="target")(agent, ours)
+    torch.testing.assert_close(value.mean(), expected)
+    torch.testing.assert_close(
+        slope(value.mean(), linears(agent.networks["q"])[0]),
+        slope(expected, linears(impl.modules.q_funcs)[0]),
+    )
+    expected = impl.compute_actor_loss(batch, impl.modules.policy(batch.observations)).actor_loss
+    weighted = critic_weighted(form=form, over=over, beta=0.1, most=1.1, samples=4)
+    value, stats = weighted(agent, ours)
+    assert stats["weight"].min() < stats["weight"].max()
+    torch.testing.assert_close(value.mean(), expected)
+    torch.testing.assert_close(
+        slope(value.mean(), linears(agent.policy.model)[0]), slope(expected, linears(impl.modules.policy)[0])
+    )
 
 
 def test_discrete_cql() -> None:

@@ -236,7 +236,7 @@ def test_conservative_q() -> None:
             for q in who.networks["q"].nets:
                 taken = q(torch.cat([seen, one(batch, i, "action")], -1))[0, 0]
                 each = [(q(torch.cat([seen[0], a])[None])[0, 0] - logp).exp() for a, logp in tried]
-                total = total + 0.5 * (taken - y) ** 2 + 5.0 * (torch.stack(each).sum().log() - taken)
+                total = total + (taken - y) ** 2 + 5.0 * (torch.stack(each).sum().log() - taken)
             return total
 
         compared(bellman.conservative_q(weight=5.0, samples=samples), who, batch, who.networks["q"], row)
@@ -253,6 +253,25 @@ def test_expectile_v() -> None:
         return (0.8 if u > 0 else 0.2) * u**2
 
     compared(bellman.expectile_v(expectile=0.8), who, batch, who.networks["v"], row)
+
+
+def test_expected_q_of_draws() -> None:
+    """AWAC's critics: (Q_i(s,a) − (r + γ·mean of min_j Q′_j over draws a′ = clip(π(s′) + σ·ε)))²."""
+    who, batch = agent(PolicySpec(hidden=(5,), head="bounded", log_std=-0.5)), rows()
+    drawn = torch.randn(3 * ROWS, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def row(i: int) -> Tensor:
+        with torch.no_grad():
+            after = one(batch, i, "next_observation")
+            mean = who.policy.model(after).tanh()
+            tried = [(mean + math.exp(-0.5) * drawn[k * ROWS + i]).clamp(-1, 1) for k in range(3)]
+            worth = sum(least(who.targets["q"].nets, torch.cat([after, a], -1)) for a in tried) / 3
+            y = batch.reward[i] + batch.discount[i] * worth
+        x = torch.cat([one(batch, i, "observation"), one(batch, i, "action")], -1)
+        errors = [(q(x)[0, 0] - y) ** 2 for q in who.networks["q"].nets]
+        return errors[0] + errors[1]
+
+    compared(bellman.expected_q(samples=3), who, batch, who.networks["q"], row)
 
 
 # ------------------------------------------------------------------ policies
@@ -318,6 +337,34 @@ def test_advantage_weighted() -> None:
         return -min(math.exp(3 * gain), 1.2) * likelihood(who, seen, batch.action[i])
 
     compared(actors.advantage_weighted(beta=3.0, most=1.2), who, batch, who.policy.model, row)
+
+
+@pytest.mark.parametrize("form", ["exp", "softmax", "binary"])
+def test_critic_weighted(form: str) -> None:
+    """AWAC and CRR: −f(min Q(s,a) − mean over draws b of min Q(s,b))·log π(a|s); nothing flows through the weight."""
+    who, batch = agent(PolicySpec(hidden=(5,), head="bounded", log_std=-0.5)), rows()
+    drawn = torch.randn(2 * ROWS, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    nets, gains = who.networks["q"].nets, []
+    for i in range(ROWS):
+        seen = one(batch, i, "observation")
+        with torch.no_grad():
+            mean = who.policy.model(seen).tanh()
+        tried = [(mean + math.exp(-0.5) * drawn[k * ROWS + i]).clamp(-1, 1) for k in range(2)]
+        own = sum(least(nets, torch.cat([seen, b], -1)) for b in tried) / 2
+        gains.append(least(nets, torch.cat([seen, one(batch, i, "action")], -1)) - own)
+    total = sum(math.exp(gain / 0.1) for gain in gains)
+    weights = {
+        "exp": [min(math.exp(gain / 0.1), 1.5) for gain in gains],
+        "softmax": [ROWS * math.exp(gain / 0.1) / total for gain in gains],
+        "binary": [float(gain > 0) for gain in gains],
+    }[form]
+    assert len(set(weights)) > 1
+
+    def row(i: int) -> Tensor:
+        return -weights[i] * likelihood(who, one(batch, i, "observation"), batch.action[i])
+
+    loss = actors.critic_weighted(form=form, beta=0.1, most=1.5, samples=2)
+    compared(loss, who, batch, who.policy.model, row)
 
 
 @pytest.mark.parametrize("space", [ACTS, CHOICES], ids=["bounded", "choices"])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from agents import CHOICES, Fixed, agent, rows
 from torch import Tensor, nn
 
+from panoply.methods.base.iql import iql
 from panoply.policies.control import PolicySpec
 from panoply.policies.critics import Temperature
 from panoply.slots.loss import actors, bellman
-from panoply.transitions import Chunk
-from panoply.worlds.control.world import Discrete
+from panoply.transitions import Agent, Chunk
+from panoply.worlds.control.world import Discrete, MultiDiscrete
 
 
 def test_expectile() -> None:
@@ -24,26 +26,41 @@ def test_expectile() -> None:
     torch.testing.assert_close(value, torch.tensor([0.7, 1.2], dtype=torch.float64))
 
 
-def test_a_policy_is_weighed_by_the_v_its_update_began_with() -> None:
-    """V moves from 2 to 5 between its own loss and the policy's: the weights are of min Q′ − 2 all the same."""
+def test_policy_and_critics_go_by_v_after_its_step() -> None:
+    """V moves from 2 to 5 by its own loss: weights are of min Q′ − 5, and targets r + γ·5, as in the authors' code."""
     worth = [2.0]
-    who = agent(PolicySpec(), v=lambda _: torch.full((2,), worth[0], dtype=torch.float64))
+    who = agent(
+        PolicySpec(),
+        v=lambda seen: torch.full((len(seen),), worth[0], dtype=torch.float64),
+        q=Fixed([0.0, 0.0]),
+    )
     who.targets = {"q": Fixed([3.0, 4.0], [5.0, 4.5])}
     batch = rows()
     bellman.expectile_v()(who, batch)
     worth[0] = 5.0
     _, stats = actors.advantage_weighted(beta=1.0)(who, batch)
-    assert stats["advantage"].tolist() == [1.0, 2.0]
-    _, stats = actors.advantage_weighted(beta=1.0)(who, rows())
     assert stats["advantage"].tolist() == [-2.0, -1.0]
+    worth[0] = 7.0  # once asked for, it is the same for all losses of the update
+    assert bellman.q_of_v()(who, batch)[1]["target"].tolist() == [1 + 0.5 * 5, 2.0]
+
+
+def test_iql_moves_v_first() -> None:
+    """And its policy by a rate that falls along half a cosine: in the middle of the run it is half."""
+    method = iql()
+    assert [loss.learns() for loss in method.losses] == [("v",), ("policy",), ("q",)]
+    assert method.settings()["losses.advantage_weighted.update.schedule"] == "cosine"
+    assert method.losses[1].settings()["update"].settings()["schedule"](500, 1000) == pytest.approx(0.5)
 
 
 def test_q_of_v() -> None:
     """Targets 1 + 0.5·4 = 3 and 2 (terminated); Q_1 is off by 1 and 2, Q_2 by 0 and 1."""
-    who = agent(PolicySpec(), v=lambda _: torch.tensor([4.0, 100.0]), q=Fixed([2.0, 4.0], [3.0, 3.0]))
+    v = torch.tensor([0.0, 0.0, 4.0, 100.0])  # of both s, then of both s′
+    who = agent(PolicySpec(), v=lambda seen: v, q=Fixed([2.0, 4.0], [3.0, 3.0]))
     value, stats = bellman.q_of_v()(who, rows())
     assert value.tolist() == [1.0, 5.0]
     assert stats["target"].tolist() == [3.0, 2.0]
+    value, _ = bellman.q_of_v(huber=1.5)(who, rows())
+    assert value.tolist() == [0.5, 1.5 * (2 - 0.75) + 0.5]  # an error of 2 is on the line, those of 1 are not
 
 
 def test_soft_q() -> None:
@@ -76,6 +93,15 @@ def test_smoothing() -> None:
     assert away.max() <= 0.25 + 1e-6
     bellman.smooth_q(noise=0.0)(who, batch)
     assert torch.equal(seen[1], plain)
+
+
+def test_smoothed_actions_stay_in_bounds() -> None:
+    """tanh of 3 is 0.995, and noise of 10 is cut to 0.25: the target looks at 1, or at 0.745."""
+    who = agent(PolicySpec(head="bounded", std="fixed"))
+    who.targets["policy"].model.forward = lambda x: torch.full((len(x), 1), 3.0)
+    who.noise = lambda *shape: torch.tensor([[1.0], [-1.0]])  # type: ignore[method-assign]
+    found = bellman.smooth_next(who, rows(), 10.0, 0.25)
+    assert found[:, 0].tolist() == pytest.approx([1.0, math.tanh(3.0) - 0.25])
 
 
 def test_q_learning() -> None:
@@ -235,6 +261,105 @@ def test_soft_policy_gradient() -> None:
     torch.testing.assert_close(found[-1], -(logp.detach() - 1).mean(), rtol=1e-9, atol=0)
 
 
+def test_first_updates_of_a_soft_policy_may_imitate() -> None:
+    """α·log π(a|s) − log π of the data in the first two updates, and the critics' word from then on."""
+    who, batch = agent(PolicySpec(hidden=(4,), squash=True, std="state")), rows(5)
+    who.networks["temperature"] = Temperature(0.5, learned=False)
+    loss, found = actors.soft_policy(imitate=2), []
+    for updates in (0, 1, 2):
+        who.updates = updates
+        who.generator.manual_seed(0)
+        found.append(loss(who, batch)[0])
+    who.generator.manual_seed(0)
+    action, logp = who.draw(batch.observation)
+    torch.testing.assert_close(found[0], 0.5 * logp - who.logp(batch))
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], 0.5 * logp - who.networks["q"].least(batch.observation, action))
+
+
+# ------------------------------------------------------------------ critics of the policy's own actions
+
+
+class Table(nn.Module):
+    """A critic that says 1, 2, 4 of the choices 0, 1, 2, times a factor."""
+
+    def __init__(self, factor: float = 1.0):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(factor))
+
+    def forward(self, observation: Tensor, action: Tensor) -> list[Tensor]:
+        return [self.factor * action @ torch.tensor([1.0, 2.0, 4.0])]
+
+    def least(self, observation: Tensor, action: Tensor) -> Tensor:
+        return self(observation, action)[0]
+
+
+def chooser(**networks: Any) -> Agent:
+    """Half of action 0 and a quarter of each other at s; of the target the same the other way round."""
+    who = agent(PolicySpec(), CHOICES, **networks)
+    who.policy.model.forward = lambda x: torch.tensor([[2.0, 1.0, 1.0]]).log().expand(len(x), 3)  # type: ignore[method-assign]
+    who.targets["policy"].model.forward = lambda x: torch.tensor([[1.0, 1.0, 2.0]]).log().expand(len(x), 3)
+    return who
+
+
+def test_expected_q() -> None:
+    """½·1 + ¼·2 + ¼·4 = 2 by the policy and ¼·1 + ¼·2 + ½·4 = 2.75 by its target, of Q′; then r = 1 and γ = ½."""
+    who = chooser(q=Table(1.0))
+    who.targets["q"] = Table(1.0)
+    batch = rows(1, action=torch.tensor([1]))
+    value, stats = bellman.expected_q()(who, batch)
+    assert stats["target"].tolist() == [1 + 0.5 * 2.0]
+    assert value.tolist() == [(2.0 - 2.0) ** 2]
+    assert bellman.expected_q(follow="target")(who, batch)[1]["target"].tolist() == [1 + 0.5 * 2.75]
+    masked = rows(1, action=torch.tensor([1]), next_legal=torch.tensor([[False, True, True]]))
+    assert bellman.expected_q()(who, masked)[1]["target"].tolist() == [1 + 0.5 * 3.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"form": "exp", "beta": 2.0, "most": 1.2}, [math.exp(-0.5), 1.0, 1.2]),
+        ({"form": "exp", "beta": 1.0, "most": 20.0, "over": "max"}, [math.exp(-3), math.exp(-2), 1.0]),
+        ({"form": "binary"}, [0.0, 0.0, 1.0]),
+        (
+            {"form": "softmax", "beta": 1.0},
+            [3 * math.exp(x) / (math.exp(-1) + 1 + math.exp(2)) for x in (-1.0, 0.0, 2.0)],
+        ),
+    ],
+)
+def test_critic_weighted(settings: dict[str, Any], expected: list[float]) -> None:
+    """Values 1, 2, 4 of what was done, less the policy's mean of 2 or the largest, 4."""
+    who = chooser(q=Table())
+    batch = rows(3, action=torch.tensor([0, 1, 2]))
+    value, stats = actors.critic_weighted(**settings)(who, batch)
+    assert stats["weight"].tolist() == pytest.approx(expected)
+    logp = torch.tensor([0.5, 0.25, 0.25]).log()
+    torch.testing.assert_close(value, -torch.tensor(expected) * logp)
+
+
+def test_what_is_best_is_legal() -> None:
+    """Without the third choice the largest of the values is 2."""
+    who = chooser(q=Table())
+    legal = torch.tensor([[True, True, False]])
+    batch = rows(1, action=torch.tensor([1]), legal=legal)
+    assert actors.critic_weighted(over="max")(who, batch)[1]["advantage"].tolist() == [0.0]
+
+
+def test_several_choices_are_drawn() -> None:
+    """Two choices side by side, of which the first is all but certainly 1: their mean value by draws is near it."""
+    who = agent(PolicySpec(), MultiDiscrete((2, 3)))
+    who.policy.model.forward = lambda x: torch.tensor([[-9.0, 9.0, 0.0, 0.0, 0.0]]).expand(len(x), 5)  # type: ignore[method-assign]
+
+    class Second(nn.Module):
+        def least(self, observation: Tensor, action: Tensor) -> Tensor:
+            assert action.sum(-1).eq(2).all()  # one-hot twice
+            return 10 * action[:, 1] + action[:, 2:] @ torch.tensor([0.0, 1.0, 2.0])
+
+    found = who.worth(Second(), torch.zeros(4, 2), 2000)
+    assert found.shape == (4,)
+    assert ((found - 11).abs() < 0.1).all()
+
+
 def test_conservative_gap() -> None:
     """With Q the same everywhere, log ∫ exp Q da − Q is log 2: the size of the space from −1 to 1."""
 
@@ -274,8 +399,10 @@ def test_conservative_multiplier() -> None:
     total = stats[
         "conservative_gap"
     ].mean()  # both critics' gaps: a level everywhere has no gradient in the gap
-    torch.testing.assert_close(found[0], torch.tensor(0.0, dtype=torch.float64))  # Q_1 is right: ½(3 − 3)²
-    torch.testing.assert_close(found[1], torch.tensor(-2.0, dtype=torch.float64))  # Q_2 is 2 too low
+    torch.testing.assert_close(found[0], torch.tensor(0.0, dtype=torch.float64))  # Q_1 is right: (3 − 3)²
+    torch.testing.assert_close(
+        found[1], torch.tensor(-4.0, dtype=torch.float64)
+    )  # Q_2 is 2 too low: 2·(1 − 3)
     torch.testing.assert_close(found[2], -2.0 * 0.5 * (total / 2 - 1.0))
     assert stats["multiplier"].item() == pytest.approx(2.0)
 

@@ -9,6 +9,7 @@ from panoply.slots.loss.actors import advantage_weighted
 from panoply.slots.loss.bellman import expectile_v, q_of_v
 from panoply.slots.network.critics import q, v
 from panoply.slots.replay.uniform import uniform
+from panoply.slots.schedule.schedules import cosine
 from panoply.slots.targets.following import polyak
 from panoply.slots.update.optimisers import adam
 
@@ -27,12 +28,18 @@ def iql() -> Offline:
     """Implicit Q-Learning (arXiv 2110.06169): never ask what an action is worth that the data does not have.
 
     V is an upper expectile of Q over the data's actions, Q follows V, and the policy imitates what was better than V.
+    In an update V moves first, and policy and Q go by what it then says; the policy's rate of learning falls along a
+    cosine. The numbers are the authors' for locomotion.
     """
     return Offline(
         data=logged(),
         replay=uniform(batch=256, gamma=0.99, updates=500),
         networks=(q(count=2), v()),
-        losses=(expectile_v(expectile=0.7), q_of_v(), advantage_weighted(beta=3.0, most=100.0)),
+        losses=(
+            expectile_v(expectile=0.7),
+            advantage_weighted(beta=3.0, most=100.0, update=adam(lr=3e-4, clip=0.0, schedule=cosine())),
+            q_of_v(),
+        ),
         targets=polyak(tau=0.005),
         update=adam(lr=3e-4, clip=0.0),
     )

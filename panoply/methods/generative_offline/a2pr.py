@@ -36,7 +36,7 @@ def policy_v(
         action = smooth_next(agent, rows, noise, clip)
         now = rows.target(agent.networks["q"].least(rows.next_observation, action))
         target = torch.minimum(smooth_target(agent, rows, noise, clip), now)
-    value = agent.value(rows)
+    value = agent.networks["v"](rows.observation)
     return (value - target).square(), {"v": value.detach()}
 
 

@@ -16,7 +16,6 @@ from panoply.parts import Finding, Part, part
 from panoply.regimes import Offline
 from panoply.registry import method
 from panoply.seeds import torch_rng
-from panoply.slots.loss.actors import advantage_weighted
 from panoply.slots.loss.bellman import q_of_v, wanted
 from panoply.transitions import Agent, Transitions
 
@@ -92,7 +91,7 @@ def dual_v(
     temperature   of `reverse-kl`: towards 0, V goes to the largest Q
     clip          of `reverse-kl`: the most that x/α may be, and the batch rescaled by its largest; none: neither
     """
-    value = agent.value(rows)
+    value = agent.networks["v"](rows.observation)
     gap = wanted(agent, rows) - value
     if divergence == "reverse-kl":
         return gumbel_loss(gap, temperature, clip), {"v": value.detach()}
@@ -163,8 +162,9 @@ CLAIM = Ranks(
 )
 
 
-def _dual(**settings: Any) -> Offline:
-    return iql().but(losses=(dual_v(**settings), q_of_v(), advantage_weighted(beta=3.0, most=100.0)))
+def _dual(huber: float | None = None, **settings: Any) -> Offline:
+    _, policy, _ = iql().losses
+    return iql().but(losses=(dual_v(**settings), policy, q_of_v(huber=huber)))
 
 
 @method(
@@ -202,5 +202,9 @@ def dual_rl_tv() -> Offline:
 
 @method("xql@1", base="iql", presets={"control": CONTROL}, world="logged:pendulum-mixed")
 def xql() -> Offline:
-    """Extreme Q-Learning (arXiv 2301.02328): V by Gumbel regression, the soft maximum of Q in the data."""
-    return _dual(divergence="reverse-kl", temperature=2.0, clip=7.0)
+    """Extreme Q-Learning (arXiv 2301.02328): V by Gumbel regression, the soft maximum of Q in the data.
+
+    Q's error is Huber's, a line from 20 on, and temperature and clip are the released code's for locomotion, where V
+    also normalises its layers; here it does not.
+    """
+    return _dual(huber=20.0, divergence="reverse-kl", temperature=2.0, clip=7.0)

@@ -12,7 +12,6 @@ from panoply.methods.base.iql import CONTROL, iql
 from panoply.parts import Finding, Part, part
 from panoply.regimes import Offline
 from panoply.registry import method
-from panoply.slots.loss.actors import advantage_weighted
 from panoply.slots.loss.bellman import expectile_v
 from panoply.slots.replay.uniform import uniform
 from panoply.transitions import Agent, Transitions
@@ -42,7 +41,7 @@ def recoil_q(
     bound   what an expert's steps are worth at most, and after an end minus that: cost/(1 − γ)
     """
     with torch.no_grad():
-        after = rows.discount * agent.networks["v"](rows.next_observation) - cost
+        after = rows.discount * agent.after(rows) - cost
         target = torch.where(rows.discount > 0, after, -bound)
     shown = rows["expert"].to(target.dtype)
     values = agent.networks["q"](rows.observation, agent.taken(rows))
@@ -79,7 +78,8 @@ def recoil() -> Offline:
     in practice, Q is pulled up on the expert's steps and down elsewhere, and follows Bellman's equation without reward;
     V and the policy are IQL's. Half of a batch is the expert's.
     """
+    _, policy, _ = iql().losses
     return iql().but(
         replay=uniform(batch=256, gamma=0.99, updates=500, experts=0.5),
-        losses=(expectile_v(expectile=0.7), recoil_q(), advantage_weighted(beta=3.0, most=100.0)),
+        losses=(expectile_v(expectile=0.7), policy, recoil_q()),
     )

@@ -157,8 +157,13 @@ def mdpo() -> OnPolicy:
     return ppo().but(
         surrogate=ratio(),
         regularise=(mirror(),),
-        update=adam(lr=3e-4, epochs=10, schedule=linear()),
-        models=(critic(loss=squared_value(clip=0.2), update=adam(lr=3e-4, epochs=5, minibatches=16)),),
+        update=adam(lr=3e-4, epsilon=1e-5, clip=0.5, epochs=10, schedule=linear()),
+        models=(
+            critic(
+                loss=squared_value(clip=0.2),
+                update=adam(lr=3e-4, epsilon=1e-5, clip=0.0, epochs=5, minibatches=16),
+            ),
+        ),
     )
 
 
@@ -188,8 +193,11 @@ def _below(held: Any, method: Any) -> list[Finding]:
 @part(
     "loss",
     equation=lambda held: (
-        "{c}·{ln} π(a|s) + (λ − {c})·{ln} π_k(a|s) − min_j Q_j(s,a), a ~ π".format(
-            c=f"{held.c:g}", ln="log" if held.q == 1 else f"ln_{held.q:g}"
+        "{c}·{ln} π(a|s) + {q}(λ − {c})·{ln} π_k(a|s) − {worth}(s,a), a ~ π".format(
+            c=f"{held.c:g}",
+            ln="log" if held.q == 1 else f"ln_{held.q:g}",
+            q="" if held.q == 1 else f"{held.q:g}·",
+            worth="Q_1" if held.critic == "first" else "min_j Q_j",
         )
     ),
     unit="transition",
@@ -205,15 +213,19 @@ def mirror_policy(
     *,
     c: float = 1.0,
     q: float = 1.0,
+    critic: Literal["first", "least"] = "first",
     shrink: float = 1e-3,
     update: Part | None = None,
 ) -> Values:
-    """Soft policy improvement that stays near an anchor π_k (arXiv 2005.09814); c = λ is SAC's.
+    """Soft policy improvement that stays near an anchor π_k (arXiv 2005.09814).
+
+    c = λ with critic=least is SAC's.
 
     π_k is asked about the action that π draws now, and gradients go through that action too.
 
     c: λ + 1/t, where λ is the weight of entropy (networks.temperature.start)
-    q: of Tsallis' logarithm; 1 is the logarithm
+    q: of Tsallis' logarithm; 1 is the logarithm. Of another the anchor's term counts q times, as in the released code
+    critic: whose word is climbed, that of the first (the released code's) or of the most cautious one
     shrink: weight of mean² + log-deviation² of the normals before squashing
     """
     head: Any = agent.policy.head
@@ -224,8 +236,10 @@ def mirror_policy(
     mean, log_std = head.moments(out)
     then = anchor.head.density(anchor.model(rows.observation), mean + log_std.exp() * noise)
     entropy_weight = agent.networks["temperature"]()
-    value = c * q_log(logp, q) + (entropy_weight - c) * q_log(then, q)
-    value = value - agent.networks["q"].least(rows.observation, action)
+    value = c * q_log(logp, q) + q * (entropy_weight - c) * q_log(then, q)
+    critics = agent.networks["q"]
+    judged = critics.first if critic == "first" else critics.least
+    value = value - judged(rows.observation, action)
     if shrink:
         value = value + shrink * (mean.square() + log_std.square()).mean(-1)
     return value, {"entropy": -logp.detach(), "mirror_divergence": (logp - then).detach()}
@@ -245,7 +259,7 @@ def beside_sac(seed: int, rows: int = 256) -> dict[str, float]:
     seen = torch.randn(rows, 3, generator=dice)
     replayed = Transitions(seen, torch.zeros(rows, 2), torch.zeros(rows), torch.zeros(rows), seen)
     found = []
-    for loss in (mirror_policy(c=0.2, shrink=0.0), soft_policy()):
+    for loss in (mirror_policy(c=0.2, critic="least", shrink=0.0), soft_policy()):
         agent = Agent(policy, networks, {"policy": anchor}, torch.Generator().manual_seed(seed))
         value, _ = loss(agent, replayed)
         slopes = torch.autograd.grad(value.mean(), list(policy.model.parameters()))
@@ -257,7 +271,8 @@ def beside_sac(seed: int, rows: int = 256) -> dict[str, float]:
 
 
 OFF_CLAIM = Identity(
-    "With c = λ the off-policy form is SAC: the same loss and the same gradient, whatever the anchor is.",
+    "With c = λ, and climbing the more cautious critic, the off-policy form is SAC: the same loss and the same "
+    "gradient, whatever the anchor is.",
     beside_sac,
     within=1e-6,
 )

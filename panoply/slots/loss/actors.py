@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -20,24 +20,38 @@ def _fixed(held: Any, method: Any) -> list[Finding]:
 
 @part(
     "loss",
-    equation="α·log π(a|s) − min_j Q_j(s,a) − log α·(log π(a|s) + H̄), a ~ π",
+    equation=lambda held: (
+        "α·log π(a|s) − min_j Q_j(s,a) − log α·(log π(a|s) + H̄), a ~ π"
+        + (f"; log π of the data for Q in the first {held.imitate} updates" if held.imitate else "")
+    ),
     unit="transition",
     learns=("policy", "temperature"),
     needs={"network:q", "network:temperature", "policy:squashed", "world:continuous actions"},
     inert=_fixed,
+    bounds={"imitate": "at least 0"},
 )
 def soft_policy(
-    agent: Agent, rows: Transitions, *, entropy: float | None = None, update: Part | None = None
+    agent: Agent,
+    rows: Transitions,
+    *,
+    entropy: float | None = None,
+    imitate: int = 0,
+    update: Part | None = None,
 ) -> Values:
     """Soft policy improvement, and a temperature that holds the entropy at H̄ (arXiv 1812.05905).
 
-    entropy: H̄, of actions between −1 and 1; none means minus the number of their dimensions.
+    entropy: H̄, of actions between −1 and 1; none means minus the number of their dimensions
+    imitate: in so many first updates the policy climbs the likelihood of what was done, and not the critics, which know
+             nothing yet (CQL's released code)
     """
     temperature = agent.networks["temperature"]
     action, logp = agent.draw(rows.observation)
     aim = -action.shape[-1] if entropy is None else entropy
     alpha = temperature()
-    value = alpha * logp - agent.networks["q"].least(rows.observation, action)
+    if agent.updates < imitate:
+        value = alpha * logp - agent.logp(rows)
+    else:
+        value = alpha * logp - agent.networks["q"].least(rows.observation, action)
     if temperature.learned:
         value = value - temperature.log * (logp.detach() + aim)
     return value, {"entropy": -logp.detach(), "temperature": alpha}
@@ -88,6 +102,61 @@ def advantage_weighted(
         weight = (beta * gain).exp().clamp(max=most)
     logp = agent.logp(rows)
     return -weight * logp, {"advantage": gain, "weight": weight}
+
+
+def _weight_equation(held: Any) -> str:
+    form = {
+        "exp": f"min(exp(A/{held.beta:g}), {held.most:g})",
+        "softmax": f"n·softmax_batch(A/{held.beta:g})",
+        "binary": "1(A > 0)",
+    }
+    return f"−{form[held.form]}·log π(a|s),  A = min_j Q_j(s,a) − {held.over}_b min_j Q_j(s,b), b ~ π"
+
+
+def _weight_inert(held: Any, method: Any) -> list[Finding]:
+    found = [("most", f"form={held.form} has no limit")] if held.form != "exp" else []
+    return [*found, ("beta", "form=binary has no temperature")] if held.form == "binary" else found
+
+
+@part(
+    "loss",
+    equation=_weight_equation,
+    unit="transition",
+    needs={"network:q", "policy:noisy"},
+    inert=_weight_inert,
+    bounds={"beta": "above 0", "most": "above 0", "samples": "at least 1"},
+)
+def critic_weighted(
+    agent: Agent,
+    rows: Transitions,
+    *,
+    form: Literal["exp", "softmax", "binary"] = "exp",
+    beta: float = 1.0,
+    most: float = 20.0,
+    over: Literal["mean", "max"] = "mean",
+    samples: int = 4,
+    update: Part | None = None,
+) -> Values:
+    """Imitate what was done, the more the better the critics find it than what the policy would do there.
+
+    There is no V beside the critics: it is their mean over the policy's own actions. AWAC (arXiv 2006.09359) and CRR
+    (arXiv 2006.15134) differ in how an advantage A becomes a weight.
+
+    form      `exp` of A/β, at most `most`; `softmax` of A/β over the batch, times its rows; `binary`: 1 where A > 0
+    over      what an action is compared with, the `mean` of the policy's own or their `max`
+    samples   how many of them are drawn in each state; where actions can be counted, all are weighed instead
+    """
+    with torch.no_grad():
+        critics = agent.networks["q"]
+        own = agent.worth(critics, rows.observation, samples, rows.legal, best=over == "max")
+        gain = critics.least(rows.observation, agent.taken(rows)) - own
+        if form == "binary":
+            weight = (gain > 0).to(gain.dtype)
+        elif form == "softmax":
+            weight = len(gain) * (gain / beta).softmax(0)
+        else:
+            weight = (gain / beta).exp().clamp(max=most)
+    return -weight * agent.logp(rows), {"advantage": gain, "weight": weight}
 
 
 @part(

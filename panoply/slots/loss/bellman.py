@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,13 @@ def _squares(values: list[Tensor], target: Tensor) -> Tensor:
     return (torch.stack(values) - target).square().sum(0)
 
 
+def _hubers(values: list[Tensor], target: Tensor, delta: float) -> Tensor:
+    """Σ_i of each row: ½·(Q_i − y)² up to `delta` from y, and a line from there on."""
+    return sum(
+        (F.huber_loss(v, target.to(v.dtype), reduction="none", delta=delta) for v in values), target * 0
+    )
+
+
 @part(
     "loss",
     equation="½·Σ_i (Q_i(s,a) − (r + γ·(min_j Q′_j(s′,a′) − α·log π(a′|s′))))², a′ ~ π",
@@ -34,18 +42,20 @@ def _squares(values: list[Tensor], target: Tensor) -> Tensor:
 )
 def soft_q(agent: Agent, rows: Transitions, *, update: Part | None = None) -> Values:
     """Soft Bellman error (arXiv 1812.05905): what comes next is worth its value and its entropy."""
-    return _soft_q(agent, rows)
+    squares, stats = _drawn_squares(agent, rows, soft=True)
+    return 0.5 * squares, stats
 
 
-def _soft_q(agent: Agent, rows: Transitions, soft: bool = True) -> Values:
+def _drawn_squares(agent: Agent, rows: Transitions, soft: bool, beta: Tensor | None = None) -> Values:
+    """Σ_i (Q_i − y)², where y has the value of an action drawn at s′, and with `soft` its entropy."""
     with torch.no_grad():
-        action, logp = agent.draw(rows.next_observation)
+        action, logp = agent.draw(rows.next_observation, beta)
         worth = agent.targets["q"].least(rows.next_observation, action)
         if soft:
             worth = worth - agent.networks["temperature"]() * logp
         target = rows.target(worth)
     values = agent.networks["q"](rows.observation, agent.taken(rows))
-    return 0.5 * _squares(values, target), {"q": values[0].detach(), "target": target}
+    return _squares(values, target), {"q": values[0].detach(), "target": target}
 
 
 @part(
@@ -89,6 +99,42 @@ def smooth_target(agent: Agent, rows: Transitions, noise: float, clip: float) ->
     )
 
 
+def _expected_needs(held: Any) -> frozenset[str]:
+    needed = {"target:q", "network:q", "policy:noisy"}
+    return frozenset(needed | ({"target:policy"} if held.follow == "target" else set()))
+
+
+@part(
+    "loss",
+    equation=lambda held: (
+        "Σ_i (Q_i(s,a) − (r + γ·E min_j Q′_j(s′,a′)))², a′ ~ " + ("π′" if held.follow == "target" else "π")
+    ),
+    unit="transition",
+    learns=("q",),
+    needs=_expected_needs,
+    bounds={"samples": "at least 1"},
+)
+def expected_q(
+    agent: Agent,
+    rows: Transitions,
+    *,
+    follow: Literal["policy", "target"] = "policy",
+    samples: int = 1,
+    update: Part | None = None,
+) -> Values:
+    """Q of the policy itself, of any kind of action: what comes next is worth what the policy gets of it on average.
+
+    follow    whose actions a′ are: those of the policy (AWAC), or of its target (CRR)
+    samples   how many are drawn; where actions can be counted, all are weighed by their probability instead
+    """
+    after = agent.worth(
+        agent.targets["q"], rows.next_observation, samples, rows.next_legal, target=follow == "target"
+    )
+    target = rows.target(after)
+    values = agent.networks["q"](rows.observation, agent.taken(rows))
+    return _squares(values, target), {"q": values[0].detach(), "target": target}
+
+
 # ------------------------------------------------------------------ without acting
 
 
@@ -112,7 +158,7 @@ def expectile_v(
     agent: Agent, rows: Transitions, *, expectile: float = 0.7, update: Part | None = None
 ) -> Values:
     """V as an upper expectile of Q over the actions in the data (arXiv 2110.06169): the best that was done there."""
-    value = agent.value(rows)
+    value = agent.networks["v"](rows.observation)
     gap = wanted(agent, rows) - value
     weight = (expectile - (gap < 0).to(gap.dtype)).abs()
     return weight * gap.square(), {"v": value.detach()}
@@ -120,17 +166,27 @@ def expectile_v(
 
 @part(
     "loss",
-    equation="Σ_i (Q_i(s,a) − (r + γ·V(s′)))²",
+    equation=lambda held: (
+        "Σ_i (Q_i(s,a) − (r + γ·V(s′)))²"
+        if held.huber is None
+        else f"Σ_i huber(Q_i(s,a) − (r + γ·V(s′)), {held.huber:g})"
+    ),
     unit="transition",
     learns=("q",),
     needs={"network:q", "network:v"},
+    bounds={"huber": "above 0"},
 )
-def q_of_v(agent: Agent, rows: Transitions, *, update: Part | None = None) -> Values:
-    """Q from V of what came next: no action is asked about that the data does not have (arXiv 2110.06169)."""
-    with torch.no_grad():
-        target = rows.target(agent.networks["v"](rows.next_observation))
+def q_of_v(
+    agent: Agent, rows: Transitions, *, huber: float | None = None, update: Part | None = None
+) -> Values:
+    """Q from V of what came next: no action is asked about that the data does not have (arXiv 2110.06169).
+
+    huber: the error from which on ½·error² is a line (XQL, arXiv 2301.02328); none: error², whatever it is
+    """
+    target = rows.target(agent.after(rows))
     values = agent.networks["q"](rows.observation, agent.taken(rows))
-    return _squares(values, target), {"q": values[0].detach(), "target": target}
+    stats = {"q": values[0].detach(), "target": target}
+    return (_squares(values, target) if huber is None else _hubers(values, target, huber)), stats
 
 
 MOST_MULTIPLIED = 1e6
@@ -142,10 +198,12 @@ def _conservative_needs(held: Any) -> frozenset[str]:
 
 
 def _conservative_equation(held: Any) -> str:
-    gap = "log Σ_a exp Q_i(s,a) − Q_i(s,a_data)"
+    gap = "log Σ_b exp Q_i(s,b) − Q_i(s,a)"
+    entropy = " − α·log π(a′|s′)" if held.soft else ""
+    error = f"Σ_i (Q_i(s,a) − (r + γ·(min_j Q′_j(s′,a′){entropy})))²"
     if held.threshold is None:
-        return f"soft Bellman error + {held.weight:g}·Σ_i ({gap})"
-    return f"soft Bellman error + η·{held.weight:g}·Σ_i ({gap} − {held.threshold:g}), greatest in η"
+        return f"{error} + {held.weight:g}·Σ_i ({gap})"
+    return f"{error} + η·{held.weight:g}·Σ_i ({gap} − {held.threshold:g}), greatest in η"
 
 
 @part(
@@ -169,25 +227,28 @@ def conservative_q(
     """Conservative Q-learning, CQL(H) (arXiv 2006.04779): actions the data does not have are worth less.
 
     The sum over actions is estimated from `samples` uniform ones and as many of the policy at s and at s′, each
-    weighted by 1 over its density. soft: whether entropy counts in the Bellman error too.
+    weighted by 1 over its density. soft: whether entropy counts in the Bellman error too. The error is Σ(Q − y)², as in
+    the released code, from which the usual weights come; the paper's equation has ½ before it, and so half the weight.
 
     threshold   hold each critic's gap at this by Lagrange's method: a learned η (network `multiplier`) grows while the
                 gap is above it and shrinks while it is below
     """
-    error, stats = _soft_q(agent, rows, soft)
-    observation = rows.observation.repeat_interleave(samples, 0)
-    with torch.no_grad():
-        here, logp_here = agent.draw(observation)
-        there, logp_there = agent.draw(rows.next_observation.repeat_interleave(samples, 0))
-        uniform = 2 * torch.rand(here.shape, generator=agent.generator).to(here.device) - 1
-        flat = torch.full_like(logp_here, -here.shape[-1] * torch.log(torch.tensor(2.0)).item())
-        actions, logp = torch.cat([uniform, here, there]), torch.cat([flat, logp_here, logp_there])
-    values = agent.networks["q"](observation.repeat(3, *(1,) * (observation.dim() - 1)), actions)
-    data = agent.networks["q"](rows.observation, agent.taken(rows))
-    gaps = []
-    for everywhere, there_only in zip(values, data, strict=True):
-        weighted = (everywhere - logp).unflatten(0, (3, len(rows), samples))
-        gaps.append(weighted.transpose(0, 1).flatten(1).logsumexp(-1) - there_only)
+    return conservative(agent, rows, weight, samples, soft, threshold)
+
+
+def conservative(
+    agent: Agent,
+    rows: Transitions,
+    weight: float,
+    samples: int,
+    soft: bool,
+    threshold: float | None,
+    here: Tensor | None = None,
+    there: Tensor | None = None,
+) -> Values:
+    """`conservative_q`; of a balanced policy, with the coefficients to act by at s and at s′."""
+    error, stats = _drawn_squares(agent, rows, soft, there)
+    gaps = _gaps(agent, rows, samples, here, there)
     gap = torch.stack(gaps).sum(0)
     stats = {**stats, "conservative_gap": gap.detach()}
     if threshold is None:
@@ -196,6 +257,30 @@ def conservative_q(
     eta = multiplier.log.exp().clamp(max=MOST_MULTIPLIED)
     value = error + eta.detach() * over - eta * over.detach() / len(gaps)
     return value, {**stats, "multiplier": eta.detach()}
+
+
+def _gaps(
+    agent: Agent, rows: Transitions, samples: int, here: Tensor | None, there: Tensor | None
+) -> list[Tensor]:
+    """log Σ_b exp Q_i(s,b) − Q_i(s,a) of each critic."""
+
+    def drawn(observation: Tensor, beta: Tensor | None) -> tuple[Tensor, Tensor]:
+        many = None if beta is None else beta.repeat_interleave(samples)
+        return agent.draw(observation.repeat_interleave(samples, 0), many)
+
+    with torch.no_grad():
+        at_s, logp_s = drawn(rows.observation, here)
+        at_next, logp_next = drawn(rows.next_observation, there)
+        uniform = 2 * torch.rand(at_s.shape, generator=agent.generator).to(at_s.device) - 1
+        flat = torch.full_like(logp_s, -at_s.shape[-1] * math.log(2))
+        actions, logp = torch.cat([uniform, at_s, at_next]), torch.cat([flat, logp_s, logp_next])
+        seen = rows.observation.repeat_interleave(samples, 0)
+    everywhere = agent.networks["q"](seen.repeat(3, *(1,) * (seen.dim() - 1)), actions)
+    data = agent.networks["q"](rows.observation, agent.taken(rows))
+    weighted = [
+        (q - logp).unflatten(0, (3, len(rows), samples)).transpose(0, 1).flatten(1) for q in everywhere
+    ]
+    return [of_all.logsumexp(-1) - of_data for of_all, of_data in zip(weighted, data, strict=True)]
 
 
 # ------------------------------------------------------------------ returns
@@ -223,7 +308,7 @@ def lambda_returns(agent: Agent, replay: Replay, *, lam: float, **_: object) -> 
 )
 def return_v(agent: Agent, rows: Transitions, *, lam: float = 0.95, update: Part | None = None) -> Values:
     """V from λ-returns of the data, computed anew at every step of the run; needs replay.n_step = 1."""
-    value = agent.value(rows)
+    value = agent.networks["v"](rows.observation)
     return 0.5 * (value - rows["return"]).square(), {"v": value.detach()}
 
 
