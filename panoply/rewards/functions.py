@@ -42,8 +42,8 @@ class RewardFunction:
         self.say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
         """Where what a user must know at once goes."""
         self.failures: dict[str, int] = {}
-        self._make = lambda: Confined("panoply.rewards.worker:serve", (file, name), self.limits)
-        self._first = self._make()
+        self._file = file
+        self._first = self._worker()
         self._told: set[str] = set()
         self._breakdowns = 0
         try:
@@ -74,7 +74,11 @@ class RewardFunction:
         except Failed as error:
             if not isinstance(error, _Raised):
                 self._tell(error, number)
-            found = self._one_by_one(fields) if number > 1 else [self._lose(error)]
+            if number > 1:
+                found = self._one_by_one(fields)
+            else:
+                self._lose(error)
+                found = [None]
         if self._breakdowns == before:
             self._breakdowns = 0
         return found
@@ -85,7 +89,7 @@ class RewardFunction:
         waiting = list(range(number))[::-1]
         crew = [self._first]
         if not self._first.alive:
-            crew += [self._make() for _ in range(min(WORKERS, number) - 1)]
+            crew += [self._worker() for _ in range(min(WORKERS, number) - 1)]
         under_way: dict[Asked, int] = {}
         idle = list(crew)
         try:
@@ -100,7 +104,7 @@ class RewardFunction:
                     try:
                         found[index] = self._values(asked, 1)[0]
                     except Failed as error:
-                        found[index] = self._lose(error)
+                        self._lose(error)
         finally:
             for extra in crew[1:]:
                 extra.end()
@@ -117,6 +121,9 @@ class RewardFunction:
             )
 
     # -------------------------------------------------------------- one call
+
+    def _worker(self) -> Confined:
+        return Confined("panoply.rewards.worker:serve", (self._file, self.name), self.limits)
 
     def _ask(self, worker: Confined, fields: Fields) -> Asked:
         try:

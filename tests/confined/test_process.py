@@ -8,13 +8,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from panoply.confined.limits import Limits
 from panoply.confined.process import MOST_BYTES, Confined, Failed, TookTooLong, wait
 
+T = TypeVar("T")
 HANDLERS = """
 import os, signal, socket, subprocess, sys, time
 
@@ -164,9 +167,9 @@ Confined("handlers_for_tests:busy").ask({str(file)!r}, 600)
     assert _eventually(lambda: not any(map(_runs, pids)))
 
 
-def _eventually(found: object, seconds: float = 10.0) -> object:
+def _eventually(found: Callable[[], T], seconds: float = 10.0) -> T:
     end = time.monotonic() + seconds
-    while not (result := found()) and time.monotonic() < end:  # type: ignore[operator]
+    while not (result := found()) and time.monotonic() < end:
         time.sleep(0.02)
     return result
 

@@ -94,7 +94,8 @@ def test_only_the_guilty_samples_are_lost(file: Path) -> None:
 
 def test_a_function_that_hangs_is_named_at_once_and_soon_given_up(file: Path) -> None:
     """Once for the whole batch, then some answers at a time: not once for each of a thousand."""
-    reward, said = RewardFunction(f"{file}:stuck", seconds=0.3), []
+    said: list[str] = []
+    reward = RewardFunction(f"{file}:stuck", seconds=0.3)
     reward.say = said.append
     began = time.monotonic()
     with pytest.raises(Resumable, match=r"failed on 5 answers, .* it took longer than 0\.3 s"):
@@ -109,7 +110,8 @@ def test_breakdowns_of_small_batches_add_up_unless_a_batch_passes(
 ) -> None:
     monkeypatch.setattr("panoply.rewards.functions.BREAKDOWNS", 2)
     assert BREAKDOWNS > 2
-    reward, said = RewardFunction(f"{file}:moody", seconds=10), []
+    said: list[str] = []
+    reward = RewardFunction(f"{file}:moody")
     reward.say = said.append
     assert reward({"completions": ["die"]}) == [None]
     assert reward({"completions": ["a"]}) == [1]
