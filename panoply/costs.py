@@ -12,6 +12,8 @@ from panoply.parts import Part
 if TYPE_CHECKING:
     from panoply.planning import Plan
 
+TABLES = ("embed", "wte", "wpe", "lm_head")
+"""In names of weights: tables of tokens and positions."""
 Tokens = tuple[int, int]
 """Tokens sampled, and tokens trained on, in one step."""
 
@@ -173,10 +175,15 @@ def _companion(model: Part, parameters: int, width: int, trained: int) -> tuple[
 
 
 def _adapters(shapes: dict[str, tuple[int, ...]], rank: int) -> int:
-    """Weights of low-rank adapters: rank · (in + out) for every layer that gets one."""
+    """Weights of low-rank adapters: rank · (in + out) for every layer that gets one.
+
+    Where layers have other names than ours, all matrices but those of embeddings and of the head get one.
+    """
     from panoply.policies.lora import TARGETS
 
     adapted = [s for name, s in shapes.items() if name.removesuffix(".weight").endswith(TARGETS)]
+    if not adapted:
+        adapted = [s for name, s in shapes.items() if not any(word in name for word in TABLES)]
     return sum(rank * sum(shape) for shape in adapted if len(shape) == 2)
 
 

@@ -98,6 +98,9 @@ class Kind(Protocol):
     def check_source(self, source: str, world: Any) -> None:
         """Refuse a starting point that is not there, before a run is made."""
 
+    def remark(self, source: str, world: Any) -> str:
+        """What a user should know before a starting point is opened, in a sentence; most have none."""
+
     def width(self, policy: Any) -> int:
         """The size of a typical layer, by which the number of threads is chosen."""
 

@@ -87,6 +87,10 @@ def check_source(source: str, world: ControlWorld) -> None:
         read_config(model_folder(source))
 
 
+def remark(source: str, world: ControlWorld) -> str:
+    return ""
+
+
 def width(policy: ControlPolicy) -> int:
     return max(policy.spec.hidden, default=1)
 

@@ -58,6 +58,11 @@ def check_source(source: str, world: TextWorld) -> None:
     build.model_source(source, world)
 
 
+def remark(source: str, world: TextWorld) -> str:
+    """What to know before the model is opened."""
+    return build.slower(source, world)
+
+
 def width(policy: TextPolicy) -> int:
     return int(policy.model.config.width)
 

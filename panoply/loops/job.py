@@ -59,6 +59,8 @@ class Job:
         self.kind = kind_of(self.world)
         checkpoint.recover(run.checkpoints)
         self._found = run.latest(progress.say)
+        if remark := self.kind.remark(options.model, self.world):
+            progress.say(remark)
         self.policy = self._open_policy()
         if not options.threads and self._found is None:
             torch.set_num_threads(pick_threads(self.kind.width(self.policy)))

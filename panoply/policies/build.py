@@ -7,13 +7,14 @@ from pathlib import Path
 
 import torch
 
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, plain
 from panoply.policies.control import ControlPolicy, is_control
 from panoply.policies.decoder import Decoder
-from panoply.policies.decoder_config import DecoderConfig
-from panoply.policies.folder import load_model, read_config
+from panoply.policies.decoder_config import ARCHITECTURES, DecoderConfig
+from panoply.policies.folder import read_config
 from panoply.policies.text import TextPolicy
 from panoply.policies.value import ValueModel
+from panoply.policies.weights import read_shapes, weight_files
 from panoply.seeds import stable_hash
 from panoply.worlds.world import TextWorld
 
@@ -38,7 +39,7 @@ def open_folder(
     if is_control(folder):
         return ControlPolicy.load(folder)
     kinds = read_config(folder).get("architectures") or [""]
-    if str(kinds[0]).endswith("ForSequenceClassification"):
+    if kinds[0].endswith("ForSequenceClassification"):
         return ValueModel.load(folder, DTYPE[dtype], pick_device(device))
     return TextPolicy.load(folder, DTYPE[dtype], pick_device(device))
 
@@ -63,6 +64,21 @@ def model_source(source: str, world: TextWorld) -> Path | None:
             f"The world {world.name} ships no warm start: name a folder with --model, or use --model fresh."
         )
     return shipped
+
+
+def slower(source: str, world: TextWorld) -> str:
+    """What to say of a model that this library does not run itself, before it is opened; nothing of others."""
+    try:
+        folder = model_source(source, world)
+        kind = "" if folder is None else read_config(folder)["model_type"]
+    except PanoplyError:  # said by whoever opens it
+        return ""
+    if not kind or kind in ARCHITECTURES:
+        return ""
+    return (
+        f"'{plain(kind)}' runs through transformers, which is several times slower than the layouts of "
+        f"{', '.join(ARCHITECTURES)}."
+    )
 
 
 def open_policy(
@@ -98,16 +114,5 @@ def model_shapes(source: str, world: TextWorld) -> dict[str, tuple[int, ...]]:
 
 
 def folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    from safetensors import SafetensorError, safe_open
-
-    found: dict[str, tuple[int, ...]] = {}
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        load_model(folder)
-    for file in files:
-        try:
-            with safe_open(file, "pt") as tensors:
-                found |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise PanoplyError(f"{file} is not a whole safetensors file: {error}.") from error
-    return found
+    read_config(folder)
+    return read_shapes(weight_files(folder))

@@ -9,16 +9,17 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from panoply.errors import PanoplyError, unknown
+from panoply.errors import PanoplyError, plain, unknown
 from panoply.experience import Experience, moved
+from panoply.files import conform
 from panoply.parts import check
 from panoply.policies import divergence
 from panoply.policies.balance import WIDTH, Balance, embedded
@@ -27,10 +28,12 @@ from panoply.policies.heads import Head, Std, head_for
 from panoply.policies.mlp import MLP, Activation, Features
 from panoply.policies.nodes import NodeLayers
 from panoply.policies.stages import Stages, Timed
+from panoply.policies.weights import WHOLE, check_fit, read_weights
 from panoply.seeds import torch_rng
 from panoply.worlds.control.world import ControlWorld, Space, space_from_json, space_to_json
 
 ARCHITECTURE = "PanoplyControl"
+WIDEST = 65_536
 SMALL = 10_000_000
 """Weights up to which one vector of all of them is faster to move than many tensors."""
 
@@ -74,12 +77,23 @@ class PolicySpec:
             object.__setattr__(self, name, check(f"policy.{name}", getattr(self, name), annotation))
         if self.stages < 0:
             raise PanoplyError(f"policy.stages is a number of turns, not {self.stages}.")
-        if any(width < 1 for width in self.hidden):
-            raise PanoplyError(f"policy.hidden are widths of layers, at least 1, not {self.hidden}.")
+        if any(not 1 <= width <= WIDEST for width in self.hidden):
+            raise PanoplyError(
+                f"policy.hidden are widths of layers, from 1 to {WIDEST:,}, not {self.hidden}."
+            )
         if self.balanced and (self.shared or self.stages):
             raise PanoplyError("policy.balanced cannot be together with policy.shared or policy.stages.")
         if not 0 <= self.betas[0] < self.betas[1]:
             raise PanoplyError(f"policy.betas is a range, from at least 0 to more, not {self.betas}.")
+
+
+class Config(TypedDict):
+    """What the `config.json` of a saved policy or critic says."""
+
+    model: str
+    spec: dict[str, Any]
+    observation: dict[str, Any]
+    action: dict[str, Any]
 
 
 class _Network(nn.Module):
@@ -165,10 +179,9 @@ class ControlModel:
     @torch.no_grad()
     def load_weights(self, folder: str | Path) -> None:
         """Overwrite the weights in place with those of a folder of the same layout."""
-        saved = load_file(Path(folder) / "model.safetensors")
+        saved = read_weights([Path(folder) / WHOLE])
         mine = self.model.state_dict()
-        if saved.keys() != mine.keys():
-            raise unknown("weight", min(saved.keys() ^ mine.keys()), mine)
+        check_fit({name: tuple(weight.shape) for name, weight in mine.items()}, saved, plain(folder))
         for name, weight in mine.items():
             weight.copy_(saved[name])
 
@@ -211,10 +224,13 @@ class ControlPolicy(ControlModel):
 
     @classmethod
     def load(cls, folder: str | Path) -> ControlPolicy:
-        facts = read_config(Path(folder))
-        if facts.get("model") != cls.__name__:
-            raise PanoplyError(f"{folder} holds no policy for control but a {facts.get('model')}.")
-        observation, action = (space_from_json(facts[name]) for name in ("observation", "action"))
+        facts, where = read_config(Path(folder)), plain(Path(folder) / "config.json")
+        conform(facts, Config, where)
+        if facts["model"] != cls.__name__:
+            raise PanoplyError(f"{plain(folder)} holds no policy for control but a {plain(facts['model'])}.")
+        observation, action = (
+            space_from_json(facts[name], f"{name} in {where}") for name in ("observation", "action")
+        )
         policy = cls.fresh(observation, action, spec_from(facts["spec"]))
         policy.load_weights(folder)
         return policy

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
+from panoply.files import brief, conform, is_number
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -19,6 +20,84 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+NEEDED = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+"""What each kind of scaling must say."""
+SIZES: dict[str, tuple[float, float]] = {
+    "vocab_size": (1, 2**24),
+    "hidden_size": (1, 2**20),
+    "num_hidden_layers": (1, 1000),
+    "num_attention_heads": (1, 2**16),
+    "num_key_value_heads": (1, 2**16),
+    "head_dim": (2, 2**16),
+    "intermediate_size": (1, 2**24),
+    "max_position_embeddings": (1, 2**31),
+    "sliding_window": (0, 2**31),
+    "max_window_layers": (0, 2**31),
+    "rms_norm_eps": (0, 1),
+    "rope_theta": (1.001, 1e30),
+    "partial_rotary_factor": (0, 1),
+    "n_embd": (1, 2**20),
+    "n_layer": (1, 1000),
+    "n_head": (1, 2**16),
+    "n_positions": (1, 2**24),
+    "n_inner": (1, 2**24),
+}
+"""What can be believed of a model's sizes, under the names of all architectures."""
+POSITIVE = (
+    "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast",
+    "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "rope_theta",
+)  # fmt: skip
+"""Numbers of rotary scaling, all above 0."""
+
+
+class Rope(TypedDict):
+    """`rope_scaling`, or `rope_parameters` from transformers 5 on."""
+
+    rope_type: NotRequired[str | None]
+    type: NotRequired[str | None]
+    rope_theta: NotRequired[float | None]
+    factor: NotRequired[float | None]
+    low_freq_factor: NotRequired[float | None]
+    high_freq_factor: NotRequired[float | None]
+    original_max_position_embeddings: NotRequired[float | None]
+    beta_fast: NotRequired[float | None]
+    beta_slow: NotRequired[float | None]
+    mscale: NotRequired[float | None]
+    mscale_all_dim: NotRequired[float | None]
+    attention_factor: NotRequired[float | None]
+    truncate: NotRequired[bool | None]
+    partial_rotary_factor: NotRequired[float | None]
+
+
+class HfConfig(TypedDict):
+    """What is read of the `config.json` of the layouts above; other keys are kept as they are."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    num_key_value_heads: NotRequired[int | None]
+    head_dim: NotRequired[int | None]
+    max_position_embeddings: NotRequired[int | None]
+    tie_word_embeddings: NotRequired[bool | None]
+    rms_norm_eps: NotRequired[float | None]
+    rope_theta: NotRequired[float | None]
+    rope_scaling: NotRequired[Rope | None]
+    rope_parameters: NotRequired[Rope | None]
+    partial_rotary_factor: NotRequired[float | None]
+    attention_bias: NotRequired[bool | None]
+    mlp_bias: NotRequired[bool | None]
+    sliding_window: NotRequired[int | None]
+    use_sliding_window: NotRequired[bool | None]
+    max_window_layers: NotRequired[int | None]
+    layer_types: NotRequired[list[str] | None]
+    hidden_act: NotRequired[str | None]
 
 
 @dataclass(frozen=True)
@@ -66,7 +145,7 @@ class DecoderConfig:
             raise PanoplyError(f"The decoder has no layout '{self.model_type}'; it has {known}.")
         if self.heads % self.kv_heads:
             raise PanoplyError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly.")
-        if self.head_dim % 2:
+        if self.head_dim < 2 or self.head_dim % 2:
             raise PanoplyError(f"Rotary positions need an even head size, not {self.head_dim}.")
         if len(self.windows) != self.layers:
             raise PanoplyError(f"{len(self.windows)} windows were given for {self.layers} layers.")
@@ -97,33 +176,31 @@ class DecoderConfig:
         return str(self.rope_scaling.get("rope_type", "default"))
 
     @classmethod
-    def from_hf(cls, raw: Mapping[str, Any]) -> DecoderConfig:
-        model_type = str(raw.get("model_type"))
+    def from_hf(cls, raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig:
+        """The shape that a `config.json` describes, once everything it is read for is of a type and size to believe."""
+        check_config(raw, where)
         _refuse_unsupported(raw)
-        try:
-            heads, layers = int(raw["num_attention_heads"]), int(raw["num_hidden_layers"])
-            rope = _rope_of(raw)
-            return cls(
-                vocab_size=int(raw["vocab_size"]),
-                width=int(raw["hidden_size"]),
-                layers=layers,
-                heads=heads,
-                kv_heads=int(raw.get("num_key_value_heads") or (8 if model_type == "mistral" else heads)),
-                head_dim=int(raw.get("head_dim") or (128 if model_type == "qwen3" else 0)),
-                inner=int(raw["intermediate_size"]),
-                max_positions=int(raw.get("max_position_embeddings") or 2048),
-                model_type=model_type,
-                tied=bool(raw.get("tie_word_embeddings", False)),
-                norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-                rope_theta=float(rope.pop("rope_theta")),
-                rope_scaling={} if rope.get("rope_type") == "default" else rope,
-                attention_bias=bool(raw.get("attention_bias", False)),
-                mlp_bias=bool(raw.get("mlp_bias", False)) and model_type == "llama",
-                windows=_windows_of(raw, model_type, layers),
-                extras=dict(raw),
-            )
-        except KeyError as missing:
-            raise PanoplyError(f"config.json does not say {missing}.") from None
+        model_type, heads, layers = raw["model_type"], raw["num_attention_heads"], raw["num_hidden_layers"]
+        rope = _rope_of(raw)
+        return cls(
+            vocab_size=raw["vocab_size"],
+            width=raw["hidden_size"],
+            layers=layers,
+            heads=heads,
+            kv_heads=raw.get("num_key_value_heads") or (8 if model_type == "mistral" else heads),
+            head_dim=raw.get("head_dim") or (128 if model_type == "qwen3" else 0),
+            inner=raw["intermediate_size"],
+            max_positions=raw.get("max_position_embeddings") or 2048,
+            model_type=model_type,
+            tied=bool(raw.get("tie_word_embeddings")),
+            norm_eps=float(raw.get("rms_norm_eps") or 1e-6),
+            rope_theta=float(rope.pop("rope_theta")),
+            rope_scaling={} if rope.get("rope_type") == "default" else rope,
+            attention_bias=bool(raw.get("attention_bias")),
+            mlp_bias=bool(raw.get("mlp_bias")) and model_type == "llama",
+            windows=_windows_of(raw, model_type, layers),
+            extras=dict(raw),
+        )
 
     def to_hf(self) -> dict[str, Any]:
         """Rotary settings are written in both spellings, for readers before and after transformers 5."""
@@ -161,8 +238,32 @@ class DecoderConfig:
         return _frequencies(self)
 
 
+def check_config(raw: Mapping[str, Any], where: str) -> None:
+    """Refuse numbers that are no numbers, and sizes that no model has: what follows would trust them."""
+    conform(raw, HfConfig, where)
+    check_sizes(raw, where)
+    for group in ("rope_scaling", "rope_parameters"):
+        for name, value in (raw.get(group) or {}).items():
+            if name in POSITIVE and value is not None and not value > 0:
+                raise PanoplyError(f"{where} cannot be used: {group}.{name} is above 0, not {value:g}.")
+
+
+def check_sizes(raw: Mapping[str, Any], where: str) -> None:
+    """The same for any architecture, of those sizes that it has."""
+    for name, (least, most) in SIZES.items():
+        value = raw.get(name)
+        if value is None:
+            continue
+        if not is_number(value):
+            raise PanoplyError(f"{where} cannot be used: {name} is a number, not {brief(value)}.")
+        if not least <= value <= most:
+            raise PanoplyError(
+                f"{where} cannot be used: {name} is from {least:,} to {most:,}, not {value:,}."
+            )
+
+
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    if raw.get("hidden_act", "silu") not in ("silu", "swish"):
+    if (raw.get("hidden_act") or "silu") not in ("silu", "swish"):
         raise PanoplyError(f"The decoder's activation is silu; this model has '{raw['hidden_act']}'.")
     if raw.get("quantization_config"):
         raise PanoplyError("This folder holds quantised weights; give the full-precision one.")
@@ -185,11 +286,11 @@ def _rope_of(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _windows_of(raw: Mapping[str, Any], model_type: str, layers: int) -> tuple[int, ...]:
     if model_type == "mistral":
         # A config that does not mention it has transformers' default.
-        return (int(raw.get("sliding_window", 4096) or 0),) * layers
-    if not model_type.startswith("qwen") or not raw.get("use_sliding_window", False):
+        return (raw.get("sliding_window", 4096) or 0,) * layers
+    if not model_type.startswith("qwen") or not raw.get("use_sliding_window"):
         return ()
-    window = int(raw.get("sliding_window", 4096) or 0)
-    first = int(raw.get("max_window_layers", 28))
+    window, first = raw.get("sliding_window", 4096) or 0, raw.get("max_window_layers", 28)
+    first = 28 if first is None else first
     kinds = raw.get("layer_types") or ["sliding_attention" if i >= first else "" for i in range(layers)]
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
@@ -206,14 +307,19 @@ def _frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
             return _llama3(plain, scaling), 1.0
         if kind == "yarn":
             return _yarn(plain, base, scaling)
-    except KeyError as missing:
-        raise PanoplyError(f"Rotary scaling '{kind}' needs {missing} in config.json.") from None
+    except (KeyError, TypeError) as missing:
+        names = ", ".join(NEEDED[kind]) if isinstance(missing, TypeError) else missing
+        raise PanoplyError(f"Rotary scaling '{kind}' needs {names} in config.json.") from None
     return plain, 1.0
 
 
 def _llama3(plain: Tensor, scaling: Mapping[str, Any]) -> Tensor:
     """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
     factor, low, high = (float(scaling[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
+    if not low < high:
+        raise PanoplyError(
+            f"Rotary scaling 'llama3' needs low_freq_factor below high_freq_factor, not {low:g} and {high:g}."
+        )
     turns = float(scaling["original_max_position_embeddings"]) * plain / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
     return plain * keep + plain / factor * (1 - keep)

@@ -6,24 +6,24 @@ import copy
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, plain
+from panoply.files import is_file, is_folder, read_json
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.decoder_config import ARCHITECTURES
+from panoply.policies.weights import INDEX, WHOLE, check_fit, read_weights, weight_files
 
 if TYPE_CHECKING:
     from panoply.policies.foreign import Foreign
 
 SHARD_BYTES = 5_000_000_000
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -39,7 +39,7 @@ def load_model(
         from panoply.policies.foreign import load_foreign
 
         return load_foreign(folder, dtype, device)
-    config = DecoderConfig.from_hf(raw)
+    config = DecoderConfig.from_hf(raw, str(folder / "config.json"))
     with torch.device("meta"):
         model = Decoder(config)
     weights = read_weights(files, dtype, device)
@@ -82,61 +82,28 @@ def save_model(
         shutil.rmtree(staging, ignore_errors=True)
 
 
+class Config(TypedDict):
+    """What every `config.json` says, whatever the architecture."""
+
+    model_type: str
+    architectures: NotRequired[list[str] | None]
+
+
 def read_config(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise PanoplyError(f"There is no folder {folder}.")
-    path = folder / "config.json"
-    if not path.is_file():
-        raise PanoplyError(f"{folder} is not a model folder: it has no config.json.")
-    try:
-        raw = json.loads(path.read_text())
-    except ValueError as problem:
-        raise PanoplyError(f"{path} is not valid JSON: {problem}.") from None
-    if not isinstance(raw, dict) or "model_type" not in raw:
-        raise PanoplyError(f"{path} does not say its model_type.")
-    return raw
+    if not is_folder(folder):
+        raise PanoplyError(f"There is no folder {plain(folder)}.")
+    if not is_file(folder / "config.json"):
+        adapter = (
+            " but an adapter: merge it into its model" if is_file(folder / "adapter_config.json") else ""
+        )
+        raise PanoplyError(f"{plain(folder)} is not a model folder{adapter}: it has no config.json.")
+    return dict(read_json(folder / "config.json", Config, finite=False))
 
 
 def generation_config(folder: str | Path) -> dict[str, bytes]:
     """The folder's `generation_config.json`, verbatim, to be saved beside the model again."""
     path = Path(folder) / GENERATION
     return {GENERATION: path.read_bytes()} if path.is_file() else {}
-
-
-def weight_files(folder: Path) -> list[Path]:
-    if (folder / INDEX).is_file():
-        try:
-            names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError):
-            raise PanoplyError(f"{folder / INDEX} is not a valid index of shards.") from None
-        if absent := [n for n in names if not (folder / n).is_file()]:
-            raise PanoplyError(f"{folder} lacks the shard {listed(absent)}.")
-        return [folder / n for n in names]
-    if (folder / WHOLE).is_file():
-        return [folder / WHOLE]
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
-        raise PanoplyError(
-            f"{folder} holds only pickled weights, which are never opened; convert them first."
-        )
-    raise PanoplyError(f"{folder} holds no weights: there is no {WHOLE}.")
-
-
-def read_weights(files: Iterable[Path], dtype: torch.dtype, device: torch.device | str) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = {}
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 (not a mapping)
-                    weights[name] = opened.get_tensor(name).to(device=device, dtype=dtype, copy=True)
-        except (SafetensorError, OSError) as problem:
-            raise PanoplyError(f"{path} is corrupt or cut short: {problem}.") from None
-    return weights
-
-
-def listed(names: Iterable[str]) -> str:
-    """The first three names, and how many more."""
-    names = sorted(names)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _check(model: Decoder, weights: dict[str, Tensor], folder: Path) -> None:
@@ -147,13 +114,7 @@ def _check(model: Decoder, weights: dict[str, Tensor], folder: Path) -> None:
         weights.pop("lm_head.weight", None)
     for name in [n for n in weights if n.endswith("rotary_emb.inv_freq")]:
         del weights[name]
-    if missing := expected.keys() - weights.keys():
-        raise PanoplyError(f"The weights in {folder} lack {listed(missing)}.")
-    if surplus := weights.keys() - expected.keys():
-        raise PanoplyError(f"The weights in {folder} hold {listed(surplus)}, unknown to its config.json.")
-    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-    if wrong := [f"{n} is {shapes[n]}, not {expected[n]}" for n in expected if shapes[n] != expected[n]]:
-        raise PanoplyError(f"The weights in {folder} do not fit its config.json: {listed(wrong)}.")
+    check_fit(expected, weights, plain(folder))
 
 
 def _write_decoder(model: Decoder, folder: Path, shard_bytes: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import copy
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from panoply.errors import PanoplyError, needs_extra
+from panoply.errors import PanoplyError, needs_extra, plain
+from panoply.files import is_file, read_json
 from panoply.policies.attention import Visibility
+from panoply.policies.decoder_config import check_sizes
 from panoply.policies.scoring import wide_product
+from panoply.policies.weights import check_finite, listed, weight_files
 
 if TYPE_CHECKING:
     from panoply.policies.cache import Cache
@@ -90,11 +95,24 @@ class Foreign(nn.Module):
         self.inner = inner
         self.config = ForeignConfig.of(inner.config)
         self.softcap = float(getattr(inner.config, "final_logit_softcapping", None) or 0.0)
+        self.dropout = without_dropout(inner)
+        """What the config said of dropout, which is off: what is scored must be what was sampled from."""
+        self.eval()
         self._probe()
 
     @property
+    def bare(self) -> Any:
+        """transformers' own model, also where PEFT has wrapped it."""
+        return self.inner.get_base_model() if self.adapted else self.inner
+
+    @property
+    def adapted(self) -> bool:
+        """Whether PEFT's adapters learn in the place of the weights."""
+        return hasattr(self.inner, "get_base_model")
+
+    @property
     def head_weight(self) -> Tensor:
-        weight: Tensor = self.inner.get_output_embeddings().weight
+        weight: Tensor = self.bare.get_output_embeddings().weight
         return weight
 
     @property
@@ -124,7 +142,7 @@ class Foreign(nn.Module):
             raise PanoplyError(f"There is no hidden state {bad[0]} in {self.config.layers} layers.")
         slots = tokens.shape[1] if cache is None else self._visible_slots(cache, tokens)
         sight = Visibility(positions, segments, cache is not None, self.dtype)
-        out = self.inner.base_model(
+        out = self.bare.base_model(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=self._masks(sight, slots),
@@ -152,7 +170,15 @@ class Foreign(nn.Module):
         return Cache(c.layers, rows, c.kv_heads, capacity, c.head_dim, self.dtype, self.device)
 
     def write(self, folder: Path, shard_bytes: int) -> None:
-        self.inner.save_pretrained(folder, max_shard_size=shard_bytes)
+        """As transformers saves it, with the config's own dropout; adapters are merged into a copy."""
+        inner = copy.deepcopy(self.inner).merge_and_unload() if self.adapted else self.inner
+        config = inner.config
+        with quiet_transformers():
+            try:
+                vars(config).update(self.dropout)
+                inner.save_pretrained(folder, max_shard_size=shard_bytes)
+            finally:
+                vars(config).update(dict.fromkeys(self.dropout, 0.0))
 
     def _visible_slots(self, cache: Cache, tokens: Tensor) -> int:
         """How many keys the cache will show, told by a write that the first layer's own write replaces."""
@@ -174,8 +200,6 @@ class Foreign(nn.Module):
     def _probe(self) -> None:
         name = self.config.model_type
         refusal = f"The architecture '{name}' cannot be used"
-        was_training = self.training
-        self.eval()
         length = 12
         tokens = torch.arange(length, device=self.device)[None] * 7 % self.config.vocab_size
         try:
@@ -186,10 +210,7 @@ class Foreign(nn.Module):
         except PanoplyError:
             raise
         except Exception as problem:
-            first = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
-            raise PanoplyError(f"{refusal}: {first}.") from problem
-        finally:
-            self.train(was_training)
+            raise PanoplyError(f"{refusal}: {_first_line(problem)}.") from problem
         tolerance = (1e-3 if self.dtype == torch.float32 else 5e-2) * (1 + plain.abs().max())
         checks = {
             "its logits are not its head times its last hidden state": ours,
@@ -219,20 +240,94 @@ class Foreign(nn.Module):
         return torch.cat(parts, dim=1)
 
 
+def without_dropout(inner: Any) -> dict[str, float]:
+    """Turn dropout off, in every layer and wherever the config is asked for it; returns what the config said."""
+    said = {}
+    for name, value in list(vars(inner.config).items()):
+        if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float) and value > 0:
+            said[name] = value
+            setattr(inner.config, name, 0.0)
+    for layer in inner.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+        for name, value in list(vars(layer).items()):
+            if "dropout" in name and isinstance(value, float):
+                setattr(layer, name, 0.0)
+    return said
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No bars and no advice while a model is opened or written; what is wrong is said by us."""
+    from transformers.utils import logging as theirs
+
+    logging: Any = theirs
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def load_foreign(folder: Path, dtype: torch.dtype, device: torch.device | str) -> Foreign:
-    """Remote code is never run and pickled weights never opened."""
+    """Remote code is never run and not asked about, pickled weights and adapters are never opened.
+
+    transformers makes up what a folder lacks; here that is refused.
+    """
     try:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        import transformers
     except ImportError:
-        raise needs_extra("transformers", "hf", f"The architecture in {folder}") from None
-    try:
-        config = AutoConfig.from_pretrained(folder)
-        # Soft-capped attention scores exist only in the eager kernel.
-        kernel = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
-        inner: Any = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, use_safetensors=True, attn_implementation=kernel
+        raise needs_extra("transformers", "transformers", f"The architecture in {plain(folder)}") from None
+    weight_files(folder)
+    raw = read_json(folder / "config.json", dict, finite=False)
+    check_sizes(raw, plain(folder / "config.json"))
+    if is_file(folder / "adapter_config.json"):
+        raise PanoplyError(
+            f"{plain(folder)} holds an adapter beside a model: merge it, or take its files away."
         )
+    # Soft-capped attention scores exist only in the eager kernel.
+    kernel = "eager" if raw.get("attn_logit_softcapping") else "sdpa"
+    models: Any = transformers.AutoModelForCausalLM
+    local: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        with quiet_transformers():
+            config = transformers.AutoConfig.from_pretrained(folder, **local)
+            inner, report = models.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                attn_implementation=kernel,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are in the report
+                **local,
+            )
     except Exception as problem:
-        first = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
-        raise PanoplyError(f"transformers cannot open {folder}: {first}.") from problem
-    return Foreign(inner.to(device).eval())
+        raise PanoplyError(f"transformers cannot open {plain(folder)}: {_first_line(problem)}.") from problem
+    _check_report(report, folder)
+    check_finite([*inner.named_parameters(), *inner.named_buffers()], plain(folder))
+    return Foreign(inner.to(device))
+
+
+def _check_report(report: Mapping[str, Any], folder: Path) -> None:
+    """What transformers found missing, unknown or of another shape, and would have gone on without."""
+    if missing := report.get("missing_keys"):
+        raise PanoplyError(f"The weights in {plain(folder)} lack {listed(missing)}.")
+    if surplus := report.get("unexpected_keys"):
+        raise PanoplyError(
+            f"The weights in {plain(folder)} hold {listed(surplus)}, unknown to its config.json."
+        )
+    if wrong := report.get("mismatched_keys"):
+        shapes = (f"{key[0]} is {tuple(key[1])}, not {tuple(key[2])}" for key in wrong)
+        raise PanoplyError(f"The weights in {plain(folder)} do not fit its config.json: {listed(shapes)}.")
+    if errors := report.get("error_msgs"):
+        raise PanoplyError(f"transformers cannot open {plain(folder)}: {plain(next(iter(errors)))}.")
+
+
+def _first_line(problem: BaseException) -> str:
+    lines = str(problem).strip().splitlines()
+    return plain(lines[0]).rstrip(".:") if lines else type(problem).__name__

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from panoply.errors import PanoplyError, needs_extra
-from panoply.policies.decoder import Decoder
+from panoply.errors import PanoplyError, needs_extra, plain
+from panoply.files import is_file
+from panoply.policies.foreign import Foreign
 from panoply.policies.text import TextPolicy
+from panoply.policies.weights import check_fit, read_weights
 from panoply.seeds import stable_hash
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -25,27 +28,37 @@ def _peft() -> Any:
 
 def add_lora(policy: TextPolicy, rank: int, seed: int = 0) -> TextPolicy:
     """The policy with fresh adapters of that rank on every linear layer; α is twice the rank. It starts unchanged."""
-    if not isinstance(policy.model, Decoder):
-        raise PanoplyError("--lora needs a Llama, Qwen2, Qwen3 or Mistral layout.")
-    peft = _peft()
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(TARGETS), lora_dropout=0.0)
-    with torch.random.fork_rng(devices=[]):
+    peft, model = _peft(), policy.model
+    foreign = isinstance(model, Foreign)
+    targets = "all-linear" if foreign else list(TARGETS)
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, lora_dropout=0.0)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT corrects fan_in_fan_out by itself, and says so at length
         torch.manual_seed(stable_hash("lora", seed) % 2**31)
-        model = peft.get_peft_model(policy.model, config)
+        if foreign:
+            model.inner = peft.get_peft_model(model.inner, config)
+        else:
+            model = peft.get_peft_model(model, config)
     return TextPolicy(model.eval(), policy.tokenizer, shared=policy.shared, companions=policy.companions)
+
+
+def adapted(policy: TextPolicy) -> Any:
+    """PEFT's own model: the policy's, or inside of one that transformers runs."""
+    return policy.model.inner if isinstance(policy.model, Foreign) else policy.model
 
 
 def save_adapter(policy: TextPolicy, folder: Path) -> None:
     """A folder that PEFT opens on the base model."""
-    model: Any = policy.model
-    model.save_pretrained(str(folder))
+    adapted(policy).save_pretrained(str(folder))
 
 
 def load_adapter(policy: TextPolicy, folder: Path) -> None:
     """Overwrite the adapters' weights with saved ones."""
-    from safetensors.torch import load_file
-
     file = folder / "adapter_model.safetensors"
-    if not file.is_file():
-        raise PanoplyError(f"{folder} holds no adapter: there is no {file.name}.")
-    _peft().set_peft_model_state_dict(policy.model, load_file(file))
+    if not is_file(file):
+        raise PanoplyError(f"{plain(folder)} holds no adapter: there is no {file.name}.")
+    peft, model = _peft(), adapted(policy)
+    saved = read_weights([file])
+    expected = peft.get_peft_model_state_dict(model)
+    check_fit({name: tuple(w.shape) for name, w in expected.items()}, saved, plain(folder))
+    peft.set_peft_model_state_dict(model, saved)

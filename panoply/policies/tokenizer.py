@@ -9,7 +9,8 @@ from typing import Any
 
 import tokenizers
 
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, plain
+from panoply.files import brief, is_file, parse_json, read_bytes
 
 FILES = (
     "tokenizer.json",
@@ -33,7 +34,10 @@ class Tokenizer:
 
     def __init__(self, files: Mapping[str, bytes]):
         self.files = dict(files)
-        self.settings: dict[str, Any] = json.loads(self.files.get("tokenizer_config.json", b"{}"))
+        self.settings: dict[str, Any] = self._object("tokenizer_config.json")
+        self._older = self._object("special_tokens_map.json")
+        """Where old folders keep the names of special tokens."""
+        self.chat_template = self._template()
         self._core = tokenizers.Tokenizer.from_str(self.files["tokenizer.json"].decode())
         self._core.no_padding()
         self._core.no_truncation()
@@ -44,13 +48,16 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
         folder = Path(folder)
-        if not (folder / "tokenizer.json").is_file():
-            raise PanoplyError(f"{folder} has no tokenizer.json.")
-        files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+        if not is_file(folder / "tokenizer.json"):
+            raise PanoplyError(f"{plain(folder)} has no tokenizer.json.")
+        files = {name: read_bytes(folder / name) for name in FILES if is_file(folder / name)}
         try:
             return cls(files)
-        except Exception as problem:  # the library raises bare Exception
-            raise PanoplyError(f"The tokenizer in {folder} cannot be read: {problem}.") from None
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as problem:  # the library raises bare Exception, and panics are not even that
+            said = plain(problem).rstrip(".")
+            raise PanoplyError(f"The tokenizer in {plain(folder)} cannot be read: {said}.") from None
 
     @classmethod
     def of_characters(
@@ -138,13 +145,6 @@ class Tokenizer:
         pad = self._named("pad_token")
         return self.eos_id if pad is None else pad
 
-    @property
-    def chat_template(self) -> str | None:
-        if "chat_template.jinja" in self.files:
-            return self.files["chat_template.jinja"].decode()
-        template = self.settings.get("chat_template")
-        return template if isinstance(template, str) else None
-
     def save(self, folder: str | Path) -> None:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,8 +154,22 @@ class Tokenizer:
     def _named(self, role: str) -> int | None:
         """Either a plain string or the long form with its `content`; old folders keep it in another file."""
         value = self.settings.get(role)
-        if value is None and "special_tokens_map.json" in self.files:
-            value = json.loads(self.files["special_tokens_map.json"]).get(role)
+        value = self._older.get(role) if value is None else value
         if isinstance(value, dict):
             value = value.get("content")
-        return None if value is None else self.id(str(value))
+        if value is not None and not isinstance(value, str):
+            raise PanoplyError(f"The tokenizer's {role} is text, not {brief(value)}.")
+        return None if value is None else self.id(value)
+
+    def _object(self, name: str) -> dict[str, Any]:
+        return parse_json(self.files.get(name, b"{}"), name, dict, finite=False)
+
+    def _template(self) -> str | None:
+        """The chat template, from the file of its own or the settings; of several by name, the default one."""
+        if "chat_template.jinja" in self.files:
+            return self.files["chat_template.jinja"].decode()
+        template = self.settings.get("chat_template")
+        if isinstance(template, list):
+            named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+            template = named.get("default")
+        return template if isinstance(template, str) else None

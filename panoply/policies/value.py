@@ -11,12 +11,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, plain
 from panoply.experience import Experience
 from panoply.policies.decoder import Decoder, DecoderConfig
-from panoply.policies.folder import read_config, read_weights, weight_files
+from panoply.policies.folder import read_config
 from panoply.policies.text import TextPolicy, fingerprint
 from panoply.policies.tokenizer import Tokenizer
+from panoply.policies.weights import check_fit, read_weights, weight_files
 
 HEAD = "score.weight"
 
@@ -88,23 +89,31 @@ class ValueModel:
         folder = Path(folder)
         raw = read_config(folder)
         weights = read_weights(weight_files(folder), dtype, device)
-        if HEAD not in weights:
-            raise PanoplyError(f"{folder} is not a reward model or critic: it has no {HEAD}.")
+        if HEAD not in weights or weights[HEAD].dim() != 2:
+            raise PanoplyError(
+                f"{plain(folder)} is not a reward model or critic: it has no {HEAD} of two dimensions."
+            )
         rows, width = weights[HEAD].shape
         head = nn.Linear(width, rows, bias=False, device=device, dtype=dtype)
         with torch.no_grad():
             head.weight.copy_(weights.pop(HEAD))
-        model = Decoder(DecoderConfig.from_hf({**raw, "tie_word_embeddings": True})).to(
-            device=device, dtype=dtype
-        )
-        missing, unexpected = model.load_state_dict(weights, strict=False)
-        missing = [name for name in missing if not name.startswith("lm_head")]
-        if missing or unexpected:
+        config = DecoderConfig.from_hf({**raw, "tie_word_embeddings": True}, str(folder / "config.json"))
+        if width != config.width:
             raise PanoplyError(
-                f"{folder} does not fit its config: {(missing + unexpected)[0]} is out of place."
+                f"The weights in {plain(folder)} do not fit: {HEAD} is {width} wide, not {config.width}."
             )
+        with torch.device("meta"):
+            model = Decoder(config)
+        expected = {n: tuple(w.shape) for n, w in model.state_dict().items() if not n.startswith("lm_head")}
+        check_fit(expected, weights, plain(folder))
+        model.load_state_dict(weights, assign=True, strict=False)
         model.tie()
-        outputs = ("value",) if rows == 1 else tuple(raw["label2id"])
+        labels = raw.get("label2id")
+        if rows > 1 and not (isinstance(labels, dict) and len(labels) == rows):
+            raise PanoplyError(
+                f"{plain(folder)} has {rows} outputs, and its config.json does not name them in label2id."
+            )
+        outputs = ("value",) if rows == 1 or labels is None else tuple(labels)
         return cls(TextPolicy(model.eval(), Tokenizer.load(folder)), head, outputs)
 
     def fingerprint(self) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from panoply import planning, registry
 from panoply.costs import Activations, cost
 from panoply.errors import plain
+from panoply.kinds import kind_of
 from panoply.parts import SLOTS, show_value
 from panoply.planning import Plan
 from panoply.regimes import Method
@@ -127,7 +128,10 @@ def planned(made: Plan) -> str:
             f"at most {_si(needed.operations)}FLOP a step, {_si(needed.operations * options.steps)}FLOP in all",
         ),
     ]
-    rows += _exploration(made.world())
+    world = made.world()
+    if remark := kind_of(world).remark(options.model, world):
+        rows.append(("model", remark))
+    rows += _exploration(world)
     pieces = [
         f"{made.method_id} on {made.world_id}, seed {options.seed}",
         indent(equations(made.method.equation())),

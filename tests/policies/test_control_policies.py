@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -174,6 +175,48 @@ def test_a_folder_holds_all_of_it(tmp_path: Path) -> None:
     assert other.fingerprint() == critic.fingerprint()
     with pytest.raises(PanoplyError, match="another observation than CartPole-v1 has"):
         open_policy(str(tmp_path), Gymnasium(), 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("spec", 3, "spec is an object, not 3"),
+        ("spec", {"hidden": "x"}, r"policy\.hidden"),
+        ("spec", {"hidden": [10**12]}, r"policy\.hidden are widths"),
+        ("observation", {"space": "torus"}, "no space of ours"),
+        ("observation", {"space": "box"}, "does not say how large it is"),
+        ("observation", {"space": "box", "shape": [10**9, 10**9]}, "no space is as large as"),
+        ("action", {"space": "discrete", "n": [2]}, "n takes"),
+        ("action", {"space": "discrete", "n": -2}, "no space is as large as"),
+        ("model", None, "model is text, not null"),
+    ],
+)
+def test_a_saved_policy_of_wrong_types_and_sizes(
+    tmp_path: Path, field: str, value: object, sentence: str
+) -> None:
+    ControlPolicy.fresh(Box((3,)), Discrete(2)).save(tmp_path)
+    facts = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**facts, field: value}))
+    with pytest.raises(PanoplyError, match=sentence):
+        ControlPolicy.load(tmp_path)
+
+
+def test_saved_weights_that_are_not_the_policys_or_not_finite(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    ControlPolicy.fresh(Box((3,)), Discrete(2)).save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    name = sorted(weights)[0]
+    for spoilt, sentence in (
+        ({**weights, name: weights[name] * float("inf")}, f"not finite: {name}"),
+        ({n: w for n, w in weights.items() if n != name}, f"lack {name}"),
+        ({**weights, "stranger": torch.zeros(1)}, "hold stranger"),
+        ({**weights, name: torch.zeros(7)}, rf"{name} is \(7,\), not"),
+    ):
+        save_file(spoilt, file)
+        with pytest.raises(PanoplyError, match=sentence):
+            ControlPolicy.load(tmp_path)
 
 
 def test_bad_settings() -> None:

@@ -108,6 +108,16 @@ def spoil(folder: Path, how: str) -> None:
         save_file({**weights, "model.layers.7.mlp.up_proj.weight": torch.zeros(2)}, file)
     elif how == "shape":
         save_file({**weights, "model.norm.weight": torch.zeros(8)}, file)
+    elif how in ("nan", "inf"):
+        weights["model.layers.0.mlp.up_proj.weight"][3, 4] = float(how)
+        save_file(weights, file)
+    elif how == "eight bits":
+        save_file({**weights, "model.norm.weight": torch.ones(16, dtype=torch.int8)}, file)
+    elif how == "elsewhere":
+        index = {"weight_map": {"model.norm.weight": "../other.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    elif how == "index":
+        (folder / "model.safetensors.index.json").write_text('{"weight_map": {"model.norm.weight": 3}}')
     elif how == "config":
         (folder / "config.json").write_text("{")
     elif how == "no config":
@@ -127,6 +137,11 @@ def spoil(folder: Path, how: str) -> None:
         ("missing", "lack model.layers.1.mlp.up_proj.weight"),
         ("surplus", "hold model.layers.7.mlp.up_proj.weight"),
         ("shape", r"model.norm.weight is \(8,\), not \(16,\)"),
+        ("nan", "are not finite: model.layers.0.mlp.up_proj.weight holds nan"),
+        ("inf", "are not finite: model.layers.0.mlp.up_proj.weight holds inf"),
+        ("eight bits", "model.norm.weight in .* is of torch.int8"),
+        ("elsewhere", "names '../other.safetensors', which is not in its folder"),
+        ("index", r"weight_map\.model\.norm\.weight is text, not 3"),
         ("config", "not valid JSON"),
         ("no config", "no config.json"),
         ("shard", "lacks the shard model-00001-of-00002.safetensors"),
@@ -142,3 +157,48 @@ def test_a_wrong_folder_is_named_in_a_sentence(folder: Path, how: str, message: 
 def test_a_folder_that_is_not_there() -> None:
     with pytest.raises(PanoplyError, match="There is no folder"):
         load_model("nowhere/at/all")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("num_attention_heads", [2], "num_attention_heads is a whole number, not a list of 1"),
+        ("num_attention_heads", 0, "num_attention_heads is from 1 to 65,536, not 0"),
+        ("num_attention_heads", None, "num_attention_heads is a whole number, not null"),
+        ("num_attention_heads", 2.5, "num_attention_heads is a whole number, not 2.5"),
+        ("num_attention_heads", 999, "999 heads cannot share 2"),
+        ("num_key_value_heads", -1, "num_key_value_heads is from 1"),
+        ("hidden_size", "16", "hidden_size is a whole number, not '16'"),
+        ("hidden_size", 10**12, "hidden_size is from 1 to"),
+        ("num_hidden_layers", 10**9, "num_hidden_layers is from 1 to 1,000"),
+        ("vocab_size", True, "vocab_size is a whole number, not true"),
+        ("head_dim", 0.5, "head_dim is a whole number or null, not 0.5"),
+        ("rope_scaling", 3, "rope_scaling is an object or null, not 3"),
+        ("rope_scaling", {"rope_type": ["yarn"]}, r"rope_scaling\.rope_type is text or null"),
+        ("rope_scaling", {"rope_type": "yarn"}, "'yarn' needs 'factor'"),
+        ("rope_scaling", {"rope_type": "linear", "factor": None}, "'linear' needs factor"),
+        ("rope_scaling", {"rope_type": "linear", "factor": 0}, r"rope_scaling\.factor is above 0, not 0"),
+        ("rope_theta", -5, "rope_theta is from 1.001"),
+        ("rope_theta", float("inf"), "rope_theta is a finite number or null, not inf"),
+        ("rms_norm_eps", "tiny", "rms_norm_eps is a finite number or null"),
+        ("layer_types", "full", "layer_types is a list"),
+        ("tie_word_embeddings", "no", "tie_word_embeddings is true or false or null"),
+        ("hidden_act", {}, "hidden_act is text or null"),
+        ("model_type", 7, "model_type is text, not 7"),
+        ("model_type", None, "model_type is text, not null"),
+        ("architectures", 5, "architectures is a list or null, not 5"),
+    ],
+)
+def test_a_config_of_wrong_types_and_sizes(folder: Path, field: str, value: object, sentence: str) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    raw.pop("rope_parameters")
+    (folder / "config.json").write_text(json.dumps({**raw, field: value}))
+    with pytest.raises(PanoplyError, match=sentence) as raised:
+        load_model(folder)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_config_nested_without_end(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(PanoplyError, match="nested too deep"):
+        load_model(folder)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from panoply.errors import PanoplyError
 from panoply.policies.folder import load_model, save_model
@@ -102,3 +106,118 @@ def test_a_mask_that_is_not_obeyed_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Foreign, "_masks", lambda s, v, n: honest(s, v, n) if v.cached else None)
     with pytest.raises(PanoplyError, match="does not obey an attention mask"):
         Foreign(build("olmo2"))
+
+
+@pytest.fixture
+def gpt2(tmp_path: Path) -> Path:
+    """As it is on the Hub: with dropout."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=41, n_embd=16, n_layer=1, n_head=2, n_positions=64, **SPECIAL)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    return tmp_path / "gpt2"
+
+
+def test_dropout_is_off_whatever_the_mode_and_saved_as_it_was(gpt2: Path, tmp_path: Path) -> None:
+    model, text = load_model(gpt2), tokens(9)
+    assert not model.training
+    model.train()
+    assert torch.equal(model(text), model(text))
+    save_model(model, tmp_path / "again")
+    for folder in (gpt2, tmp_path / "again"):
+        assert json.loads((folder / "config.json").read_text())["attn_pdrop"] == 0.1
+    assert torch.equal(model(text), model(text))
+
+
+def test_transformers_draws_no_bars(gpt2: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    save_model(load_model(gpt2), tmp_path / "again")
+    assert capfd.readouterr() == ("", "")
+
+
+CODE = """
+import pathlib
+pathlib.Path({marker!r}).write_text("ran")
+from transformers import GPT2Config, GPT2LMHeadModel
+class Config(GPT2Config): model_type = "{kind}"
+class Model(GPT2LMHeadModel): config_class = Config
+"""
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "unheard_of"])
+def test_code_in_a_folder_is_never_run_nor_asked_about(
+    gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    marker = tmp_path / "ran"
+    (gpt2 / "code.py").write_text(CODE.format(marker=str(marker), kind=kind))
+    raw = json.loads((gpt2 / "config.json").read_text())
+    named = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    (gpt2 / "config.json").write_text(json.dumps({**raw, "model_type": kind, "auto_map": named}))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    capfd.readouterr()
+    if kind == "gpt2":
+        assert type(load_model(gpt2).inner).__module__.startswith("transformers.models.")  # type: ignore[union-attr]
+    else:
+        with pytest.raises(PanoplyError, match="transformers cannot open"):
+            load_model(gpt2)
+    assert not marker.exists()
+    assert "y" in (sys.stdin.read(1)), "nobody read the answer"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_adapter_in_the_folder_does_not_lead_to_another_model(gpt2: Path) -> None:
+    (gpt2 / "adapter_config.json").write_text(
+        '{"base_model_name_or_path": "someone/else", "peft_type": "LORA"}'
+    )
+    with pytest.raises(PanoplyError, match="holds an adapter beside a model"):
+        load_model(gpt2)
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("all missing", r"lack .*transformer\.h\.0"),
+        ("one missing", "lack transformer.h.0.attn.c_attn.bias"),
+        ("surplus", "hold .*stranger, unknown to its config.json"),
+        ("shape", "transformer.ln_f.weight"),
+        ("nan", "not finite: transformer.ln_f.weight holds nan"),
+        ("pickle", "pickled weights, which are never opened"),
+    ],
+)
+def test_weights_that_are_not_all_of_the_models(gpt2: Path, how: str, sentence: str) -> None:
+    file = gpt2 / "model.safetensors"
+    weights = load_file(file)
+    if how == "all missing":
+        weights = {"stranger": torch.zeros(2)}
+    elif how == "one missing":
+        del weights["transformer.h.0.attn.c_attn.bias"]
+    elif how == "surplus":
+        weights["stranger"] = torch.zeros(2)
+    elif how == "shape":
+        weights["transformer.ln_f.weight"] = torch.zeros(3)
+    elif how == "nan":
+        weights["transformer.ln_f.weight"][2] = float("nan")
+    save_file(weights, file, metadata={"format": "pt"})
+    if how == "pickle":
+        file.rename(gpt2 / "pytorch_model.bin")
+    with pytest.raises(PanoplyError, match=sentence) as raised:
+        load_model(gpt2)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n_head", [2]),
+        ("n_embd", 10**15),
+        ("n_layer", -1),
+        ("n_head", 0),
+        ("vocab_size", None),
+        ("n_positions", "x"),
+    ],
+)
+def test_a_foreign_config_of_wrong_types_and_sizes(gpt2: Path, field: str, value: object) -> None:
+    raw = json.loads((gpt2 / "config.json").read_text())
+    (gpt2 / "config.json").write_text(json.dumps({**raw, field: value}))
+    with pytest.raises(PanoplyError) as raised:
+        load_model(gpt2)
+    assert "\n" not in str(raised.value)

@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import Notes
 
 import panoply as pp
+from panoply.costs import cost
 from panoply.errors import PanoplyError
+from panoply.policies.lora import add_lora, load_adapter, save_adapter
+from panoply.policies.text import TextPolicy
 from panoply.progress import Progress
+from panoply.report.text import planned
 from panoply.run import Run
 
 SETTINGS: dict[str, Any] = {
@@ -66,3 +71,72 @@ def test_a_run_with_adapters_resumes_bit_for_bit(tmp_path: Path) -> None:
 def test_a_negative_rank_is_refused() -> None:
     with pytest.raises(PanoplyError, match=r"run\.lora must be at least 0"):
         pp.plan("grpo", lora=-1)
+
+
+@pytest.fixture
+def gpt2(tmp_path: Path) -> Path:
+    """A model that transformers runs, with the tokenizer of the world `chain`."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    from panoply.registry import find
+
+    world = find("world", "chain").build()
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=world.tokenizer.vocab_size, n_embd=16, n_layer=1, n_head=2, n_positions=256,
+        eos_token_id=world.tokenizer.eos_id, bos_token_id=None,
+    )  # fmt: skip
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    world.tokenizer.save(tmp_path / "gpt2")
+    return tmp_path / "gpt2"
+
+
+def test_adapters_of_a_model_that_transformers_runs(gpt2: Path, tmp_path: Path) -> None:
+    """They alone learn, the run says that it is slower and resumes bit for bit, and PEFT opens what was saved."""
+    import peft
+    import transformers
+
+    notes = Notes()
+    choices: dict[str, Any] = {"steps": 2, "lora": 2, "model": str(gpt2), "threads": 1, "settings": SETTINGS}
+    whole = pp.train("sft", "chain", run=tmp_path / "run", progress=notes, **choices)
+    assert "'gpt2' runs through transformers, which is several times slower" in notes.said[0]
+    first, *_, last = sorted((whole.run / "checkpoints").glob("step-*"))
+    before, after = (pp.load_policy(step / "model").model for step in (first, last))
+    moved = {
+        n for (n, a), b in zip(before.named_parameters(), after.parameters(), strict=True) if not a.equal(b)
+    }
+    assert moved
+    assert all(name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")) for name in moved)
+    base = transformers.AutoModelForCausalLM.from_pretrained(gpt2)
+    text = torch.tensor([[3, 4, 5, 6]])
+    adapted = peft.PeftModel.from_pretrained(base, str(last / "adapter")).eval()
+    torch.testing.assert_close(adapted(text).logits, after(text), atol=1e-5, rtol=1e-5)
+    shutil.copytree(whole.run, tmp_path / "cut")
+    (tmp_path / "cut" / "result.json").unlink()
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / last.name)
+    assert pp.train(resume=tmp_path / "cut", progress=Progress()).fingerprint == whole.fingerprint
+
+
+def test_an_adapter_that_is_not_the_policys_or_not_finite(gpt2: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    policy = add_lora(TextPolicy.load(gpt2), 2)
+    save_adapter(policy, tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    weights = load_file(file)
+    name = sorted(weights)[0]
+    for spoilt, sentence in (
+        ({**weights, name: weights[name] * float("nan")}, f"not finite: {name} holds nan"),
+        ({n: w for n, w in weights.items() if n != name}, f"lack {name}"),
+        ({**weights, name: weights[name][:1]}, f"{name} is .*, not"),
+    ):
+        save_file(spoilt, file)
+        with pytest.raises(PanoplyError, match=sentence):
+            load_adapter(policy, tmp_path / "adapter")
+
+
+def test_the_plan_counts_the_adapters_of_a_model_that_transformers_runs(gpt2: Path) -> None:
+    made = pp.plan("sft", "chain", model=str(gpt2), lora=2)
+    policy = add_lora(TextPolicy.load(gpt2), 2)
+    assert cost(made).trainable == sum(p.numel() for p in policy.parameters())
+    assert "runs through transformers" in planned(made)

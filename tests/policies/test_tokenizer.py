@@ -108,3 +108,40 @@ def with_bos(folder: Path, post_processor: str | None, settings: dict[str, bool]
     said = {**made.settings, "bos_token": "<bos>", **settings}
     (folder / "tokenizer_config.json").write_text(json.dumps(said))
     return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("tokenizer.json", b"{", "cannot be read"),
+        ("tokenizer.json", b"\xff\xfe", "cannot be read"),
+        ("tokenizer.json", b"[" * 100_000, "cannot be read"),
+        (
+            "tokenizer_config.json",
+            b"[1]",
+            "tokenizer_config.json cannot be used: it is an object, not a list of 1",
+        ),
+        ("tokenizer_config.json", b"{" * 100_000, "tokenizer_config.json is"),
+        ("special_tokens_map.json", b"7", "special_tokens_map.json cannot be used"),
+        ("chat_template.jinja", b"\xff", "cannot be read"),
+    ],
+)
+def test_files_that_are_no_tokenizers(tmp_path: Path, file: str, content: bytes, sentence: str) -> None:
+    Tokenizer.of_characters(ALPHABET).save(tmp_path)
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(PanoplyError, match=sentence):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_special_token_that_is_no_text(tmp_path: Path) -> None:
+    Tokenizer.of_characters(ALPHABET).save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": 3}')
+    with pytest.raises(PanoplyError, match="eos_token is text, not 3"):
+        _ = Tokenizer.load(tmp_path).eos_id
+
+
+def test_of_several_templates_the_default_one(tmp_path: Path) -> None:
+    Tokenizer.of_characters(ALPHABET).save(tmp_path)
+    named = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert Tokenizer.load(tmp_path).chat_template == "d"

@@ -70,9 +70,27 @@ def space_to_json(space: Space) -> dict[str, Any]:
     return {"space": type(space).__name__.lower(), **dataclasses.asdict(space)}
 
 
-def space_from_json(data: Mapping[str, Any]) -> Space:
+def space_from_json(data: Mapping[str, Any], where: str = "a space") -> Space:
+    """A space as it was saved; `where` begins the sentence about one that is none."""
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k != "space"}
-    made: Space = _SPACES[data["space"]](**fields)
+    kind = _SPACES.get(str(data.get("space")))
+    if kind is None or fields.keys() - (known := {f.name for f in dataclasses.fields(kind)}):
+        raise PanoplyError(f"{where} cannot be used: it is no space of ours.")
+    hints = typing.get_type_hints(kind)
+    given = {name: check(f"{where}: {name}", fields[name], hints[name]) for name in known & fields.keys()}
+    try:
+        made: Space = kind(**given)
+    except TypeError:
+        raise PanoplyError(f"{where} cannot be used: it does not say how large it is.") from None
+    sizes = (
+        (made.n,)
+        if isinstance(made, Discrete)
+        else made.nvec
+        if isinstance(made, MultiDiscrete)
+        else made.shape
+    )
+    if not all(1 <= size <= 2**24 for size in sizes) or (isinstance(made, Box) and made.size > 2**31):
+        raise PanoplyError(f"{where} cannot be used: no space is as large as {sizes}.")
     return made
 
 
