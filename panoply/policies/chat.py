@@ -4,52 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
-from panoply.errors import PanoplyError, needs_extra
+from panoply.confined.limits import Limits
+from panoply.confined.process import Confined, Failed, TookTooLong
+from panoply.errors import PanoplyError, needs_extra, plain
 from panoply.policies.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+SECONDS = 10.0
+"""Time a template has for `BATCH` conversations, some ten thousand times what one takes."""
+BATCH = 256
 
 
-@lru_cache(maxsize=8)
-def _compiled(template: str) -> Any:
-    try:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as error:
-        raise needs_extra("jinja2", "transformers", "A chat template") from error
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = _to_json
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    environment.globals["raise_exception"] = raise_exception
-    try:
-        return environment.from_string(template)
-    except TemplateError as error:
-        raise PanoplyError(f"The model's chat template cannot be read: {error}.") from error
+@lru_cache(maxsize=4)
+def _renderer(template: str, words: tuple[tuple[str, str], ...]) -> Confined:
+    """A process for a template, kept for the next call: it starts once, and rendering costs what it costs in ours."""
+    if find_spec("jinja2") is None:
+        raise needs_extra("jinja2", "transformers", "A chat template")
+    return Confined("panoply.policies.templates:serve", (template, dict(words)), Limits(memory=2.0))
 
 
-def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    import json
+def render_all(
+    tokenizer: Tokenizer, conversations: Sequence[Sequence[Message]], *, reply: bool = True
+) -> list[str]:
+    """Conversations as texts; `reply` adds what comes before an answer of the assistant's.
 
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def render(tokenizer: Tokenizer, messages: Sequence[Message], *, reply: bool = True) -> str:
-    """Messages as text; `reply` adds what comes before an answer of the assistant's."""
+    The template runs in a process with limits of time and memory, and reaches nothing else.
+    """
     template = tokenizer.chat_template
     if not template:
         raise PanoplyError("The data holds chat messages, and the model's tokenizer has no chat template.")
     words = {k: v for k, v in tokenizer.settings.items() if k.endswith("_token") and isinstance(v, str)}
+    renderer = _renderer(template, tuple(sorted(words.items())))
+    texts: list[str] = []
+    for first in range(0, len(conversations), BATCH):
+        some = [list(messages) for messages in conversations[first : first + BATCH]]
+        texts += _ask(renderer, {"conversations": some, "reply": reply})
+    return texts
+
+
+def _ask(renderer: Confined, question: Mapping[str, Any]) -> list[str]:
     try:
-        return str(_compiled(template).render(messages=list(messages), add_generation_prompt=reply, **words))
-    except PanoplyError:
-        raise
-    except Exception as error:
-        raise PanoplyError(f"The chat template refuses a conversation: {error}.") from error
+        if not renderer.alive:
+            renderer.start()
+    except Failed as error:
+        raise PanoplyError(f"The model's chat template cannot be read: {plain(error).rstrip('.')}.") from None
+    try:
+        answer = renderer.ask(question, SECONDS)
+    except TookTooLong:
+        raise PanoplyError(f"The model's chat template did not end within {SECONDS:g} s.") from None
+    except Failed as error:
+        raise PanoplyError(f"The model's chat template cannot be rendered: {error}.") from None
+    if "texts" not in answer:
+        raise PanoplyError(f"The chat template refuses a conversation: {plain(answer.get('error'))}.")
+    texts: list[str] = answer["texts"]
+    return texts
+
+
+def render(tokenizer: Tokenizer, messages: Sequence[Message], *, reply: bool = True) -> str:
+    """One conversation as text."""
+    return render_all(tokenizer, [messages], reply=reply)[0]
 
 
 def check_append_only(tokenizer: Tokenizer) -> None:
@@ -57,13 +73,13 @@ def check_append_only(tokenizer: Tokenizer) -> None:
     asked = [{"role": "user", "content": "one"}]
     answered = [*asked, {"role": "assistant", "content": "two"}]
     longer = [*answered, {"role": "user", "content": "three"}]
-    prompt = render(tokenizer, asked)
-    for later in (render(tokenizer, answered, reply=False), render(tokenizer, longer)):
-        if not later.startswith(prompt):
-            raise PanoplyError(
-                "The model's chat template is not append-only: it renders a question differently once it is answered."
-            )
-    if not render(tokenizer, longer).startswith(render(tokenizer, answered, reply=False).rstrip()):
+    prompt, later = render_all(tokenizer, [asked, longer])
+    (whole,) = render_all(tokenizer, [answered], reply=False)
+    if not (whole.startswith(prompt) and later.startswith(prompt)):
+        raise PanoplyError(
+            "The model's chat template is not append-only: it renders a question differently once it is answered."
+        )
+    if not later.startswith(whole.rstrip()):
         raise PanoplyError(
             "The model's chat template is not append-only: it renders an answer differently once more is said."
         )

@@ -283,19 +283,18 @@ def load_foreign(folder: Path, dtype: torch.dtype, device: torch.device | str) -
     except ImportError:
         raise needs_extra("transformers", "transformers", f"The architecture in {plain(folder)}") from None
     weight_files(folder)
-    raw = read_json(folder / "config.json", dict, finite=False)
-    check_sizes(raw, plain(folder / "config.json"))
+    check_sizes(read_json(folder / "config.json", dict, finite=False), plain(folder / "config.json"))
     if is_file(folder / "adapter_config.json"):
         raise PanoplyError(
             f"{plain(folder)} holds an adapter beside a model: merge it, or take its files away."
         )
-    # Soft-capped attention scores exist only in the eager kernel.
-    kernel = "eager" if raw.get("attn_logit_softcapping") else "sdpa"
     models: Any = transformers.AutoModelForCausalLM
     local: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
         with quiet_transformers():
             config = transformers.AutoConfig.from_pretrained(folder, **local)
+            # Soft-capped attention scores exist only in the eager kernel.
+            kernel = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
             inner, report = models.from_pretrained(
                 folder,
                 config=config,
@@ -309,7 +308,7 @@ def load_foreign(folder: Path, dtype: torch.dtype, device: torch.device | str) -
     except Exception as problem:
         raise PanoplyError(f"transformers cannot open {plain(folder)}: {_first_line(problem)}.") from problem
     _check_report(report, folder)
-    check_finite([*inner.named_parameters(), *inner.named_buffers()], plain(folder))
+    check_finite(inner.named_parameters(), plain(folder))
     return Foreign(inner.to(device))
 
 
