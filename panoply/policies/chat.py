@@ -15,7 +15,17 @@ from panoply.policies.tokenizer import Tokenizer
 Message = Mapping[str, Any]
 SECONDS = 10.0
 """Time a template has for `BATCH` conversations, some ten thousand times what one takes."""
+START = 30.0
+"""Time it has to be compiled, in which constants are computed already."""
 BATCH = 256
+
+
+class Refused(PanoplyError):
+    """A conversation, told by its number, that the template does not take."""
+
+    def __init__(self, number: int, why: str):
+        super().__init__(f"The chat template refuses a conversation: {plain(why).rstrip('.')}.")
+        self.number = number
 
 
 @lru_cache(maxsize=4)
@@ -23,7 +33,7 @@ def _renderer(template: str, words: tuple[tuple[str, str], ...]) -> Confined:
     """A process for a template, kept for the next call: it starts once, and rendering costs what it costs in ours."""
     if find_spec("jinja2") is None:
         raise needs_extra("jinja2", "transformers", "A chat template")
-    return Confined("panoply.policies.templates:serve", (template, dict(words)), Limits(memory=2.0))
+    return Confined("panoply.policies.templates:serve", (template, dict(words)), Limits(memory=2.0), START)
 
 
 def render_all(
@@ -41,26 +51,25 @@ def render_all(
     texts: list[str] = []
     for first in range(0, len(conversations), BATCH):
         some = [list(messages) for messages in conversations[first : first + BATCH]]
-        texts += _ask(renderer, {"conversations": some, "reply": reply})
+        answer = _ask(renderer, {"conversations": some, "reply": reply})
+        if "texts" not in answer:
+            raise Refused(first + int(answer.get("refused", 0)), str(answer.get("error")))
+        texts += answer["texts"]
     return texts
 
 
-def _ask(renderer: Confined, question: Mapping[str, Any]) -> list[str]:
+def _ask(renderer: Confined, question: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if not renderer.alive:
             renderer.start()
     except Failed as error:
         raise PanoplyError(f"The model's chat template cannot be read: {plain(error).rstrip('.')}.") from None
     try:
-        answer = renderer.ask(question, SECONDS)
+        return renderer.ask(question, SECONDS)
     except TookTooLong:
         raise PanoplyError(f"The model's chat template did not end within {SECONDS:g} s.") from None
     except Failed as error:
         raise PanoplyError(f"The model's chat template cannot be rendered: {error}.") from None
-    if "texts" not in answer:
-        raise PanoplyError(f"The chat template refuses a conversation: {plain(answer.get('error'))}.")
-    texts: list[str] = answer["texts"]
-    return texts
 
 
 def render(tokenizer: Tokenizer, messages: Sequence[Message], *, reply: bool = True) -> str:

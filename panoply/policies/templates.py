@@ -25,7 +25,9 @@ def serve(template: str, words: dict[str, str]) -> Callable[[dict[str, Any]], di
         texts = []
         for number, messages in enumerate(asked["conversations"]):
             try:
-                texts.append(compiled.render(messages=messages, add_generation_prompt=asked["reply"], **words))
+                texts.append(
+                    compiled.render(messages=messages, add_generation_prompt=asked["reply"], **words)
+                )
             except Exception as error:
                 return {"refused": number, "error": f"{error}" or type(error).__name__}
         return {"texts": texts}

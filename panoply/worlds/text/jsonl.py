@@ -14,7 +14,7 @@ import numpy as np
 from panoply import files
 from panoply.confined.limits import Limits
 from panoply.errors import PanoplyError, unknown
-from panoply.policies.chat import check_append_only, render
+from panoply.policies.chat import Refused, check_append_only, render_all
 from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
 from panoply.rewards.functions import RewardFunction, call_all
@@ -106,8 +106,7 @@ class Jsonl(TextWorld):
         """Every line as a task, held out or not by a hash of its prompt."""
         found: dict[str, list[Task]] = {split: [] for split in SPLITS}
         long = []
-        for number, line in self._lines:
-            prompt = self._prompt(line, number)
+        for (number, line), prompt in zip(self._lines, self._prompts(), strict=True):
             if len(prompt) > self.longest_prompt:
                 long.append(number)
                 prompt = prompt[-self.longest_prompt :]
@@ -127,19 +126,29 @@ class Jsonl(TextWorld):
         found["test"] = found["test"] or found["train"][:1]
         return found
 
-    def _prompt(self, line: Line, number: int) -> list[int]:
-        prompt = line.get("prompt", line.get("messages"))
-        if isinstance(prompt, list) and prompt:
-            self._check_template()
-            return self.tokenizer.encode(render(self.tokenizer, prompt))
-        if not isinstance(prompt, str) or not prompt:
-            raise PanoplyError(f"Line {number} of {self.data} has no field 'prompt' with text or messages.")
-        return self.tokenizer.encode_prompt(prompt)
-
-    def _check_template(self) -> None:
-        if "_template_checked" not in self.__dict__:
+    def _prompts(self) -> Iterator[list[int]]:
+        """The tokens of every line's prompt; all conversations go through the template at once."""
+        given = {number: line.get("prompt", line.get("messages")) for number, line in self._lines}
+        chats = {number: prompt for number, prompt in given.items() if isinstance(prompt, list) and prompt}
+        if chats:
             check_append_only(self.tokenizer)
-            self.__dict__["_template_checked"] = True
+        try:
+            texts = (
+                dict(zip(chats, render_all(self.tokenizer, list(chats.values())), strict=True))
+                if chats
+                else {}
+            )
+        except Refused as error:
+            raise PanoplyError(f"Line {list(chats)[error.number]} of {self.data}: {error}") from error
+        for number, prompt in given.items():
+            if number in texts:
+                yield self.tokenizer.encode(texts[number])
+            elif isinstance(prompt, str) and prompt:
+                yield self.tokenizer.encode_prompt(prompt)
+            else:
+                raise PanoplyError(
+                    f"Line {number} of {self.data} has no field 'prompt' with text or messages."
+                )
 
     def task(self, split: str, index: int) -> Task:
         """Epoch after epoch, each in an order of its own."""
