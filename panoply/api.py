@@ -118,7 +118,7 @@ def _world(source: str | Path, name: str | None, settings: Mapping[str, Any]) ->
         try:
             made = Run.open(source).plan()
         except PanoplyError as error:
-            if os.path.exists(os.path.join(source, "run.json")):
+            if os.path.exists(os.path.join(source, "run.json")) or not os.path.isdir(source):
                 raise
             raise PanoplyError(
                 f"{source} is not a run: name the world to evaluate it on with --world."

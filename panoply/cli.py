@@ -8,7 +8,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from panoply import __version__
 from panoply.commands.parser import Parser
@@ -73,12 +73,47 @@ def _main(arguments: list[str]) -> int:
         raise unknown("command", arguments[0], ORDER)
     chosen, surplus = parser.parse_known_args(arguments)
     if surplus:
-        word, command = surplus[0].split("=")[0], chosen.parser
-        if word.startswith("--"):
-            raise unknown(f"option of {command.prog}", word, command.options())
-        raise PanoplyError(f"{command.prog} does not take '{surplus[0]}'. See {command.prog} --help.")
+        raise _surplus(surplus[0], chosen)
     run: Callable[[argparse.Namespace], int] = chosen.run_command
     return run(chosen)
+
+
+def _surplus(word: str, chosen: argparse.Namespace) -> PanoplyError:
+    """About a word that a command does not take: what was probably meant by it."""
+    command = chosen.parser
+    option = word.split("=")[0]
+    if option.startswith("-"):
+        path = _setting(option, chosen) if "--set" in command.options() else None
+        if path is not None:
+            return PanoplyError(
+                f"{command.prog} has no option '{option}', but a setting: --set {path}=VALUE."
+            )
+        return unknown(f"option of {command.prog}", option, command.options())
+    if "--world" in command.options() and _is_a("world", word):
+        return PanoplyError(f"{command.prog} takes a world by its option: --world {word}.")
+    if "method" in chosen and _is_a("method", word):
+        return PanoplyError(
+            f"{command.prog} takes one method; panoply compare {chosen.method} {word} compares several."
+        )
+    return PanoplyError(f"{command.prog} does not take '{word}'. See {command.prog} --help.")
+
+
+def _setting(option: str, chosen: argparse.Namespace) -> str | None:
+    """The setting of the chosen method that an option was meant to be."""
+    from panoply import compose
+    from panoply.elsewhere import meant
+
+    try:
+        found = meant(compose.resolve(chosen.method).method, option)
+    except (PanoplyError, AttributeError):
+        return None
+    return found[0] if found else None
+
+
+def _is_a(kind: Literal["world", "method"], word: str) -> bool:
+    from panoply import registry
+
+    return any(word in (e.name, e.id) for e in registry.entries(kind))
 
 
 def _parser(names: Sequence[str] = ORDER) -> Parser:

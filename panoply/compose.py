@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from panoply import registry
+from panoply.elsewhere import meant
 from panoply.errors import PanoplyError, unknown
-from panoply.parts import Part, check
+from panoply.parts import Part, check, check_bound
 from panoply.regimes import REGIMES, Method
 
 Presets = str | tuple[str, ...] | None
@@ -77,7 +78,9 @@ def assign(method: Method, path: str, value: Any) -> Method:
     """Set one path: `credit.scale`, `update.schedule.warmup`, `regularise.kl` (its weight; `none` removes it)."""
     slot, _, rest = path.partition(".")
     if slot not in method.slot_of:
-        raise unknown(f"slot of the {method.regime} regime", slot, method.slot_of)
+        near = meant(method, path)
+        kind = "setting" if near else f"slot of the {method.regime} regime"
+        raise unknown(kind, path if near else slot, method.slot_of, near)
     held = method.slots().get(slot)
     if not rest:
         if method.optional(slot) and str(value).lower() == "none":
@@ -89,6 +92,8 @@ def assign(method: Method, path: str, value: Any) -> Method:
         )
     if isinstance(held, tuple):
         return method.but(**{slot: _assign_several(method, slot, held, rest, value)})
+    if rest.partition(".")[0] not in held.annotations():
+        raise unknown(f"setting of {slot} ({held.info.name})", rest, held.annotations(), meant(method, path))
     return method.but(**{slot: _assign_part(slot, held, rest, value)})
 
 
@@ -98,6 +103,8 @@ def _assign_several(
     """Settings of a slot that holds any number of parts: naming one that is absent adds it."""
     name, _, setting = rest.partition(".")
     kind = method.slot_of[slot]
+    if name not in registry.parts(kind):
+        raise unknown(f"{kind} part", name, registry.parts(kind), meant(method, f"{slot}.{rest}"))
     cls = registry.find_part(kind, name)
     present = next((p for p in held if p.info.name == name), None)
     others = tuple(p for p in held if p.info.name != name)
@@ -125,10 +132,13 @@ def _assign_part(where: str, held: Part, path: str, value: Any) -> Part:
         if not isinstance(inner, Part):
             raise PanoplyError(f"{where}.{name} is {inner!r}, not a part: it has no setting '{rest}'.")
         return held.but(**{name: _assign_part(f"{where}.{name}", inner, rest, value)})
-    annotation = held.annotations()[name]
+    annotation, here = held.annotations()[name], f"{where}.{name}"
     if isinstance(value, str):
-        return held.but(**{name: registry.parse(f"{where}.{name}", value, annotation)})
-    return held.but(**{name: check(f"{where}.{name}", registry.value_from_json(value), annotation)})
+        chosen = registry.parse(here, value, annotation)
+    else:
+        chosen = check(here, registry.value_from_json(value), annotation)
+    check_bound(here, chosen, held.info.bounds.get(name))
+    return held.but(**{name: chosen})
 
 
 def method_from_json(data: Mapping[str, Any]) -> Method:

@@ -34,10 +34,10 @@ def device_errors(doing: str) -> Iterator[None]:
         ) from problem
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> PanoplyError:
-    """An error for a name that does not exist, with the nearest ones that do."""
+def unknown(kind: str, name: str, known: Iterable[str], meant: Sequence[str] = ()) -> PanoplyError:
+    """An error for a name that does not exist, with what was probably `meant`, or the nearest ones that do."""
     names = sorted(set(known))
-    near = nearest(name, names)
+    near = meant or nearest(name, names)
     if near:
         choice = " or ".join(f"'{n}'" for n in near)
         return PanoplyError(f"Unknown {kind} '{name}'. Did you mean {choice}?")
@@ -50,16 +50,24 @@ def nearest(name: str, names: Sequence[str], most: int = 3) -> list[str]:
 
     A piece is what follows the last dot, a word between dashes, or a beginning.
     """
-    asked = name.lower()
+    asked = name.lower().lstrip("-")
+    spelt = {n.lower().rpartition(".")[2]: n for n in names} | {n.lower().lstrip("-"): n for n in names}
+    if asked in spelt and asked in (spelt[asked].lower(), spelt[asked].lower().lstrip("-")):
+        return [spelt[asked]]
     pieces = [n for n in names if asked in (n.lower().rpartition(".")[2], *re.split(r"[-_.@]", n.lower()))]
     if 0 < len(pieces) <= most:
         return pieces
-    spelt = {n.lower().rpartition(".")[2]: n for n in names} | {n.lower(): n for n in names}
-    close = difflib.get_close_matches(asked, spelt, n=1, cutoff=0.5 if len(asked) < 4 else 0.6)
-    if close:
-        return [spelt[close[0]]]
+    close = difflib.get_close_matches(asked, spelt, n=most, cutoff=0.5 if len(asked) < 4 else 0.6)
+    turned = [n for n in close if sorted(n) == sorted(asked)]  # letters that changed places
+    for word in (*turned, *close):
+        if spelt[word].lower().lstrip("-") == word or _alike(asked, word) > 0.7:
+            return [spelt[word]]
     begun = [n for n in names if len(asked) > 2 and n.lower().startswith(asked)]
     return begun if len(begun) <= most else []
+
+
+def _alike(first: str, second: str) -> float:
+    return difflib.SequenceMatcher(None, first, second).ratio()
 
 
 def plain(text: object, lines: bool = False) -> str:

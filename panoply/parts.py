@@ -93,9 +93,7 @@ class Part:
         for name, annotation in self.annotations().items():
             value = check(f"{self.info.id}.{name}", getattr(self, name), annotation)
             object.__setattr__(self, name, value)
-            bound = self.info.bounds.get(name)
-            if bound is not None and isinstance(value, int | float) and not within(value, bound):
-                raise PanoplyError(f"{self.info.id}.{name} is {bound}, not {show_value(value)}.")
+            check_bound(f"{self.info.id}.{name}", value, self.info.bounds.get(name))
 
     @classmethod
     @functools.cache
@@ -290,6 +288,12 @@ def fits(value: Any, annotation: Any) -> tuple[bool, Any]:
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool), value
     return isinstance(annotation, type) and isinstance(value, annotation), value
+
+
+def check_bound(path: str, value: Any, bound: str | None) -> None:
+    """Refuse a number that a setting may not be; `path` is what the user calls the setting."""
+    if bound is not None and isinstance(value, int | float) and not within(value, bound):
+        raise PanoplyError(f"{path} must be {bound}, not {show_value(value)}.")
 
 
 def within(value: float, bound: str) -> bool:

@@ -55,7 +55,7 @@ FRESH = ["--model", "fresh"]
         (["train", "grpo", "--preset", "tinny"], ["Unknown preset of grpo 'tinny'", "'tiny'"]),
         # settings
         (["plan", "grpo", "--set", "update.lrr=1"], ["'lrr'", "'lr'"]),
-        (["plan", "grpo", "--set", "updte.lr=1"], ["'updte'", "'update'"]),
+        (["plan", "grpo", "--set", "updte.lr=1"], ["Unknown setting 'updte.lr'. Did you mean 'update.lr'?"]),
         (["plan", "grpo", "--set", "update.lr"], ["--set takes PATH=VALUE, not 'update.lr'"]),
         (["plan", "grpo", "--set", "=1"], ["--set takes PATH=VALUE"]),
         (["plan", "grpo", "--set", "update.lr=fast"], ["update.lr takes a number, not 'fast'"]),
@@ -68,15 +68,15 @@ FRESH = ["--model", "fresh"]
         (["plan", "grpo", "--set", "sample.group=1"], ["credit.baseline cannot be mean"]),
         # options
         (["train"], ["Name a method"]),
-        (["plan"], ["method"]),
+        (["plan"], ["needs METHOD"]),
         (["train", "grpo", "--stpes", "3"], ["Unknown option of panoply train '--stpes'", "'--steps'"]),
-        (["train", "grpo", "dpo"], ["does not take 'dpo'"]),
+        (["train", "grpo", "dpo"], ["takes one method; panoply compare grpo dpo compares several"]),
         (["train", "grpo", "--steps", "many"], ["--steps", "'many'"]),
         (["train", "grpo", *FRESH, "--steps", "-3"], ["run.steps must be at least 1, not -3"]),
         (["train", "grpo", *FRESH, "--steps", "0"], ["run.steps must be at least 1"]),
         (["train", "grpo", *FRESH, "--minutes", "0"], ["run.minutes must be above 0"]),
         (["train", "grpo", *FRESH, "--threads", "-1"], ["run.threads must be at least 0"]),
-        (["train", "grpo", *FRESH, "--device", "abacus"], ["There is no device 'abacus' here"]),
+        (["train", "grpo", *FRESH, "--device", "abacus"], ["Unknown device 'abacus'. There is: auto, cpu, cuda"]),
         (["train", "grpo", "--dtype", "float8"], ["float8"]),
         (["train", "grpo", *FRESH, "--sink", "tensorbord"], ["Unknown sink 'tensorbord'", "'tensorboard'"]),
         (["train", "grpo", "--from-scratch", *FRESH], ["leave --model out"]),
@@ -86,7 +86,7 @@ FRESH = ["--model", "fresh"]
         (["train", "grpo", "--plugin", "no.py"], ["There is no plug-in file 'no.py'"]),
         (["train", "--resume", "no/where"], ["There is no run folder 'no/where'"]),
         (["train", "--resume", "/"], ["'/' is not a run: it has no run.json"]),
-        (["eval", "no/where"], ["no/where is not a run: name the world"]),
+        (["eval", "no/where"], ["There is no run folder 'no/where'"]),
         (["eval", "no/where", "--world", "chain"], ["There is no folder no/where"]),
         (["sample", "no/where", "1+1="], ["There is no folder no/where"]),
         (["runs", "no/where"], ["There is no folder 'no/where'"]),
@@ -99,6 +99,96 @@ def test_refused(
     monkeypatch.chdir(tmp_path)
     assert_refused(panoply, words, *parts)
     assert not list(tmp_path.rglob("run.json")), "a run folder was left behind"
+
+
+OWN = ["--model", "m", "--data", "own.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        # a reward function
+        (["plan", "grpo", *OWN, "--reward", "reward.py"],
+         "A reward function is named FILE.py:NAME, such as reward.py:correct. reward.py has correct, brief."),
+        (["plan", "grpo", *OWN, "--reward", "reward.py:"],
+         "A reward function is named FILE.py:NAME, such as reward.py:correct. reward.py has correct, brief."),
+        (["plan", "grpo", *OWN, "--reward", "reward.py:corect"],
+         "Unknown function of reward.py 'corect'. Did you mean 'correct'?"),
+        (["plan", "grpo", *OWN, "--reward", "reward.py:x=0.5"],
+         "Unknown function of reward.py 'x'. There is: brief, correct."),
+        (["plan", "grpo", *OWN, "--reward", "rewards.py:correct"],
+         "Unknown file of a reward function 'rewards.py'. Did you mean 'reward.py'?"),
+        (["plan", "grpo", "--reward", "reward.py"],
+         "A reward function is named FILE.py:NAME, such as reward.py:correct. reward.py has correct, brief."),
+        # data
+        (["plan", "grpo", "--data", "own.csv", "--model", "m"],
+         "--data takes FILE.jsonl, with one JSON object a line; 'own.csv' is not one."),
+        (["plan", "grpo", "--world", "jsonl"],
+         "The world jsonl is your own data: name its file with --data FILE.jsonl."),
+        # devices and number types
+        (["sample", "START", "1+1=", "--device", "gpu"], "Unknown device 'gpu'. Did you mean 'cuda'?"),
+        (["sample", "START", "1+1=", "--device", "GPU:1"], "Unknown device 'GPU:1'. Did you mean 'cuda:1'?"),
+        (["sample", "START", "1+1=", "--device", "cuda0"], "Unknown device 'cuda0'. Did you mean 'cuda:0'?"),
+        (["plan", "grpo", "--dtype", "bf16"], "Unknown value of --dtype 'bf16'. Did you mean 'bfloat16'?"),
+        # settings, by the names they have elsewhere, without their slot, as options, out of bounds
+        (["plan", "grpo", "--set", "update.lr=-1"], "update.lr must be above 0, not -1."),
+        (["plan", "grpo", "--set", "update.adam.lr=1"],
+         "Unknown setting of update (adam) 'adam.lr'. Did you mean 'update.lr'?"),
+        (["plan", "grpo", "--set", "sample.temperature=-1"], "sample.temperature must be at least 0, not -1."),
+        (["plan", "grpo", "--set", "regularise.kl=-1"], "regularise.kl.weight must be at least 0, not -1."),
+        (["plan", "grpo", "--set", "lr=1"], "Unknown setting 'lr'. Did you mean 'update.lr'?"),
+        (["plan", "grpo", "--set", "learning_rate=1"], "Unknown setting 'learning_rate'. Did you mean 'update.lr'?"),
+        (["plan", "grpo", "--set", "beta=1"], "Unknown setting 'beta'. Did you mean 'regularise.kl'?"),
+        (["plan", "dpo", "--set", "beta=1"], "Unknown setting 'beta'. Did you mean 'losses.logistic.beta'?"),
+        (["plan", "grpo", "--set", "steps=1"], "Unknown setting 'steps'. Did you mean 'run.steps'?"),
+        (["plan", "grpo", "--set", "surrogate.epsilon=1"],
+         "Unknown setting of surrogate (clip) 'epsilon'. Did you mean 'surrogate.low' or 'surrogate.high'?"),
+        (["plan", "grpo", "--set", "sample.num_generations=8"],
+         "Unknown setting of sample (groups) 'num_generations'. Did you mean 'sample.group'?"),
+        (["plan", "grpo", "--set", "regularise.beta=1"],
+         "Unknown regularise part 'beta'. Did you mean 'regularise.kl'?"),
+        (["plan", "grpo", "--lr", "1e-4"], "panoply plan has no option '--lr', but a setting: --set update.lr=VALUE."),
+        (["train", "ppo", "--learning-rate=1e-4"],
+         "panoply train has no option '--learning-rate', but a setting: --set update.lr=VALUE."),
+        (["plan", "grpo", "--stpes", "3"], "Unknown option of panoply plan '--stpes'. Did you mean '--steps'?"),
+        # words in the wrong place
+        (["plan", "grpo", "chain"], "panoply plan takes a world by its option: --world chain."),
+        (["plan", "GRPO"], "Unknown method 'GRPO'. Did you mean 'grpo'?"),
+        (["plan", "gpro"], "Unknown method 'gpro'. Did you mean 'grpo'?"),
+        (["plan", "grpo", "--steps", "ten"], "--steps takes a whole number, not 'ten'."),
+        (["plan", "grpo", "--minutes", "soon"], "--minutes takes a number, not 'soon'."),
+        (["plan", "grpo", "--steps"], "--steps needs a value. See panoply plan --help."),
+        (["eval"], "panoply eval needs RUN|DIR, such as panoply eval runs/RUN"),
+        (["show"], "panoply show needs NAME, such as panoply show grpo"),
+        (["list", "method"], "Unknown choice of panoply list 'method'. Did you mean 'methods'?"),
+        (["show", "beta1"], "'beta1' is a setting of update.adam: panoply show update.adam."),
+    ],
+)  # fmt: skip
+def test_what_a_newcomer_types(
+    words: list[str], sentence: str, panoply: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("reward.py").write_text("import math\n\nHALF = 0.5\n\ndef correct(): ...\n\ndef brief(): ...\n")
+    start = str(Path(pp.__file__).parent / "assets" / "chain-start")
+    assert_refused(panoply, [start if word == "START" else word for word in words], sentence)
+
+
+def test_names_that_a_reward_file_may_bind_otherwise_are_left_to_it(tmp_path: Path) -> None:
+    from panoply.own import _check_function
+
+    file = tmp_path / "reward.py"
+    for text in (
+        "from rewards import judge",
+        "judge = make()",
+        "from rewards import *",
+        "class judge: ...",
+        "def (",
+    ):
+        file.write_text(text)
+        _check_function(f"{file}:judge=0.5")
+    file.write_text("judges = 1")
+    with pytest.raises(pp.PanoplyError, match="Unknown function"):
+        _check_function(f"{file}:judge")
 
 
 @pytest.mark.parametrize(

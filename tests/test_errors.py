@@ -20,6 +20,10 @@ NAMES = ["chain", "credit.group", "dr-grpo", "grpo", "ppo", "regularise.kl", "sa
         ("segment", ["spo-segment"]),
         ("spo", ["spo-segment"]),
         ("zebra", []),
+        ("GRPO", ["grpo"]),
+        ("gpro", ["grpo"]),
+        ("--grpo", ["grpo"]),
+        ("lr", []),
     ],
 )
 def test_what_was_probably_meant(asked: str, meant: list[str]) -> None:

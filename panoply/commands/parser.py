@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, unknown
+
+SHORT = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
+"""What number types are called for short."""
 
 
 class Parser(argparse.ArgumentParser):
     """Errors as one sentence and exit code 2."""
 
     def error(self, message: str) -> NoReturn:
+        if found := re.fullmatch(r"argument (\S+): invalid (int|float) value: '(.*)'", message, re.S):
+            kind = {"int": "a whole number", "float": "a number"}[found[2]]
+            raise PanoplyError(f"{found[1]} takes {kind}, not '{found[3]}'.")
+        if found := re.fullmatch(
+            r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message, re.S
+        ):
+            choices = [word.strip(" '") for word in found[3].split(",")]
+            kind = f"value of {found[1]}" if found[1].startswith("-") else f"choice of {self.prog}"
+            raise unknown(kind, found[2], choices, [w for w in choices if w == SHORT.get(found[2].lower())])
+        if found := re.fullmatch(r"argument (\S+): expected (?:one|at least one) argument", message):
+            raise PanoplyError(f"{found[1]} needs a value. See {self.prog} --help.")
+        if found := re.fullmatch(r"the following arguments are required: (.*)", message):
+            raise PanoplyError(f"{self.prog} needs {found[1].upper()}, such as {self._first_example()}")
         raise PanoplyError(f"{message[:1].upper()}{message[1:]}. See {self.prog} --help.")
+
+    def _first_example(self) -> str:
+        """The first command line below `examples:`, without what is said about it."""
+        lines = (self.epilog or "").splitlines()[1:2]
+        return re.split(r"\s{2,}(?=[^ ])", lines[0].rstrip().removeprefix("  "))[0] if lines else ""
 
     def options(self) -> list[str]:
         return [word for action in self._actions for word in action.option_strings if word.startswith("--")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -24,11 +25,20 @@ DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.
 def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = re.fullmatch(r"cpu|cuda(:\d{1,4})?", name)
+    if found is None:
+        spelt = re.fullmatch(r"(?:gpu|cuda|nvidia)[ :-]?(\d{1,4})?", name.lower())
+        near = f" Did you mean 'cuda{f':{spelt[1]}' if spelt[1] else ''}'?" if spelt else ""
+        raise PanoplyError(f"Unknown device '{name}'.{near or ' There is: auto, cpu, cuda, cuda:1, ….'}")
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise PanoplyError(f"There is no device '{name}' here.") from error
+        cards = torch.cuda.device_count()
+        seen = f"it sees {cards} of them, cuda:0 to cuda:{cards - 1}" if cards else "it sees none"
+        raise PanoplyError(
+            f"There is no device '{name}' that torch {torch.__version__} can use: {seen}."
+        ) from error
     return device
 
 

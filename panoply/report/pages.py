@@ -39,14 +39,27 @@ def shown(name: str, preset: str | None = None) -> str:
         pages |= dict.fromkeys(("system", "protocol"), _system_page)
         entry = works[-1]
         return pages[entry.kind](entry) if entry.kind in pages else _method_page(entry, preset)
+    if name in SLOTS:
+        return _slot_page(name)
     parts = {f"{slot}.{part}": cls for slot in SLOTS for part, cls in registry.parts(slot).items()}
     bare = [cls for cls in parts.values() if cls.info.name == name]
     if len(bare) == 1:
         return _part_page(bare[0])
     if (world := registry.implied(name)) is not None:
         return _world_page(world)
+    holders = [path for path, cls in parts.items() if name in cls.annotations()]
+    if holders:
+        more = f" and {len(holders) - 4} more" if len(holders) > 4 else ""
+        raise PanoplyError(
+            f"'{name}' is a setting of {', '.join(holders[:4])}{more}: panoply show {holders[0]}."
+        )
     every = [e.name for e in registry.entries()] + [e.id for e in registry.entries()]
     raise unknown("method, world or part", name, [*every, *parts, "run"])
+
+
+def _slot_page(slot: str) -> str:
+    rows = [(f"{slot}.{name}", cls.info.summary) for name, cls in sorted(registry.parts(slot).items())]
+    return "\n".join([f"{slot}  (slot)", "", "parts that fit", indent(table(rows))])
 
 
 def _run_page() -> str:

@@ -233,7 +233,10 @@ class TextWorld(ABC):
             if len(found) == n:
                 break
         if len(found) < n:
-            raise PanoplyError(f"{self.name} has too few problems to hold out {n}; {len(found)} were found.")
+            raise PanoplyError(
+                f"{self.name} has too few problems to hold out {n}: {len(found)} were found. Lower run.held_out "
+                "(in an evaluation, --problems)."
+            )
         return list(found.values())
 
     def hint(self, task: Task, fraction: float) -> Task:

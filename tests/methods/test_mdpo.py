@@ -338,7 +338,7 @@ def test_lambda_is_not_learned() -> None:
         ("mdpo", {"update.epochs": "1", "regularise.mirror.weight": "2"}, "weight has no effect"),
         ("mdpo", {"regularise.mirror.to": "behaviour"}, "Unknown snapshot 'behaviour'"),
         ("mdpo", {"regularise.mirror.to": "reference", "regularise.mirror.divergence": "sampled"}, "not drawn"),
-        ("mdpo", {"regularise.mirror.q": "0.5"}, "q is at least 1, not 0.5"),
+        ("mdpo", {"regularise.mirror.q": "0.5"}, "q must be at least 1, not 0.5"),
         ("mdpo-off", {"losses.mirror_policy.c": "0.1"}, "c cannot be 0.1: it is λ \\+ 1/t, so at least λ"),
         ("mdpo-off", {"networks.temperature.learned": "true", "networks.temperature.start": "0"}, "its logarithm"),
         ("sac", {"networks.temperature.learned": "false", "losses.soft_policy.entropy": "-1"}, "no effect"),

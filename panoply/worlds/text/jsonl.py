@@ -99,6 +99,8 @@ class Jsonl(TextWorld):
 
     @cached_property
     def _lines(self) -> list[tuple[int, Line]]:
+        if not self.data:
+            raise PanoplyError("The world jsonl is your own data: name its file with --data FILE.jsonl.")
         return list(read_lines(self.data))
 
     @cached_property
