@@ -175,9 +175,9 @@ class TestLook:
     @pytest.mark.parametrize(
         ("name", "words"),
         [
-            ("grpo", ["maximise", "A = (R − mean_group(R))", "baseline=mean", "preset tiny"]),
+            ("grpo", ["maximise", "A = (R − mean_group(R))", "credit.baseline", "preset tiny"]),
             ("grpo@1", ["grpo@1"]),
-            ("dpo", ["minimise", "beta=0.1"]),
+            ("dpo", ["minimise", "losses.logistic.beta"]),
             ("credit.group", ["leave_one_out", "baseline"]),
             ("regularise.kl", ["KL(π_ref‖π)", "unit"]),
             ("chain", ["operations", "teacher", "→"]),

@@ -179,8 +179,8 @@ def _part_page(cls: type[Part]) -> str:
     if rows:
         pieces += ["", "settings", indent(_settings(rows))]
     if info.slot in ("surrogate", "regularise", "loss"):
-        rows = [("unit", info.unit), ("stream", info.stream), ("log-probabilities", SCORES[info.scores])]
-        pieces += ["", indent(table(rows))]
+        scored = ("log-probabilities", SCORES[info.scores])
+        pieces += ["", indent(table([("unit", info.unit), ("stream", info.stream), scored]))]
     return "\n".join(pieces)
 
 
