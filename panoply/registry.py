@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -63,6 +64,14 @@ class Entry:
     @property
     def doc(self) -> str:
         return inspect.getdoc(self.build) or ""
+
+    @property
+    def summary(self) -> str:
+        """What it is, in whole sentences: the first paragraph, and where that is but a title, the sentence after it."""
+        first, *rest = [" ".join(block.split()) for block in self.doc.split("\n\n")]
+        if rest and re.fullmatch(r"[^:]*\([^()]*\)\.", first):
+            return f"{first} {re.split(r'(?<=[.?]) (?=[A-Z])', rest[0])[0]}"
+        return first
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 import panoply as pp
-from panoply import cli
+from panoply import cli, registry
 
 COMMANDS = ("train", "plan", "list", "show", "eval", "sample", "runs", "export")
 
@@ -160,6 +160,14 @@ class TestLook:
         shown = panoply("list")
         assert all(name in shown for name in ("sft@1", "grpo@1", "dpo@1", "reinforce@1", "chain@1"))
         assert widest(shown) <= 100
+        ids = [entry["id"] for entry in json.loads(panoply("list", "--json"))]
+        assert [line.split()[0] for line in shown.splitlines()] == ["id", *ids]  # a line each
+
+    def test_a_work_is_summed_up_in_whole_sentences(self) -> None:
+        for entry in registry.entries():
+            assert entry.summary.endswith((".", "`", ")", "]")), entry.id
+            assert entry.summary in " ".join(entry.doc.split()), entry.id
+        assert registry.find("method", "dapo").summary.startswith("DAPO (arXiv 2503.14476). ")
 
     def test_list_for_programs(self, panoply: Terminal) -> None:
         found = {entry["id"]: entry for entry in json.loads(panoply("list", "--json"))}
@@ -170,7 +178,9 @@ class TestLook:
     def test_list_parts(self, panoply: Terminal) -> None:
         assert "moving_baseline" in panoply("list", "parts")
         assert "group" in json.loads(panoply("list", "parts", "--json"))["credit"]
-        assert widest(panoply("list", "parts")) <= 100
+        shown, parts = panoply("list", "parts"), json.loads(panoply("list", "parts", "--json"))
+        assert widest(shown) <= 100
+        assert shown.count("\n") == sum(map(len, parts.values())) + 1
 
     @pytest.mark.parametrize(
         ("name", "words"),

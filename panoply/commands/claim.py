@@ -107,16 +107,16 @@ def _check(found: Sequence[tuple[Entry, Claim]], desk: Desk, chosen: argparse.Na
 
 
 def _list(found: Sequence[tuple[Entry, Claim]], chosen: argparse.Namespace) -> int:
-    from panoply.evidence.trials import stored
+    from panoply.evidence.verdicts import known
     from panoply.report.text import table
 
-    facts = [(entry, claim, stored(entry.name, Path(chosen.store))) for entry, claim in found]
+    facts = [(entry, claim, known(entry.name, Path(chosen.store))) for entry, claim in found]
     if chosen.json:
-        known = [
+        told = [
             {"id": e.id, "kind": c.kind, "says": c.says, "verdict": (f or {}).get("verdict")}
             for e, c, f in facts
         ]
-        print(json.dumps(known, indent=1))
+        print(json.dumps(told, indent=1))
         return 0
     rows = [("method", "kind", "verdict", "what is claimed")]
     rows += [(e.name, c.kind, f["verdict"] if f else "not measured", c.says) for e, c, f in facts]

@@ -15,7 +15,7 @@ from typing import Any
 
 from panoply import compose, published, registry
 from panoply.checkpoint import write_atomically
-from panoply.evidence import pictures
+from panoply.evidence import pictures, verdicts
 from panoply.evidence.claims import SEEDS, Claim
 from panoply.evidence.trials import not_kept, stored
 from panoply.parts import show_value
@@ -304,3 +304,5 @@ def write(docs: Path, claims: Path) -> None:
 
 if __name__ == "__main__":
     write(Path("docs"), Path("results") / "claims")
+    shipped = Path(verdicts.__file__).with_name(verdicts.FILE)
+    write_atomically(shipped, verdicts.shipment(Path("results") / "claims"))

@@ -152,13 +152,14 @@ def _origins(entry: Entry, preset: str | None) -> list[tuple[str, str, str]]:
 
 
 def _measured(entry: Entry) -> list[str]:
-    """A work's claim, and its verdict where one is stored below the current folder."""
+    """A work's claim and its verdict: the one stored below the current folder, or else the one that was shipped."""
     if entry.claim is None:
         return []
-    from panoply.evidence.trials import sentence, stored
+    from panoply.evidence.trials import sentence
+    from panoply.evidence.verdicts import known
 
-    found = stored(entry.name)
-    verdict = sentence(found) if found else f"not measured here: panoply claim {entry.name}"
+    found = known(entry.name)
+    verdict = sentence(found) if found else f"not measured yet: panoply claim {entry.name}"
     return ["", "claim", indent(prose(entry.claim.says)), indent(prose(verdict))]
 
 

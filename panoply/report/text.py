@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import textwrap
@@ -182,15 +183,23 @@ def _si(amount: float) -> str:
 
 
 def listed(entries: Sequence[Entry]) -> str:
-    rows = [(e.id, e.kind, e.family or "–", e.base or "–", e.doc.split("\n")[0]) for e in entries]
-    return table([("id", "kind", "family", "base", "what it is"), *rows], margin=0)
+    """A line an entry; sources are on its own page."""
+    rows = [(e.id, e.kind, e.base or "–", re.sub(r" \([^()]*\d{4}[^()]*\)", "", e.summary)) for e in entries]
+    return _lines([("id", "kind", "base", "what it is"), *rows])
 
 
 def listed_parts() -> str:
-    rows = [
-        (slot, name, cls.info.summary) for slot in SLOTS for name, cls in sorted(registry.parts(slot).items())
-    ]
-    return table([("slot", "part", "what it does"), *rows], margin=0)
+    """A line a part."""
+    found = [(slot, name, cls) for slot in SLOTS for name, cls in sorted(registry.parts(slot).items())]
+    rows = [(slot, name, cls.info.summary) for slot, name, cls in found]
+    return _lines([("slot", "part", "what it does"), *rows])
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> str:
+    """A table whose last column ends where the page does, with what is left out marked."""
+    before = sum(max(len(row[i]) for row in rows) + 2 for i in range(len(rows[0]) - 1))
+    room = max(24, page_width() - before)
+    return table([(*row[:-1], textwrap.shorten(row[-1], room, placeholder=" …")) for row in rows], margin=0)
 
 
 def trained(result: Trained) -> str:

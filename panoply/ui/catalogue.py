@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from panoply.files import BadFile, read_json
-from panoply.records import Named
 from panoply.report.curves import Experiment, curve
 
 FIELDS = (
@@ -28,6 +28,16 @@ MORE = ("budget", "date", "command", "seconds")
 """Fields of a stored claim that are shown: in the list, and beside them on a work's own page."""
 
 
+class Stored(TypedDict):
+    """What is needed of a stored claim to show it."""
+
+    id: str
+    verdict: NotRequired[str]
+    difference: NotRequired[float | None]
+    interval: NotRequired[list[float | None]]
+    curves: NotRequired[dict[str, list[list[list[float]]]]]
+
+
 class Catalogue:
     """Looks into the registry when first asked, since that imports every method."""
 
@@ -45,7 +55,7 @@ class Catalogue:
             {
                 **e.facts(),
                 "name": e.name,
-                "about": e.doc.split("\n")[0],
+                "about": e.summary,
                 "claimed": e.claim is not None,
                 "claims": claims.get(e.name, []),
             }
@@ -78,17 +88,23 @@ class Catalogue:
         return found
 
     def _claims(self, fields: tuple[str, ...] = FIELDS) -> dict[str, list[dict[str, Any]]]:
-        """Stored claims by the name of their work."""
+        """Claims by the name of their work: those stored below `results`, and those shipped of all other works."""
+        from panoply.evidence.verdicts import shipped
+
         found: dict[str, list[dict[str, Any]]] = {}
         folder = self.results / "claims" if self.results else None
         for file in sorted(folder.glob("*.json")) if folder and folder.is_dir() else ():
             with contextlib.suppress(BadFile):
-                claim: Any = read_json(file, Named)
-                shown = {k: claim[k] for k in fields if k in claim}
-                if "command" in fields:
-                    shown["curves"] = _curves(claim.get("curves"))
-                found.setdefault(claim["id"].split("@")[0], []).append(shown)
-        return found
+                claim = read_json(file, Stored)
+                found.setdefault(claim["id"].split("@")[0], []).append(_shown(claim, fields))
+        return {name: [_shown(claim, fields)] for name, claim in shipped().items()} | found
+
+
+def _shown(claim: Mapping[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
+    shown = {name: claim[name] for name in fields if name in claim}
+    if "command" in fields:
+        shown["curves"] = _curves(claim.get("curves"))
+    return shown
 
 
 def _curves(stored: Any) -> list[dict[str, Any]]:

@@ -11,7 +11,8 @@ import pytest
 import tiny
 
 from panoply import registry
-from panoply.evidence import catalogue, pictures, trials
+from panoply.evidence import catalogue, pictures, trials, verdicts
+from panoply.report.pages import shown
 
 DOCS, CLAIMS = tiny.ROOT / "docs", tiny.ROOT / "results" / "claims"
 
@@ -23,6 +24,20 @@ def test_the_pages_are_current() -> None:
         assert (DOCS / name).read_text() == text, name
     there = {f"methods/{p.name}" for p in (DOCS / "methods").glob("*.md")}
     assert there == set(made) - {"methods.md"}
+
+
+def test_the_shipped_verdicts_are_current(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`make docs` writes them; outside of the repository `show` and `claim` tell the same as in it."""
+    shipped = Path(verdicts.__file__).with_name(verdicts.FILE).read_text(encoding="utf-8")
+    assert shipped == verdicts.shipment(CLAIMS)
+    assert len(shipped) < 60_000
+    monkeypatch.chdir(tiny.ROOT)
+    inside = shown("gigpo")
+    monkeypatch.chdir(tmp_path)
+    assert shown("gigpo") == inside
+    found = verdicts.known("gigpo")
+    assert found is not None
+    assert " ".join(trials.sentence(found).split()) in " ".join(inside.split())
 
 
 def test_the_pictures_are_current() -> None:
