@@ -20,7 +20,7 @@ from panoply.evaluation.held_out import evaluate
 from panoply.policies.decoder import DecoderConfig
 from panoply.policies.text import TextPolicy
 from panoply.rollout.text import Collector
-from panoply.run import model_folder
+from panoply.which import model_folder
 from panoply.worlds.text.mixed import Mixed
 
 FOLDER = Path("runs/gpu-learn")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from panoply import registry
 from panoply.checkpoint import Checkpoint, clear_errors
-from panoply.errors import PanoplyError, unknown
+from panoply.errors import PanoplyError
 from panoply.kinds import kind_of
 from panoply.planning import Options, world_settings
-from panoply.run import Run, model_folder
+from panoply.run import Run
 from panoply.training import SLOT_NAMES, Stopped, Trained, last_model, plan, plan_recipe, steps, train
+from panoply.which import Which, take
 
 if TYPE_CHECKING:
     from panoply.evaluation.held_out import Evaluation
@@ -41,13 +43,16 @@ __all__ = [
 
 
 def load_policy(
-    source: str | Path, device: str = "auto", dtype: str = "float32"
+    source: str | Path, device: str = "auto", dtype: str = "float32", *, which: Which = None
 ) -> TextPolicy | ControlPolicy:
-    """The policy of a run (its best checkpoint), a checkpoint, or a model folder."""
+    """The policy of a run, a checkpoint, or a model folder.
+
+    which   checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
+    """
     from panoply.policies.build import open_folder
     from panoply.policies.value import ValueModel
 
-    found = open_folder(model_folder(source), dtype, device)
+    found = open_folder(take(source, which).model, dtype, device)
     if isinstance(found, ValueModel):
         raise PanoplyError(f"{source} holds a reward model: it judges answers and writes none.")
     return found
@@ -57,6 +62,7 @@ def evaluate(
     source: str | Path,
     world: str | None = None,
     *,
+    which: Which = None,
     problems: int | None = None,
     attempts: int | None = None,
     ks: Sequence[int] = (),
@@ -68,8 +74,11 @@ def evaluate(
     dtype: str = "float32",
     threads: int = 0,
 ) -> Evaluation:
-    """Held-out success of a run or model folder: greedy, sampled, and unbiased pass@k; in control, mean returns.
+    """Held-out success of a run or model folder: greedy, sampled, and unbiased pass@k.
 
+    In control they are mean returns, with reward functions of one's own mean rewards.
+
+    which      checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
     problems, attempts   256 problems and 8 attempts at each (or the largest k); in control 100 starts and one
     ks         of pass@k; 1 and the number of attempts where none is given
     settings   of the world, such as `{"world.operations": 8}`, over those a run was trained with
@@ -92,13 +101,14 @@ def evaluate(
         _at_least("k", k, 1)
         if k > attempts:
             raise PanoplyError(f"pass@{k} needs at least {k} attempts a problem; there are {attempts}.")
-    kind = kind_of(built)
+    kind, taken = kind_of(built), take(source, which)
     options = Options(seed=seed, device=device, dtype=dtype)  # type: ignore[arg-type]
     with with_threads(threads):
-        policy = kind.open_policy(str(source), built, options, {})
-        return kind.evaluate(
+        policy = kind.open_policy(str(taken.model), built, options, {})
+        found = kind.evaluate(
             built, policy, problems, attempts=attempts, ks=ks, temperature=temperature, seed=seed, watch=watch
         )
+    return dataclasses.replace(found, model=str(taken), step=taken.step)
 
 
 def _at_least(name: str, value: float, least: float) -> None:
@@ -134,6 +144,7 @@ def sample(
     source: str | Path,
     prompt: str,
     *,
+    which: Which = None,
     n: int = 1,
     temperature: float = 1.0,
     max_tokens: int = 128,
@@ -142,7 +153,10 @@ def sample(
     dtype: str = "float32",
     threads: int = 0,
 ) -> list[str]:
-    """Continuations of a prompt, as text."""
+    """Continuations of a prompt, as text.
+
+    which   checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
+    """
     from panoply.policies.text import TextPolicy
     from panoply.rollout.engine import Request, TextEngine
     from panoply.rollout.sampling import Sampling
@@ -152,7 +166,7 @@ def sample(
     _at_least("n", n, 1)
     _at_least("temperature", temperature, 0)
     _at_least("max_tokens", max_tokens, 1)
-    policy = load_policy(source, device, dtype)
+    policy = load_policy(take(source, which).model, device, dtype)
     if not isinstance(policy, TextPolicy):
         raise PanoplyError(f"{source} acts and does not write: watch it with --video FILE.gif.")
     tokens = policy.tokenizer.encode_prompt(prompt)
@@ -180,13 +194,15 @@ def video(
     file: str | Path,
     *,
     world: str | None = None,
+    which: Which = None,
     temperature: float = 0.0,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
 ) -> float:
     """Film one held-out episode of a control policy (its likeliest actions at temperature 0); what it earned.
 
-    file   ends in .gif or .mp4
+    file    ends in .gif or .mp4
+    which   checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
     """
     from panoply.policies.control import ControlPolicy
     from panoply.report.video import film, save
@@ -196,29 +212,50 @@ def video(
     built = _world(source, world, settings or {})
     if not isinstance(built, ControlWorld):
         raise PanoplyError(f"{built.name} is a world of text: there is nothing to film.")
-    policy = kind_of(built).open_policy(str(source), built, Options(seed=seed, device="cpu"), {})
+    policy = kind_of(built).open_policy(
+        str(take(source, which).model), built, Options(seed=seed, device="cpu"), {}
+    )
     assert isinstance(policy, ControlPolicy)
     pictures, earned = film(built, policy, seed, temperature)
     save(pictures, file)
     return earned
 
 
-def export(source: str | Path, folder: str | Path, *, which: str = "best") -> Path:
-    """Copy a run's model (its `best` or `last` checkpoint) to a Hugging Face folder that transformers opens."""
-    if which not in ("best", "last"):
-        raise unknown("checkpoint", which, ("best", "last"))
+def export(source: str | Path, folder: str | Path, *, which: Which = None, adapter: bool = False) -> Path:
+    """Copy a run's model to a Hugging Face folder that transformers opens; adapters of LoRA are merged into it.
+
+    which     checkpoint: `best` on held-out problems (where none is named), `last`, or a step
+    adapter   of a LoRA run, write the adapter alone, which PEFT opens on the model the run began with
+    """
     target = Path(folder)
     if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
         raise PanoplyError(f"{target} is not empty: name another folder.")
-    run = Run.open(source)
-    found: Checkpoint | None = run.best() if which == "best" else run.latest()
-    if found is None:
-        raise PanoplyError(f"The run {source} has no usable checkpoint yet.")
+    run, taken = Run.open(source), take(source, which)
+    assert taken.checkpoint is not None
+    if taken.step == 0 and which in (None, "best"):
+        raise PanoplyError(
+            f"The best checkpoint of {source} is {taken}: no later one that was evaluated did better. Export the last "
+            "with --which last, or this one with --which 0."
+        )
+    copied = _adapter(run, taken.checkpoint) if adapter else taken.model
     hidden = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with clear_errors(f"export to {target}"):
-            shutil.copytree(found.model, hidden)
+            shutil.copytree(copied, hidden)
             os.replace(hidden, target)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
     return target
+
+
+def _adapter(run: Run, found: Checkpoint) -> Path:
+    """The folder of a checkpoint's adapter, if it has one and the model below it is still there."""
+    made = run.plan()
+    if not made.options.lora:
+        raise PanoplyError(f"{run.folder} trained every weight, so it has no adapter: leave --adapter out.")
+    if made.options.model == "fresh":
+        raise PanoplyError(
+            f"The adapter of {run.folder} is one on new weights, which no folder holds: leave --adapter out."
+        )
+    kind_of(made.world()).check_source(made.options.model, made.world())
+    return found.folder / "adapter"

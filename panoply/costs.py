@@ -160,7 +160,7 @@ def _learning(weights: int, update: Part, width: int) -> dict[str, int]:
 def _companion(model: Part, parameters: int, width: int, trained: int) -> tuple[dict[str, int], int]:
     """Memory and operations of a model beside the policy, which is as large where it is not known yet."""
     from panoply.policies.build import folder_shapes
-    from panoply.run import model_folder
+    from panoply.which import model_folder
 
     name, folder = model.info.name, str(model.settings().get("folder") or "")
     if folder and Path(folder).is_dir():

@@ -10,7 +10,7 @@ from typing import Any
 
 from panoply import registry
 from panoply.errors import PanoplyError, unknown
-from panoply.run import model_folder
+from panoply.which import model_folder
 
 
 def is_data_file(data: Any) -> bool:

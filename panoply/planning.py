@@ -96,6 +96,10 @@ class Plan:
         built: TextWorld | ControlWorld = registry.find("world", self.world_id).build(**self.world_options)
         return built
 
+    def measures(self) -> str:
+        """What a run is judged by on held-out problems: success, return, rewards of one's own, or accuracy."""
+        return "accuracy" if "judged" in self.method.needs() else self.world().judged_by
+
     def to_json(self) -> dict[str, Any]:
         return {
             "method": {"id": self.method_id, **self.method.to_json()},

@@ -104,6 +104,7 @@ class Panel(Progress):
         self._record: Mapping[str, Any] = records[-1] if records else {}
         self._own = job.method.regime in ("on_policy", "off_policy")
         self._shown = self._choose(job)
+        self._measures = job.plan.measures()
         self._curve = [float(r.get(self._shown) or 0.0) for r in records]
         self._held_out = [(int(r["step"]), found) for r in records if (found := rates(r, "held_out_"))]
         if job.before:
@@ -202,9 +203,9 @@ class Panel(Progress):
         from rich.text import Text
 
         if not self._held_out:
-            return Text("held-out success  not yet measured", style="dim")
+            return Text(f"held-out {self._measures}  not yet measured", style="dim")
         (_, before), (step, now) = self._held_out[0], self._held_out[-1]
-        line = Text(no_wrap=True, overflow="ellipsis").append("held-out success", style="bold")
+        line = Text(no_wrap=True, overflow="ellipsis").append(f"held-out {self._measures}", style="bold")
         for name, rate in now.items():
             start = f"{before[name]:.2f} → " if len(self._held_out) > 1 and name in before else ""
             line.append(f"  {name} {start}{rate:.2f}")

@@ -35,6 +35,7 @@ class Config(TypedDict):
     command: NotRequired[str]
     versions: NotRequired[dict[str, str]]
     hash: NotRequired[str]
+    measures: NotRequired[str]
 
 
 class AnyConfig(TypedDict):
@@ -44,6 +45,15 @@ class AnyConfig(TypedDict):
     panoply: NotRequired[str]
     created: NotRequired[str]
     command: NotRequired[str]
+    measures: NotRequired[str]
+
+
+class Best(TypedDict):
+    """The step that did best on held-out problems, the later one of a tie; no score where nothing was graded."""
+
+    step: int
+    of: str
+    score: float | None
 
 
 class Result(TypedDict):
@@ -54,7 +64,7 @@ class Result(TypedDict):
     after: dict[str, Any]
     seconds: NotRequired[float]
     fingerprint: NotRequired[str]
-    best_step: NotRequired[int]
+    best: NotRequired[Best]
     diverged: NotRequired[str]
 
 
@@ -94,8 +104,7 @@ class State(TypedDict):
     step: int
     seconds: float
     parts: dict[str, dict[str, Any]]
-    best: dict[str, Any]
-    best_step: int
+    best: Best
     before: dict[str, Any]
     after: dict[str, Any]
     threads: int

@@ -58,6 +58,7 @@ class Run:
             else "python",
             "versions": versions(),
             "hash": plan.hash(),
+            "measures": plan.measures(),
             "plan": cast(PlanRecord, plan.to_json()),
         }
         run = cls(path, config)
@@ -194,29 +195,6 @@ class Run:
 
     def latest(self, warn: Any = lambda _: None) -> Checkpoint | None:
         return checkpoint.latest_usable(self.checkpoints, warn)
-
-    def best(self) -> Checkpoint | None:
-        """The checkpoint with the highest held-out success; the newest where that one is gone."""
-        newest = self.latest()
-        step = newest.state()["best_step"] if newest else None
-        found = [c for c in checkpoint.listed(self.checkpoints) if c.step == step]
-        return found[0] if found and found[0].problem() is None else newest
-
-
-def model_folder(source: str | Path) -> Path:
-    """The model folder meant by a run (its best checkpoint), a checkpoint, or a model folder itself."""
-    path = Path(source)
-    if is_file(path / CONFIG):
-        best = Run.open(path).best()
-        if best is None:
-            raise PanoplyError(f"The run {path} has no usable checkpoint yet.")
-        return best.model
-    if is_file(path / checkpoint.MANIFEST):
-        problem = Checkpoint(path).problem()
-        if problem is not None:
-            raise PanoplyError(f"The checkpoint {path} is not usable: {problem}.")
-        return path / "model"
-    return path
 
 
 def _installed(package: str) -> str:

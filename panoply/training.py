@@ -18,6 +18,7 @@ from panoply.own import is_data_file, own_data
 from panoply.planning import Plan, make_plan
 from panoply.regimes import REGIMES
 from panoply.run import Run, fresh_folder
+from panoply.which import Which, is_run, take
 
 if TYPE_CHECKING:
     from panoply.policies.control import ControlPolicy
@@ -46,10 +47,11 @@ class Trained:
             raise PanoplyError(f"The run {run.folder} has not ended yet.")
         return cls(run.folder, result["before"], result["after"], result["seconds"], result["fingerprint"])
 
-    def policy(self) -> TextPolicy | ControlPolicy:
+    def policy(self, which: Which = None) -> TextPolicy | ControlPolicy:
+        """Of the checkpoint that was best on held-out problems, the `last`, or that of a step."""
         from panoply.api import load_policy
 
-        return load_policy(self.run)
+        return load_policy(self.run, which=which)
 
 
 class Stopped(KeyboardInterrupt):
@@ -60,15 +62,31 @@ def plan(method: str, world: str | None = None, **choices: Any) -> Plan:
     """Resolve a method on a world (its home, or `chain`, where none is named) without running it.
 
     `choices` are slots (`credit="gigpo"`), `settings={"update.lr": 1e-4}`, `preset`, `plugins`, and run options
-    (`seed`, `steps`, `minutes`, `model`, …). `data="FILE.jsonl"` and `reward="FILE.py:NAME"` (or several, in a list)
-    make a world of your own.
+    (`seed`, `steps`, `minutes`, `model`, …). Of a run as `model` or `reference` the best checkpoint is meant, or
+    `which="last"`, or that of a step, `which=40`. `data="FILE.jsonl"` and `reward="FILE.py:NAME"` (or several, in a
+    list) make a world of your own.
     """
     for plugin in choices.get("plugins") or ():
         registry.load_plugin(plugin)
-    world, choices = own_data(world, choices)
+    world, choices = own_data(world, _exact(choices))
     world = world or registry.find("method", method).world or "chain"
     slots = {name: choices.pop(name) for name in SLOT_NAMES if choices.get(name) is not None}
     return make_plan(method, world, slots=slots, **{k: v for k, v in choices.items() if k not in SLOT_NAMES})
+
+
+def _exact(choices: Mapping[str, Any], say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """The choices with the checkpoint that is meant in place of a run, which may go on and have another best."""
+    found = dict(choices)
+    which = found.pop("which", None)
+    runs = [name for name in ("model", "reference") if is_run(found.get(name))]
+    if which is not None and not runs:
+        raise PanoplyError("--which has no effect: neither --model nor --reference names a run.")
+    for name in runs:
+        taken = take(found[name], which)
+        assert taken.checkpoint is not None
+        found[name] = str(taken.checkpoint.folder)
+        say(f"--{name} is {taken}.")
+    return found
 
 
 def plan_recipe(name: str, world: str | None = None, **choices: Any) -> dict[str, Plan]:
@@ -84,7 +102,8 @@ def plan_recipe(name: str, world: str | None = None, **choices: Any) -> dict[str
 def _for_all_stages(entry: registry.Entry, world: str | None, choices: Mapping[str, Any]) -> dict[str, Any]:
     """What the user chose for a recipe, and where it runs."""
     home = "jsonl" if is_data_file(choices.get("data")) else entry.world or "chain"
-    given = {k: v for k, v in choices.items() if v is not None and v is not False and v not in ((), [])}
+    chosen = _exact(choices).items()
+    given = {k: v for k, v in chosen if v is not None and v is not False and v not in ((), [])}
     return {**given, "world": world or home}
 
 
@@ -160,6 +179,7 @@ def _course(
         registry.load_plugin(plugin)
     if registry.is_recipe(method):
         return _train_recipe(method, world, run, watching, {**choices, "from_scratch": from_scratch})
+    choices = _exact(choices, watching.say)
     if from_scratch:
         if choices.get("model") is not None:
             raise PanoplyError("--from-scratch makes the model to start from: leave --model out.")
@@ -310,8 +330,5 @@ def _warm_start(
 
 
 def last_model(run: str | Path) -> Path:
-    """The model folder of a run's newest checkpoint."""
-    latest = Run.open(run).latest()
-    if latest is None:
-        raise PanoplyError(f"The run {run} has no usable checkpoint yet.")
-    return latest.model
+    """The model folder of a run's last checkpoint."""
+    return take(run, "last").model

@@ -18,7 +18,7 @@ import torch
 import panoply as pp
 from panoply import checkpoint
 from panoply.checkpoint import Checkpoint, DiskError
-from panoply.records import State
+from panoply.records import Best, State
 from panoply.run import Run
 
 Stopped = tuple[Path, pp.Trained]
@@ -30,10 +30,8 @@ def write_model(folder: Path) -> None:
 
 
 def state(step: int) -> State:
-    best = {"step": 0, "success": 0.0}
-    return State(
-        step=step, seconds=0.0, parts={}, best=best, best_step=0, before={}, after={}, threads=1, norm=1.0
-    )
+    best: Best = {"step": 0, "of": "success", "score": 0.0}
+    return State(step=step, seconds=0.0, parts={}, best=best, before={}, after={}, threads=1, norm=1.0)
 
 
 def save(folder: Path, step: int) -> Checkpoint:

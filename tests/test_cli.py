@@ -24,7 +24,8 @@ class Terminal:
 
     def __call__(self, *words: str) -> str:
         code, out, err = self.run(*words)
-        assert (code, err) == (0, "")
+        notes = [line for line in err.splitlines() if line.startswith("From step ")]
+        assert (code, err.splitlines()) == (0, notes)
         return out
 
     def run(self, *words: str) -> tuple[int, str, str]:

@@ -73,7 +73,7 @@ def test_what_differs_is_found(fire: tuple[Path, dict[str, list[str]]], tmp_path
         f"{step}/state.json": lambda f: f.write_text(f.read_text().replace('"parts": {', '"parts": {"x": 1, ')),
         "metrics.jsonl": lambda f: f.write_text("".join(f.read_text().splitlines(True)[:-1])),
         "episodes.jsonl": lambda f: f.write_text(f.read_text() + "{}\n"),
-        "result.json": lambda f: f.write_text(f.read_text().replace('"best_step": ', '"best_step": 1')),
+        "result.json": lambda f: f.write_text(f.read_text().replace('"steps": ', '"steps": 1')),
         ".metrics.jsonl.77": lambda f: f.touch(),
     }  # fmt: skip
     for name, change in changes.items():

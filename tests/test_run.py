@@ -22,9 +22,7 @@ import torch
 
 import panoply as pp
 from panoply import checkpoint, progress, sinks
-from panoply.evaluation import held_out
 from panoply.handle import Step
-from panoply.kinds import text as kinds
 from panoply.loops.job import Job
 from panoply.report.shelf import Shelf
 from panoply.run import Run
@@ -32,7 +30,7 @@ from panoply.run import Run
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> pp.Trained:
-    settings = {"run.checkpoint_every": 2, "run.evaluate_every": 3, "run.episodes_every": 2}
+    settings = {"run.checkpoint_every": 2, "run.evaluate_every": 3, "run.episodes_every": 2, "run.keep": 3}
     return tiny.train(tmp_path_factory.mktemp("done") / "run", steps=6, seed=3, settings=settings)
 
 
@@ -158,33 +156,6 @@ class TestFolder:
         assert set(Shelf("runs").find()) == set(names)
 
 
-class TestBestCheckpoint:
-    @pytest.fixture
-    def scripted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Evaluations whose success is written in advance: it peaks at step 3, which no checkpoint interval hits."""
-        script = iter([0.1, 0.9, 0.2, 0.3])
-
-        def evaluate(*args: Any, **options: Any) -> held_out.Evaluation:
-            return held_out.Evaluation(8, {"greedy": 0.0, "sampled": next(script)})
-
-        monkeypatch.setattr(kinds, "evaluate", evaluate)
-
-    def test_it_is_saved_kept_and_meant_by_the_run(self, scripted: None, tmp_path: Path) -> None:
-        settings = {"run.evaluate_every": 3, "run.checkpoint_every": 4, "run.keep": 1}
-        done = tiny.train(tmp_path / "run", steps=9, settings=settings)
-        assert tiny.checkpoints(done.run) == [3, 9]
-        run = Run.open(done.run)
-        best, last = run.best(), run.latest()
-        assert best is not None
-        assert last is not None
-        assert (best.step, last.step) == (3, 9)
-        assert tiny.result(done.run)["best_step"] == 3
-        exported = pp.export(done.run, tmp_path / "best")
-        assert (exported / "model.safetensors").read_bytes() == tiny.model_bytes(done.run, 3)
-        exported = pp.export(done.run, tmp_path / "last", which="last")
-        assert (exported / "model.safetensors").read_bytes() == tiny.model_bytes(done.run, 9)
-
-
 class TestWriters:
     def test_a_second_process_is_refused(self, tmp_path: Path) -> None:
         run = Run.create(pp.plan("sft", model="fresh"), tmp_path / "run")
@@ -269,7 +240,7 @@ class TestCourse:
         again = tiny.train(tmp_path / "again", steps=6, seed=3, settings=settings)
         other = tiny.train(tmp_path / "other", steps=6, seed=4, settings=settings)
         assert again.fingerprint == done.fingerprint != other.fingerprint
-        assert done.fingerprint != pp.load_policy(done.run / "checkpoints/step-0000000").fingerprint()
+        assert done.fingerprint != pp.load_policy(done.run, which=3).fingerprint()
         assert tiny.metrics(again.run) == tiny.metrics(done.run)
 
     def test_neither_cadence_changes_the_training(self, done: pp.Trained, tmp_path: Path) -> None:

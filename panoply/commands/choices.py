@@ -6,9 +6,21 @@ import argparse
 from typing import Any
 
 from panoply.api import SLOT_NAMES
-from panoply.commands.parser import Parser, add_machine, add_plugins, settings
+from panoply.commands.parser import Parser, add_machine, add_plugins, add_which, settings
 
-NAMES = ("model", "lora", "reference", "steps", "minutes", "seed", "preset", "device", "dtype", "threads")
+NAMES = (
+    "model",
+    "which",
+    "lora",
+    "reference",
+    "steps",
+    "minutes",
+    "seed",
+    "preset",
+    "device",
+    "dtype",
+    "threads",
+)
 SETTINGS = "such as update.lr=1e-4, regularise.kl=0.1, world.operations=8, run.held_out=512"
 
 
@@ -16,7 +28,8 @@ def add_choices(parser: Parser) -> None:
     option = parser.add_argument
     option("--world", help="where the policy acts (default chain)")
     option("--model", help="start (the world's warm start, the default), fresh, a folder or a run")
-    option("--reference", help="what KL and preference terms compare with: start, none, a folder")
+    option("--reference", help="what KL and preference terms compare with: start, none, a folder or a run")
+    add_which(parser, "that --model and --reference take of a run")
     option("--lora", type=int, metavar="RANK", help="train low-rank adapters only, through PEFT")
     option("--steps", type=int, help="optimisation steps")
     option("--minutes", type=float, help="stop after this time")

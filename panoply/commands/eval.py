@@ -10,6 +10,7 @@ from panoply.commands.parser import (
     add_json,
     add_machine,
     add_plugins,
+    add_which,
     command,
     load_plugins,
     machine,
@@ -19,6 +20,7 @@ from panoply.errors import PanoplyError
 
 EXAMPLES = """\
   panoply eval runs/RUN                          held-out success with intervals
+  panoply eval runs/RUN --which last             of the last checkpoint, not the best
   panoply eval DIR --world chain --attempts 16 --k 1,4,16
   panoply eval runs/PPO-RUN --problems 100       mean return on held-out starts"""
 
@@ -28,6 +30,7 @@ def add(commands: Commands) -> None:
     parser = command(commands, "eval", about, _eval, EXAMPLES)
     option = parser.add_argument
     option("source", metavar="RUN|DIR")
+    add_which(parser)
     option("--world", help="needed for a model folder; a run knows its own")
     option("--problems", type=int, help="held-out problems, or starts (default 256, in control 100)")
     option("--attempts", type=int, help="samples a problem (default 8, or the largest k)")
@@ -54,6 +57,7 @@ def _eval(chosen: argparse.Namespace) -> int:
         found = api.evaluate(
             chosen.source,
             chosen.world,
+            which=chosen.which,
             problems=chosen.problems,
             attempts=chosen.attempts,
             ks=ks,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from panoply.commands.parser import Commands, command
+from panoply.commands.parser import Commands, add_which, command
 
 EXAMPLES = """\
   panoply export runs/RUN my-model               a folder that transformers opens
-  panoply export runs/RUN my-model --which last"""
+  panoply export runs/RUN my-model --which last  of the last checkpoint, not the best
+  panoply export runs/RUN my-lora --adapter      of a LoRA run the adapter alone, which PEFT opens"""
 
 
 def add(commands: Commands) -> None:
@@ -16,12 +17,23 @@ def add(commands: Commands) -> None:
     parser = command(commands, "export", about, _export, EXAMPLES)
     parser.add_argument("source", metavar="RUN")
     parser.add_argument("folder", metavar="DIR")
-    parser.add_argument("--which", choices=["best", "last"], default="best")
+    add_which(parser)
+    parser.add_argument(
+        "--adapter", action="store_true", help="of a LoRA run, the adapter and not the whole model"
+    )
 
 
 def _export(chosen: argparse.Namespace) -> int:
     from panoply import api
+    from panoply.policies.control import is_control
+    from panoply.which import take
 
-    folder = api.export(chosen.source, chosen.folder, which=chosen.which)
-    print(f"Wrote {folder}. Open it with transformers, or: panoply sample {folder} PROMPT")
+    folder = api.export(chosen.source, chosen.folder, which=chosen.which, adapter=chosen.adapter)
+    if chosen.adapter:
+        next_ = "Open it with peft.AutoPeftModelForCausalLM."
+    elif is_control(folder):
+        next_ = f"Go on from it with --model {folder}."
+    else:
+        next_ = f"Open it with transformers, or: panoply sample {folder} PROMPT"
+    print(f"Wrote {folder}: {take(chosen.source, chosen.which)}. {next_}")
     return 0

@@ -70,6 +70,11 @@ def load_plugins(chosen: argparse.Namespace) -> None:
         registry.load_plugin(plugin)
 
 
+def add_which(parser: Parser, of: str = "of a run") -> None:
+    parser.add_argument("--which", metavar="best|last|N", help=f"the checkpoint {of}: the best on held-out "
+                        "problems (the default), the last, or that of step N")  # fmt: skip
+
+
 def add_machine(parser: Parser) -> None:
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 …")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
-from panoply.commands.parser import Commands, add_machine, add_plugins, command, load_plugins, machine
+from panoply.commands.parser import (
+    Commands,
+    add_machine,
+    add_plugins,
+    add_which,
+    command,
+    load_plugins,
+    machine,
+)
 from panoply.errors import PanoplyError, plain
 
 EXAMPLES = """\
   panoply sample runs/RUN "3+4*2+1*5+6*2+7="     what the policy writes
+  panoply sample runs/RUN "7*8+1=" --which last  of the last checkpoint, not the best
   panoply sample DIR "7*8+1=" -n 4 --temperature 0
   panoply sample runs/PPO-RUN --video out.gif    film a held-out episode of a control policy"""
 
@@ -18,6 +28,7 @@ def add(commands: Commands) -> None:
     option = parser.add_argument
     option("source", metavar="RUN|DIR")
     option("prompt", nargs="?")
+    add_which(parser)
     option("--video", metavar="FILE", help="film an episode: FILE.gif, or FILE.mp4 with imageio and ffmpeg")
     option("--world", help="what to film a policy folder in; a run knows its own")
     option("-n", type=int, default=1, help="how many continuations")
@@ -30,6 +41,7 @@ def add(commands: Commands) -> None:
 
 def _sample(chosen: argparse.Namespace) -> int:
     from panoply import api
+    from panoply.which import take
 
     load_plugins(chosen)
     if chosen.video:
@@ -39,21 +51,26 @@ def _sample(chosen: argparse.Namespace) -> int:
             chosen.source,
             chosen.video,
             world=chosen.world,
+            which=chosen.which,
             temperature=chosen.temperature or 0.0,
             seed=chosen.seed,
         )
-        print(f"{chosen.video}: an episode that earned {earned:g}")
+        print(f"{chosen.video}: an episode that earned {earned:g}, of {take(chosen.source, chosen.which)}")
         return 0
     if chosen.prompt is None:
         raise PanoplyError("Name a prompt to continue, or a film to make with --video FILE.gif.")
-    for text in api.sample(
-        chosen.source,
+    taken = take(chosen.source, chosen.which)
+    texts = api.sample(
+        taken.model,
         chosen.prompt,
         n=chosen.n,
         temperature=1.0 if chosen.temperature is None else chosen.temperature,
         max_tokens=chosen.max_tokens,
         seed=chosen.seed,
         **machine(chosen),
-    ):
+    )
+    if taken.step is not None:
+        print(f"From {taken}.", file=sys.stderr, flush=True)
+    for text in texts:
         print(plain(chosen.prompt + text, lines=True))
     return 0

@@ -1,16 +1,18 @@
-"""Success on problems a policy was not trained on."""
+"""Success, or mean reward, on problems a policy was not trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from panoply.errors import PanoplyError
-from panoply.evaluation.pass_at_k import mean_pass_at_k, wilson
-from panoply.experience import transcript
+from panoply.evaluation.intervals import bootstrap, wilson
+from panoply.evaluation.pass_at_k import mean_pass_at_k
+from panoply.experience import Experience, transcript
 from panoply.policies.text import TextPolicy
 from panoply.rollout.text import Collector
 from panoply.worlds.world import Task, TextWorld
@@ -19,18 +21,33 @@ ROWS = 512
 """Answers written at a time."""
 
 
+class Ungraded(PanoplyError):
+    """Not one answer could be graded, so nothing was measured."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    """Rates measured on held-out problems. The last of them is the one that says which checkpoint is best."""
+    """Means measured on held-out problems. The last of them is the one that says which checkpoint is best."""
 
     problems: int
     rates: dict[str, float]
     attempts: int = 1
     pass_at: dict[int, float] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
-    """Sampled success on each kind of problem, where a world has several."""
+    """The sampled mean of each kind of problem, where a world has several."""
     samples: list[str] = field(default_factory=list)
     """A few greedy answers as text."""
+    of: str = "success"
+    """What the means are of: `success`, `reward` (of own reward functions), `return` or `accuracy`."""
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Of the means, 95 %. Where none is given the means are rates, whose intervals follow from them."""
+    success: dict[str, float] = field(default_factory=dict)
+    """How many rewards reached the world's threshold, where the means are of rewards."""
+    ungraded: int = 0
+    """Answers that could not be graded. They are in none of the means."""
+    model: str = ""
+    """Which model was measured, in words, and of which step of its run."""
+    step: int | None = None
 
     @property
     def score(self) -> float:
@@ -44,11 +61,21 @@ class Evaluation:
     def sampled(self) -> float:
         return self.rates["sampled"]
 
+    def interval(self, name: str) -> tuple[float, float]:
+        return self.intervals[name] if name in self.intervals else wilson(self.rates[name], self.problems)
+
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"problems": self.problems, "attempts": self.attempts}
+        found: dict[str, Any] = {"problems": self.problems, "attempts": self.attempts, "of": self.of}
         for name, rate in self.rates.items():
-            found |= {name: rate, f"{name}_interval": list(wilson(rate, self.problems))}
-        found |= {"parts": self.parts} if self.parts else {}
+            found |= {name: rate, f"{name}_interval": list(self.interval(name))}
+        extras = {
+            "parts": self.parts,
+            "success": self.success,
+            "ungraded": self.ungraded,
+            "model": self.model,
+        }
+        found |= {name: value for name, value in extras.items() if value}
+        found |= {} if self.step is None else {"step": self.step}
         return {**found, **{f"pass@{k}": v for k, v in self.pass_at.items()}}
 
 
@@ -64,7 +91,10 @@ def evaluate(
     shown: int = 4,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Greedy success, and sampled success over `attempts` a problem with the unbiased pass@k.
+    """Greedy answers, and `attempts` sampled ones a problem with the unbiased pass@k.
+
+    What is averaged is the world's `judged_by`: success, or the reward of functions of one's own. Answers that could
+    not be graded are counted and left out.
 
     watch   is told now and then how many of all answers have been written
     """
@@ -78,21 +108,67 @@ def evaluate(
         watch(done, total)
 
     watch(0, total)
-    greedy, texts = _successes(world, policy, tasks, 1, 0.0, seed, shown, tick)
-    sampled, _ = _successes(world, policy, tasks, attempts, temperature, seed, 0, tick)
-    rates = {"greedy": sum(greedy) / problems, "sampled": sum(sampled) / (problems * attempts)}
-    passed = {k: mean_pass_at_k(sampled, attempts, k) for k in ks}
-    return Evaluation(problems, rates, attempts, passed, _by_part(world, tasks, sampled, attempts), texts)
+    greedy = _answer(world, policy, tasks, 1, 0.0, seed, shown, tick)
+    sampled = _answer(world, policy, tasks, attempts, temperature, seed, 0, tick)
+    both, rates = {"greedy": greedy, "sampled": sampled}, world.judged_by == "success"
+    return Evaluation(
+        problems,
+        {name: given.mean() for name, given in both.items()},
+        attempts,
+        {k: rate for k in ks if (rate := sampled.pass_at(k)) is not None},
+        sampled.by_part(world, tasks),
+        greedy.texts,
+        of=world.judged_by,
+        intervals={name: given.interval(rates) for name, given in both.items()},
+        success={} if rates else {name: given.success() for name, given in both.items()},
+        ungraded=greedy.ungraded(1) + sampled.ungraded(attempts),
+    )
 
 
-def _by_part(world: TextWorld, tasks: list[Task], successes: list[int], attempts: int) -> dict[str, float]:
-    found: dict[str, list[int]] = {}
-    for task, count in zip(tasks, successes, strict=True):
-        found.setdefault(world.part_of(task), []).append(count)
-    return {part: sum(counts) / (len(counts) * attempts) for part, counts in sorted(found.items()) if part}
+@dataclass(frozen=True)
+class _Answers:
+    """What a policy's answers to each task came to."""
+
+    graded: Tensor
+    """How many of a task's answers could be graded."""
+    successes: Tensor
+    worth: Tensor
+    """The sum over them of what the world judges by."""
+    texts: list[str]
+
+    def mean(self) -> float:
+        return float(self.worth.sum() / self.graded.sum())
+
+    def success(self) -> float:
+        return float(self.successes.sum() / self.graded.sum())
+
+    def interval(self, rates: bool) -> tuple[float, float]:
+        """Over the tasks that have a graded answer."""
+        known = self.graded > 0
+        if rates:
+            return wilson(self.mean(), int(known.sum()))
+        return bootstrap(self.worth[known] / self.graded[known])
+
+    def ungraded(self, attempts: int) -> int:
+        return int((attempts - self.graded).sum())
+
+    def pass_at(self, k: int) -> float | None:
+        """Over the tasks with k graded answers; None where there is none."""
+        enough = self.graded >= k
+        counts = self.successes[enough].round().long().tolist()
+        return mean_pass_at_k(counts, self.graded[enough].long().tolist(), k) if counts else None
+
+    def by_part(self, world: TextWorld, tasks: list[Task]) -> dict[str, float]:
+        names = [world.part_of(task) for task in tasks]
+        rows = {part: [i for i, name in enumerate(names) if name == part] for part in sorted(set(names))}
+        return {
+            part: float(self.worth[of].sum() / graded)
+            for part, of in rows.items()
+            if part and (graded := float(self.graded[of].sum()))
+        }
 
 
-def _successes(
+def _answer(
     world: TextWorld,
     policy: TextPolicy,
     tasks: list[Task],
@@ -101,27 +177,39 @@ def _successes(
     seed: int,
     shown: int,
     tick: Callable[[int], None],
-) -> tuple[list[int], list[str]]:
-    """How many of a task's attempts succeeded, and some answers as text.
-
-    Some hundred answers at a time: the draws belong to the episodes, so they do not depend on it.
-    """
+) -> _Answers:
+    """Some hundred answers at a time: the draws belong to the episodes, so they do not depend on it."""
     collector = Collector(world, policy, seed, split="test")
-    counts: list[int] = []
+    sums: list[Tensor] = []
     texts: list[str] = []
     size = max(1, ROWS // attempts)
     for some in (tasks[i : i + size] for i in range(0, len(tasks), size)):
         first = collector.state["groups"]
         experience = collector.episodes(some, attempts, temperature=temperature)
-        if "signal:success" not in experience:
-            raise PanoplyError(
-                f"The world {world.name} grades answers without 'success', so none can be measured."
-            )
-        found = torch.zeros(len(some)).index_add(0, experience["group"] - first, experience["signal:success"])
-        counts += found.round().long().tolist()
+        sums.append(_sums(world, experience, experience["group"] - first, len(some)))
         episodes = experience.by("episode").keys[::attempts].tolist()
         for task, episode in zip(some[: max(0, shown - len(texts))], episodes, strict=False):
             tokens, _ = transcript(experience, episode)
             texts.append(world.render(task, tokens[len(task.prompt) :]))
         tick(len(some) * attempts)
-    return counts, texts
+    graded, successes, worth = torch.cat(sums, 1).double().unbind()
+    found = _Answers(graded, successes, worth, texts)
+    if not bool(found.graded.any()):
+        why = "; ".join(world.failures())
+        raise Ungraded(f"Not one of {len(tasks) * attempts} held-out answers could be graded: {why}.")
+    return found
+
+
+def _sums(world: TextWorld, experience: Experience, task: Tensor, tasks: int) -> Tensor:
+    """Of each task: how many answers were graded, their successes, and what they were worth."""
+    graded = experience["graded"] if "graded" in experience else torch.ones(len(task))
+    columns = [experience.by("episode").is_last().float()]
+    for name in ("success", world.judged_by):
+        if f"signal:{name}" not in experience:
+            if not bool(graded.any()):
+                return torch.zeros(3, tasks)
+            raise PanoplyError(
+                f"The world {world.name} grades answers without '{name}', so none can be measured."
+            )
+        columns.append(experience[f"signal:{name}"])
+    return torch.stack([torch.zeros(tasks).index_add(0, task, column * graded) for column in columns])

@@ -24,4 +24,4 @@ def evaluate_pairs(data: Part, collect: Collector, model: ValueModel, pairs: int
             chosen, rejected = Batch(experience, {}).pair_rows(model.judge(experience))
         right += float((chosen > rejected).sum())
         seen += len(chosen)
-    return Evaluation(seen, {"accuracy": right / seen})
+    return Evaluation(seen, {"accuracy": right / seen}, of="accuracy")

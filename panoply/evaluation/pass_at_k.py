@@ -15,13 +15,7 @@ def pass_at_k(attempts: int, successes: int, k: int) -> float:
     return 1.0 - math.comb(attempts - successes, k) / math.comb(attempts, k)
 
 
-def mean_pass_at_k(successes: Sequence[int], attempts: int, k: int) -> float:
-    """The mean over problems."""
-    return sum(pass_at_k(attempts, c, k) for c in successes) / len(successes)
-
-
-def wilson(rate: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """A 95 % interval for a rate seen in n trials that does not leave [0, 1] (Wilson 1927)."""
-    centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
+def mean_pass_at_k(successes: Sequence[int], attempts: int | Sequence[int], k: int) -> float:
+    """The mean over problems, which may have had different numbers of attempts."""
+    tried = [attempts] * len(successes) if isinstance(attempts, int) else attempts
+    return sum(pass_at_k(n, c, k) for n, c in zip(tried, successes, strict=True)) / len(successes)

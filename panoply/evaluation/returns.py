@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from panoply.evaluation.held_out import Evaluation
+from panoply.evaluation.intervals import bootstrap
 from panoply.policies.control import ControlPolicy
 from panoply.rollout.control import ControlCollector
-from panoply.seeds import torch_rng
 from panoply.worlds.control.world import ControlWorld
-
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
 class Returns(Evaluation):
     """Mean returns of whole episodes, greedy and sampled, with the mark at which the world counts as solved."""
 
-    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     solved_at: float | None = None
 
     @property
@@ -36,10 +31,7 @@ class Returns(Evaluation):
         return None if self.solved_at is None else self.score >= self.solved_at
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"problems": self.problems, "attempts": self.attempts, "of": "return"}
-        for name, rate in self.rates.items():
-            found |= {name: rate, f"{name}_interval": list(self.intervals[name])}
-        return {**found, "solved": self.solved, "solved_at": self.solved_at}
+        return {**super().to_json(), "solved": self.solved, "solved_at": self.solved_at}
 
 
 def evaluate(
@@ -70,14 +62,7 @@ def evaluate(
         problems,
         {name: float(returns.mean()) for name, returns in found.items()},
         attempts,
+        of="return",
         intervals={name: bootstrap(returns) for name, returns in found.items()},
         solved_at=world.solved,
     )
-
-
-def bootstrap(values: Tensor, level: float = 0.95) -> tuple[float, float]:
-    """A percentile interval of the mean (Efron 1979). Of a single value it is that value."""
-    rows = torch.randint(len(values), (RESAMPLES, len(values)), generator=torch_rng("bootstrap", len(values)))
-    means = values[rows].mean(1).sort().values
-    tail = (1 - level) / 2
-    return float(means[math.floor(tail * RESAMPLES)]), float(means[math.ceil((1 - tail) * RESAMPLES) - 1])

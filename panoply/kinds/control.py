@@ -16,7 +16,7 @@ from panoply.policies.control import ControlPolicy, ValueNet
 from panoply.policies.folder import read_config
 from panoply.policies.unrolled import Unrolled
 from panoply.rollout.control import ControlCollector as collector  # noqa: N813
-from panoply.run import model_folder
+from panoply.which import model_folder
 from panoply.worlds.control.world import Box, ControlWorld, Discrete
 
 __all__ = ["collector", "evaluate"]

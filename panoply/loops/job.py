@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import torch
 
 from panoply import checkpoint
 from panoply.errors import PanoplyError
-from panoply.evaluation.held_out import Evaluation
+from panoply.evaluation.held_out import Evaluation, Ungraded
 from panoply.evaluation.pairs import evaluate_pairs
 from panoply.experience import Experience
 from panoply.handle import Step
@@ -28,11 +27,13 @@ from panoply.loops.samples import Watch, choose, sampled_episodes
 from panoply.loops.snapshots import Snapshots
 from panoply.parts import Part
 from panoply.planning import Plan
+from panoply.policies.build import model_source
 from panoply.policies.control import ControlPolicy
 from panoply.policies.lora import add_lora, load_adapter, save_adapter
 from panoply.policies.text import TextPolicy
 from panoply.policies.value import ValueModel
 from panoply.progress import Progress
+from panoply.records import Best
 from panoply.regimes import Offline, OffPolicy
 from panoply.rollout.graphs import setup_seconds
 from panoply.run import Run
@@ -82,7 +83,8 @@ class Job:
         }
         self.step = 0
         self.seconds = 0.0
-        self.best = {"step": 0, "success": -math.inf}
+        self.best: Best = {"step": 0, "of": plan.measures(), "score": None}
+        """The step that did best on held-out problems, the later one of a tie."""
         self.before: dict[str, Any] = {}
         self.after: dict[str, Any] = {}
         self.sinks: list[Sink] = []
@@ -277,7 +279,7 @@ class Job:
             **self.spent,
             "before": self.before,
             "after": self.after,
-            "best_step": self.best["step"],
+            "best": self.best,
             "threads": torch.get_num_threads(),
             "fingerprint": self.learned.fingerprint(),
         }
@@ -342,13 +344,24 @@ class Job:
 
     def _evaluate(self) -> dict[str, float]:
         with self.phase("evaluate"):
-            found = self._measure()
-        if found.score > self.best["success"]:
-            self.best = {"step": self.step, "success": found.score}
+            try:
+                found = self._measure()
+            except Ungraded as error:
+                self.progress.say(f"Step {self.step} could not be evaluated. {error}")
+                self.after = self.after or {"step": self.step, "of": self.best["of"]}
+                return {}
+        if self.best["score"] is None or found.score >= self.best["score"]:
+            self.best = {"step": self.step, "of": found.of, "score": found.score}
         self.after = {"step": self.step, **found.to_json()}
         self.progress.evaluated(self, found)
-        parts = {f"sampled_{part}": rate for part, rate in found.parts.items()}
-        return {f"held_out_{name}": rate for name, rate in {**found.rates, **parts}.items()}
+        if found.ungraded:
+            self.progress.say(
+                f"{found.ungraded} held-out answers could not be graded and are left out of the mean."
+            )
+        extras = {f"sampled_{part}": mean for part, mean in found.parts.items()}
+        extras |= {f"success_{how}": rate for how, rate in found.success.items()}
+        record = {f"held_out_{name}": mean for name, mean in {**extras, **found.rates}.items()}
+        return record | ({"ungraded": found.ungraded} if found.ungraded else {})
 
     def _measure(self) -> Evaluation:
         options = self.plan.options
@@ -395,7 +408,6 @@ class Job:
             "seconds": self.seconds,
             "parts": plain,
             "best": self.best,
-            "best_step": self.best["step"],
             "before": self.before,
             "after": self.after,
             "threads": torch.get_num_threads(),
@@ -407,13 +419,14 @@ class Job:
         self._prune()
 
     def _prune(self) -> None:
-        checkpoint.prune(self.run.checkpoints, self.plan.options.keep, int(self.best["step"]))
+        checkpoint.prune(self.run.checkpoints, self.plan.options.keep, self.best["step"])
 
     def _save_models(self, folder: Path) -> None:
         self.learned.save(folder / "model")
         self.companions.save(folder / "models")
         if self.plan.options.lora:
-            save_adapter(cast(TextPolicy, self.policy), folder / "adapter")
+            base = model_source(self.plan.options.model, cast(TextWorld, self.world))
+            save_adapter(cast(TextPolicy, self.policy), folder / "adapter", base)
 
     def _load(self, found: checkpoint.Checkpoint) -> None:
         """Take up what a checkpoint holds: whole, as its manifest says, but perhaps of another method or version."""

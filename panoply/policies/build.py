@@ -62,7 +62,7 @@ def warm_start(world: TextWorld) -> Path | None:
 
 def model_source(source: str, world: TextWorld) -> Path | None:
     """The folder that `start`, a run, a checkpoint or a folder stands for; None for `fresh`."""
-    from panoply.run import model_folder
+    from panoply.which import model_folder
 
     if source == "fresh":
         return None

@@ -345,7 +345,7 @@ def open_policy(
     settings: Mapping[str, Any] | None = None,
 ) -> ControlPolicy:
     """New weights (`start`, `fresh`), or those of a run, a checkpoint or a folder."""
-    from panoply.run import model_folder
+    from panoply.which import model_folder
 
     where = torch.device("cpu" if device == "auto" else device)
     if source in ("start", "fresh"):

@@ -54,10 +54,12 @@ def save_model(
     folder: str | Path,
     shard_bytes: int = SHARD_BYTES,
     companions: Mapping[str, bytes] | None = None,
+    roles: Mapping[str, int] | None = None,
 ) -> None:
     """Write a folder that transformers opens, all of it or nothing.
 
-    `companions` are files to lie beside the weights. An older model there is replaced; other files stay.
+    `companions` are files to lie beside the weights; `roles` are ids such as `eos_token_id`, written where the model's
+    own files name none, so that `generate` knows where a text ends. An older model there is replaced; other files stay.
     Adapters of PEFT are merged into a copy, so that the folder stands alone.
     """
     folder = Path(folder)
@@ -77,6 +79,7 @@ def save_model(
             model.write(staging, shard_bytes)
         for name, content in (companions or {}).items():
             (staging / name).write_bytes(content)
+        _name_roles(staging, roles or {})
         _swap(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -135,6 +138,20 @@ def _write_decoder(model: Decoder, folder: Path, shard_bytes: int) -> None:
         where |= dict.fromkeys(names, name)
     index = {"metadata": {"total_size": sum(w.nbytes for w in weights.values())}, "weight_map": where}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _name_roles(folder: Path, roles: Mapping[str, int]) -> None:
+    """What the model's own files say stands. `generate` ends at the ids of the generation config."""
+    if not roles:
+        return
+    config, generation = folder / "config.json", folder / GENERATION
+    known = json.loads(config.read_text())
+    known |= {role: ident for role, ident in roles.items() if known.get(role) is None}
+    config.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+    given = json.loads(generation.read_text()) if generation.is_file() else {}
+    missing = {role: known[role] for role in roles if given.get(role) is None}
+    if missing:
+        generation.write_text(json.dumps({**given, **missing}, indent=2, sort_keys=True) + "\n")
 
 
 def _shards(weights: Mapping[str, Tensor], limit: int) -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,18 @@ def adapted(policy: TextPolicy) -> Any:
     return policy.model.inner if isinstance(policy.model, Foreign) else policy.model
 
 
-def save_adapter(policy: TextPolicy, folder: Path) -> None:
-    """A folder that PEFT opens on the base model."""
-    adapted(policy).save_pretrained(str(folder))
+def save_adapter(policy: TextPolicy, folder: Path, base: Path | None = None) -> None:
+    """A folder that PEFT opens on the base model, by `AutoPeftModelForCausalLM` where a folder holds that.
+
+    What PEFT would write of a decoder of this library is no use to others: they open the base with transformers, where
+    the layers have the same names.
+    """
+    adapted(policy).save_pretrained(str(folder), save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)  # a form that nobody has filled in
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config |= {"auto_mapping": None, "task_type": "CAUSAL_LM"}
+    config["base_model_name_or_path"] = None if base is None else str(base.resolve())
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def load_adapter(policy: TextPolicy, folder: Path) -> None:

@@ -69,7 +69,8 @@ class TextPolicy:
 
     def save(self, folder: str | Path) -> None:
         """A Hugging Face folder, replaced as a whole: a crash leaves the old one."""
-        save_model(self.model, folder, companions={**self.companions, **self.tokenizer.files})
+        companions = {**self.companions, **self.tokenizer.files}
+        save_model(self.model, folder, companions=companions, roles=self.tokenizer.roles)
 
     @property
     def context_length(self) -> int:

@@ -145,6 +145,12 @@ class Tokenizer:
         pad = self._named("pad_token")
         return self.eos_id if pad is None else pad
 
+    @property
+    def roles(self) -> dict[str, int]:
+        """The ids of tokens with a role, as `config.json` names them."""
+        found = {"bos_token_id": self.bos_id, "eos_token_id": self.eos_id, "pad_token_id": self.pad_id}
+        return {name: ident for name, ident in found.items() if ident is not None}
+
     def save(self, folder: str | Path) -> None:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)

@@ -134,13 +134,14 @@ def _results(study: Study) -> str:
                 e.label,
                 f"{done} of {len(facts)}",
                 _span([f["step"] for f in facts], 0),
+                ", ".join(sorted({f["measured"] for f in facts})),
                 _span([f["before"] for f in facts]),
                 _span([f["after"] for f in facts]),
                 _span([f["reward"] for f in facts]),
                 _span([f["seconds"] for f in facts], 1),
             )
         )
-    head = ("experiment", "finished", "steps", "held-out before", "held-out last", "last reward", "seconds")
+    head = ("experiment", "finished", "steps", "held out", "before", "last", "last reward", "seconds")
     return _table(head, rows)
 
 

@@ -221,7 +221,10 @@ class Shelf:
             "seconds": _number(last.get("seconds")),
             "before": before,
             "after": after if after is not None else _held_out(scores),
-            "measured": _text(_word(result or {}, "after", "of")) or "success",
+            "measured": _text(config.get("measures"))
+            or _text(_word(result or {}, "after", "of"))
+            or "success",
+            "best": _number(_word(result or {}, "best", "step")),
             "reward": _number(last.get("reward")),
             "created": _text(config.get("created")) or "",
             "version": _text(config.get("panoply")) or "unknown",

@@ -207,10 +207,11 @@ def trained(result: Trained) -> str:
     before, after = result.before, result.after
     rows = [(f"held-out {after.get('of', 'success')}", "before", "", "after")]
     for name in (n for n in after if f"{n}_interval" in after):
-        low, high = after[f"{name}_interval"]
-        rows.append(
-            (name, f"{before[name]:.3f}", "→", f"{after[name]:.3f}  (95 % interval {low:.2f}–{high:.2f})")
-        )
+        interval = _interval(after[f"{name}_interval"], 2)
+        rows.append((name, _mean(before, name), "→", f"{after[name]:.3f}  {interval}"))
+    for name, rate in after.get("success", {}).items():
+        rows.append((f"success, {name}", _mean(before.get("success", {}), name), "→", f"{rate:.3f}"))
+    rows += _graded(after)
     if after.get("solved") is not None:
         reached = "reached" if after["solved"] else "not reached"
         rows.append(("solved", "", "", f"the mark of {after['solved_at']:g} is {reached}"))
@@ -218,7 +219,34 @@ def trained(result: Trained) -> str:
     wide = max(len(command) + len(why) for command, why in nexts) + 4 > page_width()
     listing = "\n".join(f"{why}:\n  {command}" for command, why in nexts) if wide else table(nexts)
     facts = f"{result.seconds:.0f} s of training, run folder {result.run}"
-    return "\n".join([table(rows, margin=0), facts, "", "what next", indent(listing)])
+    return "\n".join(
+        [table(rows, margin=0), *_best(Run.open(result.run)), facts, "", "what next", indent(listing)]
+    )
+
+
+def _mean(measured: Mapping[str, Any], name: str) -> str:
+    """A mean, or a dash where nothing could be graded."""
+    return f"{measured[name]:.3f}" if name in measured else "–"
+
+
+def _interval(ends: Sequence[float], digits: int) -> str:
+    low, high = (f"{end:.{digits}f}" for end in ends)
+    return f"(95 % interval {low} to {high})" if low.startswith("-") else f"(95 % interval {low}–{high})"
+
+
+def _graded(measured: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    lost = measured.get("ungraded")
+    return [("not graded", "", "", f"{lost} answers, which are left out")] if lost else []
+
+
+def _best(run: Run) -> list[str]:
+    """Which step commands take of a run, where that is not its last."""
+    result = run.result()
+    if result is None or "best" not in result or result["best"]["step"] == result["steps"]:
+        return []
+    best, last = result["best"]["step"], result["steps"]
+    what = "the model before training" if best == 0 else "the best"
+    return [f"eval, sample and --model take step {best}, {what}; --which last takes step {last}"]
 
 
 def _word(value: Any) -> str:
@@ -270,14 +298,16 @@ def next_commands(run: Run) -> list[tuple[str, str]]:
 
 def evaluated(found: Evaluation) -> str:
     facts = found.to_json()
-    of = facts.get("of", "success")
     rows = [
-        ("problems" if of == "success" else "starts", str(found.problems)),
+        ("model", found.model),
+        ("measured", found.of),
+        ("starts" if found.of == "return" else "problems", str(found.problems)),
         ("attempts", str(found.attempts)),
     ]
     for name in found.rates:
-        low, high = facts[f"{name}_interval"]
-        rows.append((name, f"{facts[name]:.3f}  (95 % interval {low:.3f}–{high:.3f})"))
+        rows.append((name, f"{facts[name]:.3f}  {_interval(facts[f'{name}_interval'], 3)}"))
+    rows += [(f"success, {name}", f"{rate:.3f}") for name, rate in found.success.items()]
+    rows += [(f"{name}", text) for name, _, _, text in _graded(facts)]
     rows += [(f"  {part}", f"{rate:.3f}") for part, rate in found.parts.items()]
     rows += [(f"pass@{k}", f"{v:.3f}") for k, v in found.pass_at.items()]
     answers = (plain(" ".join(text.split())) for text in found.samples)
@@ -292,13 +322,21 @@ def runs_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Runs with what they reached; below them those that cannot be read, and why."""
     if not runs:
         return "No runs yet. Make one: panoply train grpo --world chain"
-    rows = [("run", "method", "status", "step", "held-out success")]
+    rows = [("run", "method", "status", "step", "held out")]
     for facts in runs:
         if "problem" in facts:
             continue
         pair = [f"{v:.2f}" if v is not None else "–" for v in (facts["before"], facts["after"])]
         step = f"{facts['step']}/{facts['of']}"
-        rows.append((facts["run"], str(facts["method"]), facts["status"], step, " → ".join(pair)))
+        rows.append(
+            (
+                facts["run"],
+                str(facts["method"]),
+                facts["status"],
+                step,
+                f"{facts['measured']} {' → '.join(pair)}",
+            )
+        )
     unreadable = [(facts["run"], facts["problem"]) for facts in runs if "problem" in facts]
     pieces = [table(rows) if len(rows) > 1 else "", table(unreadable)]
     return "\n\nunreadable\n".join(piece for piece in pieces if piece)

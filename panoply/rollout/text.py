@@ -155,7 +155,8 @@ class Collector(InOrder[Task]):
     def prefix_values(self, tasks: Sequence[Task], prefixes: Sequence[Sequence[int]], samples: int) -> Tensor:
         """V̂ of unfinished answers: the mean success of so many of the policy's own continuations of each.
 
-        For worlds of one turn. The draws count as decisions, and as neither episodes nor tasks.
+        Continuations that could not be graded are left out. For worlds of one turn. The draws count
+        as decisions, and as neither episodes nor tasks.
         """
         sampling = self._sampling(1.0)
         starts = [(*task.prompt, *prefix) for task, prefix in zip(tasks, prefixes, strict=True)]
@@ -172,8 +173,9 @@ class Collector(InOrder[Task]):
             for r, rest in zip(rollouts.request.tolist(), rollouts.completions(), strict=True)
         ]
         graded = self.world.grade_all(asked, answers)
-        success = torch.tensor([g["success"] if g else 0.0 for g in graded])
-        return torch.zeros(len(starts)).index_add(0, rollouts.request, success) / samples
+        worth = torch.tensor([[g["success"], 1.0] if g else [0.0, 0.0] for g in graded])
+        found = torch.zeros(len(starts), 2).index_add(0, rollouts.request, worth)
+        return found[:, 0] / found[:, 1].clamp(min=1)
 
     def _sampling(
         self, temperature: Temperature, top_p: float = 1.0, top_k: int = 0, max_tokens: int | None = None
@@ -254,12 +256,15 @@ class Collector(InOrder[Task]):
             columns["belief"] = beliefs(self.world, self.policy, tasks, decisions, context)
         self.state["groups"] += len(tasks) // group
         experience = Experience(decisions.plus(columns), context)
-        if not log.failed or self.split == "test":
+        if not log.failed:
             return experience
+        graded = ~torch.isin(row, torch.tensor(log.failed))
+        if self.split == "test":
+            return experience.with_columns(graded=graded.float())
         if len(log.failed) == len(tasks):
             why = "; ".join(self.world.failures())
             raise Resumable(f"Not one of {len(tasks)} answers could be graded: {why}.")
-        return experience.take(~torch.isin(row, torch.tensor(log.failed)))
+        return experience.take(graded)
 
     def _given(self, tasks: Sequence[Task], lessons: Sequence[Sequence[Lesson]]) -> Experience:
         """Foreign episodes: no behaviour log-probability, since no policy of ours took these decisions."""

@@ -151,6 +151,11 @@ class TextWorld(ABC):
         """The kind of problem, where there are several, whose success is reported apart."""
         return ""
 
+    @property
+    def judged_by(self) -> str:
+        """The signal that held-out answers are judged by, and the best checkpoint chosen."""
+        return "success"
+
     def failures(self) -> dict[str, int]:
         """Why grading failed, and how often."""
         return {}

@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from panoply.errors import PanoplyError
-from panoply.evaluation.pass_at_k import mean_pass_at_k, pass_at_k, wilson
+from panoply.evaluation.intervals import wilson
+from panoply.evaluation.pass_at_k import mean_pass_at_k, pass_at_k
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def reward_model(job: Job, *, folder: str = "", name: str = "model", scale: floa
     """
     from panoply.policies.build import DTYPE, pick_device
     from panoply.policies.value import ValueModel
-    from panoply.run import model_folder
+    from panoply.which import model_folder
 
     if not folder:
         raise PanoplyError(

@@ -204,6 +204,8 @@ class ControlWorld(ABC):
     """The time limit; reaching it truncates an episode."""
     solved: float | None = None
     """The mean return that counts as solved."""
+    judged_by: ClassVar[str] = "return"
+    """What held-out starts are judged by, and the best checkpoint chosen."""
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))

@@ -10,15 +10,16 @@ import numpy as np
 from panoply.errors import PanoplyError
 from panoply.experience import TERMINATED, TRUNCATED
 from panoply.policies.control import ControlPolicy
-from panoply.run import Run, model_folder
+from panoply.run import Run
 from panoply.seeds import numpy_rng
+from panoply.which import model_folder
 from panoply.worlds.control.simulated import Simulation
 from panoply.worlds.control.world import Array
 from panoply.worlds.logged.data import FINAL, LoggedData
 
 
 class Learned:
-    """A run's last policy as the expert: the action it takes when it takes no chances."""
+    """A run's best policy as the expert: the action it takes when it takes no chances."""
 
     def __init__(self, folder: str):
         self.policy = ControlPolicy.load(model_folder(folder))

@@ -267,6 +267,11 @@ class Jsonl(TextWorld):
     def signals(self) -> frozenset[str] | None:
         return frozenset({"success", "reward", *self._names})
 
+    @property
+    def judged_by(self) -> str:
+        """Rewards of one's own are what is learned; a threshold may be far from all of them."""
+        return "reward" if self.rewards else "success"
+
     def failures(self) -> dict[str, int]:
         """Why reward functions failed, and how often."""
         functions = self._functions if "_functions" in self.__dict__ else []
