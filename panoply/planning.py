@@ -38,7 +38,7 @@ class Options:
     decisions: int | None = None
     """Stop early when this many decisions have been collected, those of continuations that only value included."""
     model: str = "start"
-    """`start` (the world's warm start), `fresh` (new weights), or a folder."""
+    """`start` (the world's warm start), `fresh` (new weights), a folder, a run, or a model of the Hugging Face Hub."""
     lora: int = 0
     """Rank of low-rank adapters, through PEFT; 0 trains every weight."""
     reference: str = "start"

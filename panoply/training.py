@@ -16,6 +16,7 @@ from panoply.handle import Course, Step, Steps
 from panoply.kinds import kind_of
 from panoply.own import is_data_file, own_data
 from panoply.planning import Plan, make_plan
+from panoply.policies import hub
 from panoply.regimes import REGIMES
 from panoply.run import Run, fresh_folder
 from panoply.which import Which, is_run, take
@@ -68,7 +69,7 @@ def plan(method: str, world: str | None = None, **choices: Any) -> Plan:
     """
     for plugin in choices.get("plugins") or ():
         registry.load_plugin(plugin)
-    world, choices = own_data(world, _exact(choices))
+    world, choices = own_data(world, hub.known(_exact(choices)))
     world = world or registry.find("method", method).world or "chain"
     slots = {name: choices.pop(name) for name in SLOT_NAMES if choices.get(name) is not None}
     return make_plan(method, world, slots=slots, **{k: v for k, v in choices.items() if k not in SLOT_NAMES})
@@ -177,6 +178,7 @@ def _course(
         return _start(method, run, watching)
     for plugin in choices.get("plugins") or ():
         registry.load_plugin(plugin)
+    choices = hub.fetched(choices, watching.say)
     if registry.is_recipe(method):
         return _train_recipe(method, world, run, watching, {**choices, "from_scratch": from_scratch})
     choices = _exact(choices, watching.say)

@@ -10,6 +10,7 @@ from panoply import checkpoint
 from panoply.checkpoint import Checkpoint
 from panoply.errors import PanoplyError, unknown
 from panoply.files import is_file
+from panoply.policies import hub
 from panoply.records import Best
 from panoply.run import CONFIG, Run
 
@@ -58,7 +59,7 @@ def take(source: str | Path, which: Which = None) -> Taken:
     if which is not None:
         raise PanoplyError(f"--which chooses a checkpoint of a run, and {source} is not a run: leave it out.")
     if not is_file(path / checkpoint.MANIFEST):
-        return Taken(path)
+        return Taken(hub.fetch(str(source)) if hub.is_id(source) else path)
     problem = Checkpoint(path).problem()
     if problem is not None:
         raise PanoplyError(f"The checkpoint {path} is not usable: {problem}.")

@@ -16,6 +16,7 @@ from panoply.rollout.text import Collector
 from panoply.worlds.text.chain import Chain
 
 torch.set_num_threads(1)
+os.environ["HF_HUB_OFFLINE"] = "1"  # a name that is no folder is looked up nowhere
 os.environ["COLUMNS"] = "100"  # what is printed is compared, whatever terminal the tests run in
 
 
