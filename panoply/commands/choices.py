@@ -27,7 +27,9 @@ SETTINGS = "such as update.lr=1e-4, regularise.kl=0.1, world.operations=8, run.h
 def add_choices(parser: Parser) -> None:
     option = parser.add_argument
     option("--world", help="where the policy acts (default chain)")
-    option("--model", help="start (the world's warm start, the default), fresh, a folder, a run or NAME/MODEL")
+    option(
+        "--model", help="start (the world's warm start, the default), fresh, a folder, a run or NAME/MODEL"
+    )
     option("--reference", help="what KL and preference terms compare with: start, none, a folder or a run")
     add_which(parser, "that --model and --reference take of a run")
     option("--lora", type=int, metavar="RANK", help="train low-rank adapters only, through PEFT")
