@@ -36,7 +36,7 @@ SMALL = {
     "update.lr": 1e-2,
 }
 """Little data, and updates large enough that what bounds them is felt."""
-RUN = {"held_out": 4, "steps": 2, "threads": 1, "device": "cpu", "evaluate_every": 0, "episodes_every": 0}
+RUN = {"held_out": 4, "steps": 3, "threads": 1, "device": "cpu", "evaluate_every": 0, "episodes_every": 0}
 CLOCK = ("seconds", "tokens_per_second", "peak_memory")
 
 
@@ -56,7 +56,8 @@ def small(name: str, **settings: Any) -> Any:
     if isinstance(built, ControlWorld):
         fitting["policy.hidden"] = (8,)
     model = "start" if isinstance(built, ControlWorld) or warm_start(built) else "fresh"
-    for left_out in ((), ("replay.warmup", "replay.every"), ("update.epochs", "update.minibatches")):
+    updates, waits = ("update.epochs", "update.minibatches"), ("replay.warmup", "replay.every")
+    for left_out in ((), updates, (*updates, *waits)):
         fitting = {p: v for p, v in fitting.items() if p not in left_out}
         try:
             pp.plan(name, world, settings=fitting, model=model, **RUN)
@@ -80,6 +81,8 @@ def outcome(plan: Any) -> str:
         return json.dumps([done.fingerprint, rows, dict(done.after)], sort_keys=True)
     except PanoplyError as refused:
         return f"refused: {refused}"
+    except Exception as error:
+        return f"crashed: {type(error).__name__}: {error}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -154,7 +157,10 @@ def inert(task: tuple[str, list[tuple[str, str]]]) -> list[tuple[str, str, str]]
             ):
                 continue
             tried.append(other)
-            if outcome(changed) != base:
+            found_now = outcome(changed)
+            if found_now.startswith("crashed"):
+                found.append((name, path, f"{ident} = {other!r}: {found_now}"))
+            if found_now != base:
                 break
         else:
             if tried:
