@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from panoply import __version__
 from panoply.commands.parser import Parser
-from panoply.errors import PanoplyError, plain, unknown
+from panoply.errors import PanoplyError, memory_errors, plain, unknown
+from panoply.stopping import stoppable
 
 if TYPE_CHECKING:
     import argparse
@@ -36,32 +39,69 @@ ORDER = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `panoply` command."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show π gets a ? and not a traceback
-            stream.reconfigure(errors="replace")
+    _open_streams()
     try:
-        code = _main(list(sys.argv[1:] if arguments is None else arguments))
+        with stoppable(), memory_errors():
+            code = _main(_words(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except PanoplyError as error:
-        _complain(str(error))
-        code = 2
+        code = _complain(str(error))
     except KeyboardInterrupt as error:
         _complain(str(error) or "stopped")
-        code = 130
+        code = 128 + getattr(error, "number", signal.SIGINT)
     except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop(sys.stdout)
         code = 0
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO):
             raise
         where = f" ({error.filename})" if error.filename else ""
-        _complain(f"{error.strerror}{where}.")
-        code = 2
+        code = _complain(f"{error.strerror}{where}.")
+        _drop(sys.stdout)
     sys.exit(code)
 
 
-def _complain(text: str) -> None:
-    print(plain(f"panoply: {text}", lines=True), file=sys.stderr)
+def _open_streams() -> None:
+    """What was closed before the command began leads nowhere, so that no file of a run takes its number.
+
+    A terminal that cannot show π gets a ? and not a traceback.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _words(arguments: Sequence[str]) -> list[str]:
+    for word in arguments:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise PanoplyError(
+                f"'{plain(word)}' is not text in UTF-8, and a run could not store it: rename the file or folder."
+            ) from error
+    return list(arguments)
+
+
+def _drop(stream: TextIO) -> None:
+    """What is still to be written leads nowhere: Python would try again as it ends, and complain."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _complain(text: str) -> int:
+    """Say what is wrong, where anyone listens; the code of bad input."""
+    try:
+        print(plain(f"panoply: {text}", lines=True), file=sys.stderr, flush=True)
+    except OSError:
+        _drop(sys.stderr)
+    return 2
 
 
 def _main(arguments: list[str]) -> int:

@@ -34,6 +34,22 @@ def device_errors(doing: str) -> Iterator[None]:
         ) from problem
 
 
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Turn an allocation that failed into a sentence."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, ImportError) as problem:
+        words = ("allocate memory", "failed to map segment")
+        if not isinstance(problem, MemoryError) and not any(w in str(problem) for w in words):
+            raise
+        asked = re.search(r"allocate (\d+) bytes", str(problem))
+        size = f": {int(asked[1]) / 2**20:,.0f} MiB could not be had" if asked else ""
+        raise Resumable(
+            f"There is too little memory{size}. Make batches or the model smaller, or close other programs."
+        ) from problem
+
+
 def unknown(kind: str, name: str, known: Iterable[str], meant: Sequence[str] = ()) -> PanoplyError:
     """An error for a name that does not exist, with what was probably `meant`, or the nearest ones that do."""
     names = sorted(set(known))

@@ -368,7 +368,7 @@ def load_plugin(file: str | Path) -> None:
     except PanoplyError:
         del sys.modules[name]
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise PanoplyError(
             f"The plug-in '{file}' cannot be loaded: {type(error).__name__}: {error}."

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from panoply import registry
-from panoply.errors import PanoplyError, Resumable
+from panoply.errors import PanoplyError, Resumable, memory_errors
 from panoply.handle import Course, Step, Steps
 from panoply.kinds import kind_of
 from panoply.own import is_data_file, own_data
@@ -19,6 +19,7 @@ from panoply.planning import Plan, make_plan
 from panoply.policies import hub
 from panoply.regimes import REGIMES
 from panoply.run import Run, fresh_folder
+from panoply.stopping import Stopped, patient
 from panoply.which import Which, is_run, take
 
 if TYPE_CHECKING:
@@ -53,10 +54,6 @@ class Trained:
         from panoply.api import load_policy
 
         return load_policy(self.run, which=which)
-
-
-class Stopped(KeyboardInterrupt):
-    """Ctrl-C during a run: says how to go on with it."""
 
 
 def plan(method: str, world: str | None = None, **choices: Any) -> Plan:
@@ -124,18 +121,22 @@ def train(
     progress       who is told how the run goes (`panoply.Progress`); where none is given, a live panel or lines
     on_step        called after every step with a `Step`: its metrics, its experience, and `stop()`
     from_scratch   remake the world's warm start first, by imitating its teacher, instead of using the shipped one
+
+    Ctrl-C stops the run after its step, which is saved, or at once the second time; either way it can be resumed.
     """
-    course = _course(method, world, run, resume, progress, from_scratch, choices)
-    with contextlib.closing(course):
-        while True:
-            try:
-                step = next(course)
-            except StopIteration as ended:
-                found: Trained = ended.value
-                return found
-            if on_step is not None:
-                on_step(step)
-            del step  # what it was made of is not kept while the next is made
+    with patient() as stop:
+        course = _course(method, world, run, resume, progress, from_scratch, choices)
+        with contextlib.closing(course):
+            while True:
+                try:
+                    step = course.throw(Stopped(number=stop.asked)) if stop.asked else next(course)
+                except StopIteration as ended:
+                    found: Trained = ended.value
+                    return found
+                stop.stepping = True
+                if on_step is not None:
+                    on_step(step)
+                del step  # what it was made of is not kept while the next is made
 
 
 def steps(
@@ -278,23 +279,29 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Course
     mixed = made.method.regime == "offline" and "sample" in made.method.slots()
     job = None
     try:
-        job = Job(made, run, progress)
-        job.begin()
-        yield from job.paused_between(off_policy(job) if mixed else loops[made.method.regime](job))
-        with job.at_work():
-            job.finish()
+        with memory_errors():
+            job = Job(made, run, progress)
+            job.begin()
+            yield from job.paused_between(off_policy(job) if mixed else loops[made.method.regime](job))
+            with job.at_work():
+                job.finish()
     except Diverged as error:
         assert job is not None
         kept = job.save_last_good(str(error))
         raise PanoplyError(f"{error} {run.folder} holds the state of step {kept}.") from error
+    except SystemExit as error:
+        raise PanoplyError(
+            f"The run was left by sys.exit({error.code!r}), which a plug-in or a world must have called. Go on with "
+            f"panoply train --resume {run.folder}."
+        ) from error
     except PanoplyError as error:
         if isinstance(error, Resumable):
             raise type(error)(f"{error} Go on with panoply train --resume {run.folder}.") from error
         if new:
             run.discard()
         raise
-    except KeyboardInterrupt:
-        raise Stopped(f"stopped; go on with panoply train --resume {run.folder}") from None
+    except KeyboardInterrupt as stop:
+        raise Stopped.to_go_on(f"go on with panoply train --resume {run.folder}", stop) from None
     except GeneratorExit:
         assert job is not None
         job.pause()

@@ -8,8 +8,6 @@ import json
 import math
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import time
 import types
@@ -403,31 +401,6 @@ class TestDivergence:
         assert done.returncode == 2
         assert done.stderr.startswith("panoply: Stopped: in step 1 the norm")
         assert done.stderr.count("\n") == 1
-
-
-def listening() -> None:
-    """A shell starts what it puts into the background deaf to Ctrl-C, and its children inherit that."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def test_ctrl_c_names_the_run_to_go_on_with(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    words = [*tiny.words(**{"run.checkpoint_every": 1}), "--steps", "100000", "--model", "fresh", "--quiet"]
-    process = subprocess.Popen(
-        tiny.command("train", "grpo", *words, "--run", str(run)),
-        env=tiny.environment(), stderr=subprocess.PIPE, text=True, preexec_fn=listening,
-    )  # fmt: skip
-    while not (run / "checkpoints/step-0000002").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert said == f"panoply: stopped; go on with panoply train --resume {run}\n"
-    opened = Run.open(run)
-    assert opened.status() == "stopped"
-    assert all(c.problem() is None for c in checkpoint.listed(opened.checkpoints))
-    assert not list(opened.checkpoints.glob(".writing*"))
 
 
 class TestSinks:

@@ -21,6 +21,7 @@ import panoply
 from panoply.errors import PanoplyError
 from panoply.evidence import cache
 from panoply.planning import Plan
+from panoply.stopping import Stopped
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -235,8 +236,8 @@ def run_all(
             if waiting:
                 worker.take(waiting.pop(0))
         watch.show(orders, [])
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("stopped; the same command goes on from here") from None
+    except KeyboardInterrupt as stop:
+        raise Stopped.to_go_on("the same command goes on from here", stop) from None
     finally:
         watch.close()
         for worker in staff:

@@ -254,19 +254,27 @@ class Job:
             if step is None:
                 return
             away = time.monotonic()
-            yield step
+            try:
+                yield step
+            except KeyboardInterrupt:
+                self._store()
+                raise
             del step  # what it was made of is not kept while the next is made
             self._started += time.monotonic() - away
 
     def pause(self) -> None:
         """Leave the run so that it can be resumed from its last step."""
-        with self.at_work():
-            if all(c.step != self.step for c in checkpoint.listed(self.run.checkpoints)):
-                self._save()
+        self._store()
         self.progress.say(
             f"Left at step {self.step} of {self.plan.options.steps}; go on with panoply train --resume "
             f"{self.run.folder}"
         )
+
+    def _store(self) -> None:
+        """Between two steps: save where the run is, unless that was done."""
+        with self.at_work():
+            if all(c.step != self.step for c in checkpoint.listed(self.run.checkpoints)):
+                self._save()
 
     def finish(self) -> dict[str, Any]:
         """Store the end of the run and close it."""

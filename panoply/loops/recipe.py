@@ -14,6 +14,7 @@ from panoply.files import brief, is_file, read_json, read_text
 from panoply.recipes import Recipe, Stage
 from panoply.records import RecipeRecord
 from panoply.run import RECIPE, Run
+from panoply.stopping import Stopped
 
 if TYPE_CHECKING:
     from panoply.handle import Course
@@ -41,6 +42,8 @@ def run_recipe(entry: Entry, folder: Path, choices: Mapping[str, Any], train: Tr
                 at = folder / f"{number * len(recipe.stages) + place + 1:02d}-{stage.name}"
                 result = yield from _run_stage(stage, at, done, choices, train)
                 done[stage.name] = at
+    except KeyboardInterrupt as stop:
+        raise Stopped.to_go_on(f"go on with panoply train --resume {folder}", stop) from None
     except PanoplyError:
         if made and not any(folder.glob("*/run.json")):
             shutil.rmtree(folder, ignore_errors=True)
