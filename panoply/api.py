@@ -15,7 +15,8 @@ from panoply.errors import PanoplyError
 from panoply.kinds import kind_of
 from panoply.planning import Options, world_settings
 from panoply.run import Run
-from panoply.training import SLOT_NAMES, Stopped, Trained, last_model, plan, plan_recipe, steps, train
+from panoply.stopping import Stopped
+from panoply.training import SLOT_NAMES, Trained, last_model, plan, plan_recipe, steps, train
 from panoply.which import Which, take
 
 if TYPE_CHECKING:
