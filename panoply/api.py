@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from panoply.evaluation.held_out import Evaluation
     from panoply.policies.control import ControlPolicy
     from panoply.policies.text import TextPolicy
+    from panoply.rollout.playing import Episode
     from panoply.worlds.control.world import ControlWorld
     from panoply.worlds.world import TextWorld
 
@@ -36,6 +37,7 @@ __all__ = [
     "load_policy",
     "plan",
     "plan_recipe",
+    "play",
     "sample",
     "steps",
     "train",
@@ -154,7 +156,9 @@ def sample(
     dtype: str = "float32",
     threads: int = 0,
 ) -> list[str]:
-    """Continuations of a prompt, as text.
+    """Continuations of a prompt, as text; of a run on a world of several turns, all turns, as `play` gives them.
+
+    What the world answered stands between ⟨ and ⟩ then.
 
     which   checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
     """
@@ -167,6 +171,10 @@ def sample(
     _at_least("n", n, 1)
     _at_least("temperature", temperature, 0)
     _at_least("max_tokens", max_tokens, 1)
+    if has_turns(source):
+        chosen: dict[str, Any] = {"n": n, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
+        chosen |= {"device": device, "dtype": dtype, "threads": threads}
+        return [str(episode) for episode in play(source, prompt, which=which, **chosen)]
     policy = load_policy(take(source, which).model, device, dtype)
     if not isinstance(policy, TextPolicy):
         raise PanoplyError(f"{source} acts and does not write: watch it with --video FILE.gif.")
@@ -188,6 +196,54 @@ def sample(
     with with_threads(threads):
         rollouts = TextEngine(policy.model, policy.tokenizer).generate([Request(tokens, seeds)], sampling)
     return [policy.tokenizer.decode(c) for c in rollouts.completions()]
+
+
+def has_turns(source: str | Path) -> bool:
+    """Whether this is a run on a world of several turns, whose episodes can be played."""
+    from panoply.rollout.playing import several_turns
+
+    return os.path.isfile(os.path.join(source, "run.json")) and several_turns(_world(source, None, {}))
+
+
+def play(
+    source: str | Path,
+    prompt: str | None = None,
+    *,
+    world: str | None = None,
+    which: Which = None,
+    n: int = 1,
+    temperature: float = 1.0,
+    max_tokens: int = 2**20,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    device: str = "auto",
+    dtype: str = "float32",
+    threads: int = 0,
+) -> list[Episode]:
+    """Episodes turn by turn: what a policy says, and what the world answers, tools included.
+
+    prompt       how the problem begins; the first held-out one where none is given
+    world        for a model folder; a run knows its own, and `settings` go over it
+    max_tokens   of one turn; never more than the world allows
+    which        checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
+    """
+    from panoply.policies.text import TextPolicy
+    from panoply.rollout import playing
+    from panoply.threads import with_threads
+    from panoply.worlds.world import TextWorld
+
+    _at_least("n", n, 1)
+    _at_least("temperature", temperature, 0)
+    _at_least("max_tokens", max_tokens, 1)
+    built = _world(source, world, settings or {})
+    if not isinstance(built, TextWorld):
+        raise PanoplyError(f"{built.name} is no world of text: watch it with --video FILE.gif.")
+    task = playing.problem(built, prompt)
+    options = Options(seed=seed, device=device, dtype=dtype)  # type: ignore[arg-type]
+    with with_threads(threads):
+        policy = kind_of(built).open_policy(str(take(source, which).model), built, options, {})
+        assert isinstance(policy, TextPolicy)
+        return playing.play(built, policy, task, n, temperature, seed, max_tokens)
 
 
 def video(

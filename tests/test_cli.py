@@ -12,6 +12,7 @@ import tiny
 
 import panoply as pp
 from panoply import cli, registry
+from panoply.report.text import pasted
 
 COMMANDS = ("train", "plan", "list", "show", "eval", "sample", "runs", "export")
 
@@ -68,7 +69,7 @@ class TestTrain:
         return [*tiny.words(), "--model", "fresh", "--threads", "1", "--run", str(folder)]
 
     def test_the_end_names_the_run_and_what_to_type_next(self, tmp_path: Path, panoply: Terminal) -> None:
-        out = panoply("train", "grpo", *self.words(tmp_path / "run"), "--steps", "2", "--quiet")
+        out = panoply.run("train", "grpo", *self.words(tmp_path / "run"), "--steps", "2")[1]
         assert "held-out success  before     after" in out
         assert f"run folder {tmp_path / 'run'}" in out
         assert f"panoply sample {tmp_path / 'run'} '" in out
@@ -110,7 +111,21 @@ class TestTrain:
     def test_resume(self, tmp_path: Path, panoply: Terminal) -> None:
         done = tiny.train(tmp_path / "run", steps=2)
         (done.run / "result.json").unlink()
-        assert str(done.run) in panoply("train", "--resume", str(done.run), "--quiet")
+        assert str(done.run) in panoply.run("train", "--resume", str(done.run))[1]
+
+    def test_quiet_is_quiet(self, tmp_path: Path, panoply: Terminal) -> None:
+        words = [*self.words(tmp_path / "run"), "--steps", "1", "--quiet"]
+        assert panoply.run("train", "grpo", *words) == (0, "", "")
+        assert tiny.result(tmp_path / "run")["steps"] == 1
+
+    @pytest.mark.parametrize(
+        "text", ["3+4=", "it's", "two\nlines\tand 'quotes'", "back\\slash\n", "π\x1b[2J"]
+    )
+    def test_prompts_can_be_pasted(self, text: str) -> None:
+        line = pasted(text)
+        assert line.isprintable()
+        said = subprocess.run(["bash", "-c", f"printf %s {line}"], capture_output=True, text=True, check=True)
+        assert said.stdout == text
 
     def test_lines_where_there_is_no_terminal(self, tmp_path: Path, panoply: Terminal) -> None:
         code, _, err = panoply.run("train", "grpo", *self.words(tmp_path / "run"), "--steps", "2")
@@ -129,7 +144,7 @@ class TestTrain:
 
         monkeypatch.setattr(training, "plan", shorter)
         words = [w for w in self.words(tmp_path / "run") if w not in ("--model", "fresh")]
-        out = panoply("train", "grpo", *words, "--steps", "1", "--from-scratch", "--quiet")
+        out = panoply.run("train", "grpo", *words, "--steps", "1", "--from-scratch")[1]
         assert f"run folder {tmp_path / 'run'}" in out
         assert tiny.result(tmp_path / "run-start")["steps"] == 3
 

@@ -44,7 +44,7 @@ def add(commands: Commands) -> None:
     option("--workers", type=int, metavar="N", help="processes at a time (default: the cores there are)")
     option("--store", metavar="DIR", default="results/claims", help="where verdicts are kept")
     add_plugins(parser)
-    option("--quiet", action="store_true", help="no progress")
+    option("--quiet", action="store_true", help="print only the result")
     add_json(parser)
 
 

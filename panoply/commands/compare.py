@@ -46,7 +46,7 @@ def add(commands: Commands) -> None:
     option("--workers", type=int, metavar="N", help="processes at a time (default: the cores there are)")
     option("--out", metavar="DIR", help="where the result goes (default runs/DATE-compare-WORLD)")
     add_plugins(parser)
-    option("--quiet", action="store_true", help="no progress")
+    option("--quiet", action="store_true", help="print only the result")
     add_json(parser, "the result as JSON")
 
 

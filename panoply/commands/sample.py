@@ -20,18 +20,25 @@ EXAMPLES = """\
   panoply sample runs/RUN "3+4*2+1*5+6*2+7="     what the policy writes
   panoply sample runs/RUN "7*8+1=" --which last  of the last checkpoint, not the best
   panoply sample DIR "7*8+1=" -n 4 --temperature 0
+  panoply sample runs/TOOLS-RUN                  play a held-out problem turn by turn, tools included
   panoply sample runs/PPO-RUN --video out.gif    film a held-out episode of a control policy"""
 
 
 def add(commands: Commands) -> None:
-    parser = command(commands, "sample", "continue a prompt, or film an episode", _sample, EXAMPLES)
+    parser = command(
+        commands, "sample", "continue a prompt, play the turns of an episode, or film one", _sample, EXAMPLES
+    )
     option = parser.add_argument
     option("source", metavar="RUN|DIR")
-    option("prompt", nargs="?")
+    option(
+        "prompt",
+        nargs="?",
+        help="in a world of several turns, one of its problems (default: the first held out)",
+    )
     add_which(parser)
     option("--video", metavar="FILE", help="film an episode: FILE.gif, or FILE.mp4 with imageio and ffmpeg")
-    option("--world", help="what to film a policy folder in; a run knows its own")
-    option("-n", type=int, default=1, help="how many continuations")
+    option("--world", help="what a policy folder is to play or be filmed in; a run knows its own")
+    option("-n", type=int, default=1, help="how many continuations, or episodes")
     option("--temperature", type=float, help="default 1, in a film 0: the likeliest actions")
     option("--max-tokens", type=int, default=128)
     option("--seed", type=int, default=0)
@@ -41,6 +48,7 @@ def add(commands: Commands) -> None:
 
 def _sample(chosen: argparse.Namespace) -> int:
     from panoply import api
+    from panoply.report.text import played
     from panoply.which import take
 
     load_plugins(chosen)
@@ -57,20 +65,19 @@ def _sample(chosen: argparse.Namespace) -> int:
         )
         print(f"{chosen.video}: an episode that earned {earned:g}, of {take(chosen.source, chosen.which)}")
         return 0
-    if chosen.prompt is None:
-        raise PanoplyError("Name a prompt to continue, or a film to make with --video FILE.gif.")
+    temperature = 1.0 if chosen.temperature is None else chosen.temperature
+    common = {"n": chosen.n, "temperature": temperature, "max_tokens": chosen.max_tokens, "seed": chosen.seed}
+    common |= machine(chosen)
     taken = take(chosen.source, chosen.which)
-    texts = api.sample(
-        taken.model,
-        chosen.prompt,
-        n=chosen.n,
-        temperature=1.0 if chosen.temperature is None else chosen.temperature,
-        max_tokens=chosen.max_tokens,
-        seed=chosen.seed,
-        **machine(chosen),
-    )
+    if chosen.world or api.has_turns(chosen.source):
+        which = {"world": chosen.world, "which": chosen.which}
+        shown = [played(episode) for episode in api.play(chosen.source, chosen.prompt, **which, **common)]
+    elif chosen.prompt is None:
+        raise PanoplyError("Name a prompt to continue, or a film to make with --video FILE.gif.")
+    else:
+        texts = api.sample(taken.model, chosen.prompt, **common)
+        shown = [plain(chosen.prompt + text, lines=True) for text in texts]
     if taken.step is not None:
         print(f"From {taken}.", file=sys.stderr, flush=True)
-    for text in texts:
-        print(plain(chosen.prompt + text, lines=True))
+    print("\n".join(shown))
     return 0

@@ -26,7 +26,7 @@ def add(commands: Commands) -> None:
     option("--resume", metavar="RUN", help="go on with a stopped run")
     option("--from-scratch", action="store_true", help="remake the warm start first")
     option("--sink", action="append", default=None, dest="sinks", help="tensorboard, wandb")
-    option("--quiet", action="store_true", help="no progress")
+    option("--quiet", action="store_true", help="print nothing but errors")
     add_json(parser, "the result as JSON")
 
 
@@ -53,7 +53,7 @@ def _train(chosen: argparse.Namespace) -> int:
     if chosen.json:
         facts = {"run": str(result.run), "before": result.before, "after": result.after}
         print(json.dumps({**facts, "seconds": result.seconds, "fingerprint": result.fingerprint}))
-    else:
+    elif not chosen.quiet:
         print(trained(result))
     return 0
 

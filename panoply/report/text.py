@@ -24,6 +24,7 @@ from panoply.worlds.world import TextWorld
 if TYPE_CHECKING:
     from panoply.api import Trained
     from panoply.evaluation.held_out import Evaluation
+    from panoply.rollout.playing import Episode
 
 EXACT = 5e7
 """Multiplications up to which a plan solves a world exactly to say how hard it is."""
@@ -254,8 +255,25 @@ def _word(value: Any) -> str:
     return ",".join(map(_word, value)) if isinstance(value, tuple) else show_value(value)
 
 
+def pasted(text: str) -> str:
+    """A text as a shell takes it in one line, whatever is in it: quoted, with line breaks and the like written out."""
+    if text.isprintable():
+        return shlex.quote(text)
+    letters = (plain(c) if not c.isprintable() else f"\\{c}" if c in "\\'" else c for c in text)
+    return f"$'{''.join(letters)}'"
+
+
+def _short_prompt(world: TextWorld) -> str:
+    """The shortest of a few held-out prompts, or a word for one where all are long."""
+    texts = (world.tokenizer.decode(list(world.task("test", i).prompt)) for i in range(8))
+    found = min(texts, key=len)
+    return found if len(found) <= 200 else "PROMPT"
+
+
 def next_commands(run: Run) -> list[tuple[str, str]]:
     """Commands that make sense after a run, and what each is for."""
+    from panoply.rollout.playing import several_turns
+
     made = run.plan()
     name, folder = made.method_id.split("@")[0], shlex.quote(str(run.folder))
     plugins = "".join(f" --plugin {shlex.quote(os.path.relpath(p))}" for p in made.plugins)
@@ -263,10 +281,10 @@ def next_commands(run: Run) -> list[tuple[str, str]]:
     options = "".join(f" --set {shlex.quote(f'world.{k}={_word(v)}')}" for k, v in made.world_options.items())
     built = made.world()
     if isinstance(built, TextWorld):
-        prompt = shlex.quote(built.tokenizer.decode(list(built.task("test", 0).prompt)))
+        prompt = "" if several_turns(built) else f" {pasted(_short_prompt(built))}"
         looking = [
             (f"panoply eval {folder} --k 1,16", "pass@k with intervals"),
-            (f"panoply sample {folder} {prompt}", "what the policy writes now"),
+            (f"panoply sample {folder}{prompt}", "what the policy says now"),
             (f"panoply export {folder} my-model", "a folder that transformers opens"),
         ]
     else:
@@ -294,6 +312,17 @@ def next_commands(run: Run) -> list[tuple[str, str]]:
         (f"panoply show {name}{plugins}", "the equation and the parts that just ran"),
         last,
     ]
+
+
+def played(episode: Episode) -> str:
+    """An episode turn by turn: who said what, and what it earned."""
+    said = [("prompt", episode.prompt)]
+    for turn in episode.turns:
+        said += [("policy", turn.said), *([("world", turn.seen)] if turn.seen else [])]
+    earned = ", ".join(f"{name} {value:g}" for name, value in episode.signals.items()) or "nothing"
+    said.append(("earned", earned if episode.ended else f"{earned}, when the model's context was full"))
+    rows = [(who, plain(text, lines=True).replace("\n", "\n" + " " * 8)) for who, text in said]
+    return "\n".join(f"{who:<7} {text}" for who, text in rows) + "\n"
 
 
 def evaluated(found: Evaluation) -> str:
