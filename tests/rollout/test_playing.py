@@ -79,5 +79,6 @@ def test_an_episode_ends_where_the_context_is_full(monkeypatch: pytest.MonkeyPat
     room = len(world.task("test", 0).prompt) + world.max_tokens
     monkeypatch.setattr(TextPolicy, "context_length", room)
     episodes = pp.play(ASSETS / "tools-start", world="tools", n=8)
-    assert {len(e.turns) for e in episodes} == {1}
     assert {e.ended for e in episodes} == {True, False}
+    monkeypatch.undo()
+    assert all(e.ended for e in pp.play(ASSETS / "tools-start", world="tools", n=8))
