@@ -10,7 +10,8 @@ from typing import Any
 from panoply import registry
 from panoply.elsewhere import meant
 from panoply.errors import PanoplyError, unknown
-from panoply.parts import Part, check, check_bound
+from panoply.parts import Part, check
+from panoply.ranges import ANY, check_range
 from panoply.regimes import REGIMES, Method
 
 Presets = str | tuple[str, ...] | None
@@ -137,7 +138,7 @@ def _assign_part(where: str, held: Part, path: str, value: Any) -> Part:
         chosen = registry.parse(here, value, annotation)
     else:
         chosen = check(here, registry.value_from_json(value), annotation)
-    check_bound(here, chosen, held.info.bounds.get(name))
+    check_range(here, chosen, held.info.bounds.get(name, ANY))
     return held.but(**{name: chosen})
 
 

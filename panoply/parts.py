@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import re
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from panoply.errors import PanoplyError, unknown
 from panoply.experience import STREAMS, Unit
+from panoply.ranges import ANY, check_range, merged, shown
 
 SLOTS = (
     "sample",
@@ -91,9 +92,9 @@ class Part:
 
     def __post_init__(self) -> None:
         for name, annotation in self.annotations().items():
-            value = check(f"{self.info.id}.{name}", getattr(self, name), annotation)
+            bound = self.info.bounds.get(name, ANY)
+            value = check(f"{self.info.id}.{name}", getattr(self, name), annotation, bound)
             object.__setattr__(self, name, value)
-            check_bound(f"{self.info.id}.{name}", value, self.info.bounds.get(name))
 
     @classmethod
     @functools.cache
@@ -173,7 +174,7 @@ def part(
               another part must give (`column:value`, `network:q`), targets to be kept (`target:q`), what the policy
               must be (`policy:squashed`), or a second batch (`aside`: see update.momentum)
     gives     what the part adds for others: `column:value`, `pairs`, `stream:imitation`
-    bounds    the numbers a setting may be, such as `above 0`, `at least 1` or `from 0 up to 1`
+    bounds    the numbers a setting may be, such as `above 0`, `at least 1` or `from 0 up to 1` (see ranges.py)
     idle      a column whose zero means that the term has no gradient on that decision
     state     makes the first state of a part that remembers; the function then takes the state first and
               returns `(state, result)`
@@ -250,13 +251,25 @@ def value_to_json(value: Any) -> Any:
 # ------------------------------------------------------------------ checking values against annotations
 
 
-def check(where: str, value: Any, annotation: Any) -> Any:
-    """The value, coerced where that is harmless (2 → 2.0, list → tuple), or one clear sentence."""
+def check(where: str, value: Any, annotation: Any, bound: str | None = None) -> Any:
+    """The value, coerced where that is harmless (2 → 2.0, list → tuple) and in its range, or one clear sentence."""
     for option in options(annotation):
         good, coerced = fits(value, option)
         if good:
+            if bound is not None:
+                check_range(where, coerced, bound)
             return coerced
-    raise PanoplyError(f"{where} takes {describe(annotation)}, not {value!r}.")
+    given = shown(value) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+    raise PanoplyError(f"{where} takes {describe(annotation)}, not {given[:200]}.")
+
+
+def check_fields(held: Any, prefix: str) -> None:
+    """Check every field of a frozen dataclass against its type and the ranges that its class declares as `bounds`."""
+    hints, bounds = typing.get_type_hints(type(held)), merged(type(held))
+    for field in dataclasses.fields(held):
+        where = f"{prefix}.{field.name}"
+        value = check(where, getattr(held, field.name), hints[field.name], bounds.get(field.name, ANY))
+        object.__setattr__(held, field.name, value)
 
 
 def options(annotation: Any) -> tuple[Any, ...]:
@@ -284,26 +297,17 @@ def fits(value: Any, annotation: Any) -> tuple[bool, Any]:
         return len(wanted) == len(value) and all(f for f, _ in pairs), tuple(v for _, v in pairs)
     if annotation is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number, float(value) if number else value
+        return number, _float(value) if number else value
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool), value
     return isinstance(annotation, type) and isinstance(value, annotation), value
 
 
-def check_bound(path: str, value: Any, bound: str | None) -> None:
-    """Refuse a number that a setting may not be; `path` is what the user calls the setting."""
-    if bound is not None and isinstance(value, int | float) and not within(value, bound):
-        raise PanoplyError(f"{path} must be {bound}, not {show_value(value)}.")
-
-
-def within(value: float, bound: str) -> bool:
-    """Whether a number is `above A`, `at least A`, `from A to B` (both included) or `from A up to B` (B not)."""
-    numbers = [float(word) for word in re.findall(r"-?\d+(?:\.\d+)?", bound)]
-    if bound.startswith("above"):
-        return value > numbers[0]
-    if bound.startswith("at least"):
-        return value >= numbers[0]
-    return numbers[0] <= value and (value < numbers[1] if "up to" in bound else value <= numbers[1])
+def _float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def describe(annotation: Any) -> str:
@@ -323,3 +327,9 @@ def describe(annotation: Any) -> str:
         else:
             words.append(named.get(option, "a part" if option is Part else str(option)))
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
+
+
+def kind(annotation: Any, bound: str | None) -> str:
+    """What a setting takes, in words, and which numbers."""
+    words = describe(annotation)
+    return words if bound in (None, ANY) else f"{words}, {bound}"

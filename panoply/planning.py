@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
+import math
 import os
 import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from panoply import compose, registry
 from panoply.errors import PanoplyError, unknown
 from panoply.kinds import kind_of
-from panoply.parts import check, show_value
+from panoply.parts import check_fields, show_value
+from panoply.ranges import MOST_THREADS, SEED
 from panoply.regimes import Method
 
 if TYPE_CHECKING:
     from panoply.worlds.control.world import ControlWorld
     from panoply.worlds.world import TextWorld
+
+
+MOST_ROWS = 10**8
+"""Episodes or decisions that one step may ask for."""
+MOST_WEIGHTS = 10**10
+"""Of a control policy's network."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +76,26 @@ class Options:
     sinks: tuple[str, ...] = ()
     """Where metrics go beside the run folder: `tensorboard`, `wandb`."""
 
+    bounds: ClassVar[Mapping[str, str]] = {
+        "seed": SEED,
+        "steps": "at least 1",
+        "minutes": "above 0",
+        "episodes": "at least 1",
+        "decisions": "at least 1",
+        "lora": "from 0 to 65536",
+        "threads": f"from 0 to {MOST_THREADS}",
+        "micro_tokens": "at least 1",
+        "evaluate_every": "at least 0",
+        "held_out": "from 1 to 1000000",
+        "checkpoint_every": "at least 1",
+        "keep": "at least 1",
+        "episodes_every": "at least 0",
+    }
+
     def __post_init__(self) -> None:
-        for name, annotation in typing.get_type_hints(Options).items():
-            object.__setattr__(self, name, check(f"run.{name}", getattr(self, name), annotation))
-        least = {"steps": 1, "threads": 0, "micro_tokens": 1, "held_out": 1, "checkpoint_every": 1, "keep": 1}
-        least |= {"evaluate_every": 0, "lora": 0, "episodes_every": 0, "episodes": 1, "decisions": 1}
-        for name, bound in least.items():
-            if getattr(self, name) is not None and getattr(self, name) < bound:
-                raise PanoplyError(f"run.{name} must be at least {bound}, not {getattr(self, name)}.")
-        if self.minutes is not None and not self.minutes > 0:
-            raise PanoplyError(f"run.minutes must be above 0, not {self.minutes:g}.")
+        check_fields(self, "run")
+        if not re.fullmatch(r"[a-z]+(:[0-9]{1,3})?", self.device):
+            raise PanoplyError(f"run.device is a name such as cpu or cuda:1, not '{self.device[:40]}'.")
 
 
 @dataclass(frozen=True)
@@ -248,6 +267,7 @@ def _options(settings: Mapping[str, Any]) -> Options:
 def check_plan(plan: Plan) -> None:
     """Refuse what is impossible, and what the user set although it has no effect."""
     method, options = plan.method, plan.options
+    _check_sizes(plan)
     snapshots = sorted({n.rpartition("@")[2] for n in method.needs() if "@" in n})
     if "reference" in snapshots and options.reference == "none":
         wanting = [
@@ -292,6 +312,25 @@ def check_plan(plan: Plan) -> None:
     for path, reason in inert(plan):
         if path in plan.chosen:
             raise PanoplyError(f"{path} has no effect: {reason}.")
+
+
+def _check_sizes(plan: Plan) -> None:
+    """Refuse numbers that are sound each on its own and too many together, before memory is asked for."""
+    for path, held in plan.method.parts():
+        settings = held.settings()
+        for names in (("prompts", "group"), ("envs", "length"), ("batch", "n_step", "chunk")):
+            given = {n: v for n in names if isinstance(v := settings.get(n), int)}
+            if math.prod(given.values()) > MOST_ROWS:
+                listed = " × ".join(f"{path}.{n} {v:,}" for n, v in given.items())
+                raise PanoplyError(
+                    f"A step would hold {listed} rows, more than {MOST_ROWS:,}: make them fewer."
+                )
+    hidden = plan.policy_options.get("hidden") or ()
+    weights = sum(a * b for a, b in itertools.pairwise(hidden))
+    if weights > MOST_WEIGHTS:
+        raise PanoplyError(
+            f"policy.hidden makes {weights:,} weights, more than {MOST_WEIGHTS:,}: make it narrower."
+        )
 
 
 def _refusal(plan: Plan, who: str, need: str) -> str:

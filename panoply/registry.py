@@ -288,7 +288,7 @@ def parse(where: str, text: str, annotation: Any) -> Any:
             good, coerced = fits(guess, option)
             if good:
                 return coerced
-        if option is Part:
+        if option is Part and word.lower() not in ("true", "false", "none", "null"):
             slot = where.rsplit(".", 1)[-1]
             return find_part(slot if slot in SLOTS else "schedule", word)()
     return part_module.check(where, guesses[0], annotation)

@@ -10,7 +10,6 @@ import torch
 
 from panoply.errors import PanoplyError
 
-MOST_THREADS = 1024
 GAIN = 1.1
 """How much faster all threads must be than one: small operations lose more by waiting than they gain."""
 

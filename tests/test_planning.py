@@ -143,7 +143,7 @@ def test_inert_choices_are_refused(setting: str) -> None:
             {"surrogate.dual": 2.0, "surrogate.kind": "truncate", "update.epochs": 2},
             "surrogate.dual has no effect",
         ),
-        ({"surrogate.dual": 0.5, "update.epochs": 2}, "surrogate.dual cannot be 0.5"),
+        ({"surrogate.dual": 0.5, "update.epochs": 2}, "surrogate.dual must be above 1, not 0.5"),
         ({"sample.group": 1}, "credit.baseline cannot be mean: a group of one episode"),
         ({"sample.group": 1, "credit.baseline": "leave_one_out"}, "credit.baseline cannot be leave_one_out"),
         ({"sample.group": 1, "credit.baseline": "none"}, "credit.scale cannot be std"),
@@ -324,7 +324,7 @@ def test_options_have_types() -> None:
         ({"settings": {"sample.max_tokens": 0}}, "sample.max_tokens must be at least 1, not 0"),
         ({"settings": {"regularise.kl": -1}}, "regularise.kl.weight must be at least 0, not -1"),
         ({"settings": {"sample.temperature": 0}}, "all 8 episodes of a group would be the same"),
-        ({"settings": {"run.minutes": "nan"}}, "run.minutes must be above 0"),
+        ({"settings": {"run.minutes": "nan"}}, "run.minutes must be above 0, not nan"),
         ({"credit": "ppo"}, r"credit \(gae\) needs the column 'value', which model.critic or model.median"),
         ({"credit": "spo-segment"}, "needs the column 'cut', which sample.cut_and_valued gives"),
         (

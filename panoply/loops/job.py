@@ -33,12 +33,13 @@ from panoply.policies.lora import add_lora, load_adapter, save_adapter
 from panoply.policies.text import TextPolicy
 from panoply.policies.value import ValueModel
 from panoply.progress import Progress
+from panoply.ranges import MOST_THREADS
 from panoply.records import Best
 from panoply.regimes import Offline, OffPolicy
 from panoply.rollout.graphs import setup_seconds
 from panoply.run import Run
 from panoply.sinks import Sink, open_sinks
-from panoply.threads import MOST_THREADS, pick_threads, without_denormals
+from panoply.threads import pick_threads, without_denormals
 from panoply.worlds.world import TextWorld
 
 COLLECTOR = "collector"

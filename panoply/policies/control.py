@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from panoply.errors import PanoplyError, plain, unknown
 from panoply.experience import Experience, moved
 from panoply.files import conform
-from panoply.parts import check
+from panoply.parts import check_fields
 from panoply.policies import divergence
 from panoply.policies.balance import WIDTH, Balance, embedded
 from panoply.policies.folder import read_config
@@ -70,17 +70,18 @@ class PolicySpec:
     betas: tuple[float, float] = (1.0, 5.0)
     """The range of that coefficient."""
 
-    def __post_init__(self) -> None:
+    bounds: ClassVar[Mapping[str, str]] = {
+        "hidden": f"from 1 to {WIDEST}",
+        "log_std": "from -20 to 20",
+        "epsilon": "from 0 to 1",
+        "atoms": "from 1 to 100000",
+        "span": "any number",
+        "stages": "from 0 to 100000",
+        "betas": "any number",
+    }
 
-        hints = typing.get_type_hints(PolicySpec)
-        for name, annotation in hints.items():
-            object.__setattr__(self, name, check(f"policy.{name}", getattr(self, name), annotation))
-        if self.stages < 0:
-            raise PanoplyError(f"policy.stages is a number of turns, not {self.stages}.")
-        if any(not 1 <= width <= WIDEST for width in self.hidden):
-            raise PanoplyError(
-                f"policy.hidden are widths of layers, from 1 to {WIDEST:,}, not {self.hidden}."
-            )
+    def __post_init__(self) -> None:
+        check_fields(self, "policy")
         if self.balanced and (self.shared or self.stages):
             raise PanoplyError("policy.balanced cannot be together with policy.shared or policy.stages.")
         if not 0 <= self.betas[0] < self.betas[1]:

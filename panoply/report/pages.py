@@ -10,8 +10,9 @@ from typing import Any
 
 from panoply import compose, published, registry
 from panoply.errors import PanoplyError, unknown
-from panoply.parts import SLOTS, Part, describe, show_value
+from panoply.parts import SLOTS, Part, kind, show_value
 from panoply.planning import Options
+from panoply.ranges import merged
 from panoply.regimes import Method
 from panoply.registry import Entry
 from panoply.report import meanings
@@ -65,7 +66,12 @@ def _slot_page(slot: str) -> str:
 def _run_page() -> str:
     known, hints = meanings.of_fields(Options), typing.get_type_hints(Options)
     rows = [
-        (f"run.{f.name}", describe(hints[f.name]), show_value(f.default), known.get(f.name, ""))
+        (
+            f"run.{f.name}",
+            kind(hints[f.name], Options.bounds.get(f.name)),
+            show_value(f.default),
+            known.get(f.name, ""),
+        )
         for f in dataclasses.fields(Options)
     ]
     about = (
@@ -78,7 +84,7 @@ def _settings(rows: Sequence[tuple[str, str, str, str]]) -> str:
     """Settings with what they take, their default and their meaning; long words go to the last column, which wraps."""
     made = [("name", "takes", "default", "meaning")]
     for name, takes, default, meaning in rows:
-        if len(takes) > 28:
+        if len(takes) > 36:
             takes, meaning = "one of", ". ".join(text for text in (takes, meaning) if text)
         if len(default) > 28:
             default, meaning = "…", ". ".join(text for text in (f"default {default}", meaning) if text)
@@ -173,7 +179,7 @@ def _descended(method: Method) -> str:
 def _part_page(cls: type[Part]) -> str:
     info, known = cls.info, meanings.of_part(cls)
     rows = [
-        (name, describe(annotation), _default(cls, name), known.get(name, ""))
+        (name, kind(annotation, info.bounds.get(name)), _default(cls, name), known.get(name, ""))
         for name, annotation in cls.annotations().items()
     ]
     pieces = [f"{info.id}  (part)", indent(prose(meanings.split_doc(cls)[0]))]
@@ -191,15 +197,14 @@ def _default(cls: type[Part], name: str) -> str:
 
 def _world_page(entry: Entry) -> str:
     cls: Any = entry.build
-    known, hints = meanings.of_fields(cls), typing.get_type_hints(cls)
+    known, hints, bounds = meanings.of_fields(cls), typing.get_type_hints(cls), merged(cls)
     rows = []
     for option in dataclasses.fields(cls):
         needed = option.default is dataclasses.MISSING and option.default_factory is dataclasses.MISSING
         made = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
         default = "needed" if needed else show_value(made)
-        rows.append(
-            (f"world.{option.name}", describe(hints[option.name]), default, known.get(option.name, ""))
-        )
+        takes = kind(hints[option.name], bounds.get(option.name))
+        rows.append((f"world.{option.name}", takes, default, known.get(option.name, "")))
     facts = []
     with contextlib.suppress(PanoplyError, TypeError):  # a world with an option to be given has no example
         facts = _world_facts(cls())

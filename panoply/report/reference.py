@@ -9,13 +9,15 @@ import importlib
 import inspect
 import itertools
 import textwrap
+import typing
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import panoply
 from panoply import registry
-from panoply.parts import SLOTS, Part, show_value
+from panoply.parts import SLOTS, Part, kind, show_value
 from panoply.planning import Options
+from panoply.ranges import ANY, merged
 
 MODULES = [f"panoply.{name}" for name in (
     "experience", "batch", "parts", "regimes", "recipes", "registry", "worlds.world", "worlds.episodic", "rollout.text",
@@ -112,8 +114,17 @@ def _fields(cls: Any) -> str:
     for before, after in itertools.pairwise(body):
         if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr):
             notes[ast.unparse(before.target)] = " ".join(str(ast.literal_eval(after.value)).split())
-    known = [(f.name, show_value(f.default) or "–") for f in dataclasses.fields(cls)]
-    return _table(("setting", "default", ""), *((f"`{n}`", f"`{d}`", notes.get(n, "")) for n, d in known))
+    hints, bounds = typing.get_type_hints(cls), merged(cls)
+    rows = (
+        (
+            f"`{f.name}`",
+            kind(hints[f.name], bounds.get(f.name)),
+            f"`{show_value(f.default) or '–'}`",
+            notes.get(f.name, ""),
+        )
+        for f in dataclasses.fields(cls)
+    )
+    return _table(("setting", "takes", "default", ""), *rows)
 
 
 def _methods() -> Iterator[str]:
@@ -142,8 +153,13 @@ def _parts() -> Iterator[str]:
 
 
 def _settings(cls: type[Part]) -> str:
-    shown = {n: f"={show_value(getattr(cls, n))}`" if hasattr(cls, n) else "`" for n in cls.annotations()}
-    return ", ".join(f"`{name}{rest}" for name, rest in shown.items())
+    """Each setting with its default, and with its range where it has one."""
+    shown = []
+    for name in cls.annotations():
+        default = f"={show_value(getattr(cls, name))}" if hasattr(cls, name) else ""
+        bound = cls.info.bounds.get(name, ANY)
+        shown.append(f"`{name}{default}`" + (f" ({bound})" if bound != ANY else ""))
+    return ", ".join(shown)
 
 
 if __name__ == "__main__":

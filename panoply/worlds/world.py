@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from panoply.errors import PanoplyError
-from panoply.parts import check
+from panoply.parts import check_fields
 from panoply.policies.tokenizer import Tokenizer
 
 Lesson = tuple[tuple[int, ...], list[int]]
@@ -89,10 +88,7 @@ class TextWorld(ABC):
     """Tokens of one step of a reference answer. Hints give whole steps."""
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for option in dataclasses.fields(typing.cast(Any, self)):
-            value = check(f"{self.name}.{option.name}", getattr(self, option.name), hints[option.name])
-            object.__setattr__(self, option.name, value)
+        check_fields(self, self.name)
 
     @property
     def name(self) -> str:

@@ -182,7 +182,7 @@ def test_a_folder_holds_all_of_it(tmp_path: Path) -> None:
     [
         ("spec", 3, "spec is an object, not 3"),
         ("spec", {"hidden": "x"}, r"policy\.hidden"),
-        ("spec", {"hidden": [10**12]}, r"policy\.hidden are widths"),
+        ("spec", {"hidden": [10**12]}, r"policy\.hidden must be from 1"),
         ("observation", {"space": "torus"}, "no space of ours"),
         ("observation", {"space": "box"}, "does not say how large it is"),
         ("observation", {"space": "box", "shape": [10**9, 10**9]}, "no space is as large as"),
@@ -220,7 +220,7 @@ def test_saved_weights_that_are_not_the_policys_or_not_finite(tmp_path: Path) ->
 
 
 def test_bad_settings() -> None:
-    with pytest.raises(PanoplyError, match="widths of layers"):
+    with pytest.raises(PanoplyError, match="policy.hidden must be from 1"):
         PolicySpec(hidden=(0,))
     with pytest.raises(PanoplyError, match="without bounds cannot be squashed"):
         ControlPolicy.fresh(BOX, BOX, PolicySpec(squash=True))

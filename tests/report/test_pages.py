@@ -24,7 +24,10 @@ def test_settings_of_a_run_are_shown() -> None:
     assert {line.split()[0] for line in page if line.startswith("run.") and "=" not in line} == {
         f"run.{field.name}" for field in dataclasses.fields(Options)
     }
-    assert any(line.startswith("run.held_out a whole number 256 Problems never trained on") for line in page)
+    assert any(
+        line.startswith("run.held_out a whole number, from 1 to 1000000 256 Problems never trained on")
+        for line in page
+    )
     assert set(meanings.of_fields(Options)) == {field.name for field in dataclasses.fields(Options)}
 
 
@@ -36,7 +39,7 @@ def test_a_part_needs_no_slot_where_its_name_is_the_only_one() -> None:
 
 def test_worlds_say_what_their_settings_mean() -> None:
     page = lines(shown("chain"))
-    assert "world.slip a number 0.7 How often the teacher does `*` as `+`." in page
+    assert "world.slip a number, from 0 to 1 0.7 How often the teacher does `*` as `+`." in page
     assert "slip" in meanings.of_fields(Chain)
 
 

@@ -133,8 +133,8 @@ def test_self_test_passes(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"digits": 0}, "add.digits is between 1 and 8, not 0."),
-        ({"slip": 2}, "add.slip is a probability between 0 and 1, not 2."),
+        ({"digits": 0}, "add.digits must be from 1 to 8, not 0."),
+        ({"slip": 2}, "add.slip must be from 0 to 1, not 2."),
         ({"levels": (1, 3)}, "add.levels is a range within 0 to 2, the digits, not 1 to 3."),
         ({"strict": "yes"}, "add.strict takes true or false, not 'yes'."),
     ],

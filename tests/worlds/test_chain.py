@@ -249,14 +249,14 @@ def test_facts() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"operations": 0}, "chain.operations is at least 1, not 0."),
+        ({"operations": 0}, "chain.operations must be from 1 to 1000, not 0."),
         ({"operations": "six"}, "chain.operations takes a whole number, not 'six'."),
-        ({"modulus": 11}, "chain.modulus is between 2 and 10, not 11."),
-        ({"slip": 1.2}, "chain.slip is a probability between 0 and 1, not 1.2."),
-        ({"slip": -0.1}, "chain.slip is a probability between 0 and 1, not -0.1."),
+        ({"modulus": 11}, "chain.modulus must be from 2 to 10, not 11."),
+        ({"slip": 1.2}, "chain.slip must be from 0 to 1, not 1.2."),
+        ({"slip": -0.1}, "chain.slip must be from 0 to 1, not -0.1."),
         ({"levels": (2, 7)}, "chain.levels is a range within 0 to 6, the operations, not 2 to 7."),
         ({"levels": (3, 2)}, "chain.levels is a range within 0 to 6, the operations, not 3 to 2."),
-        ({"levels": (-1, 2)}, "chain.levels is a range within 0 to 6, the operations, not -1 to 2."),
+        ({"levels": (-1, 2)}, "chain.levels must be from 0 to 1000, not -1."),
     ],
 )
 def test_bad_options_are_refused_in_one_sentence(options: dict[str, Any], sentence: str) -> None:

@@ -218,9 +218,9 @@ def test_the_self_test_finds_a_wrong_verifier(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 1}, "size is between 2 and 10"),
+        ({"size": 1}, "size must be from 2 to 10"),
         ({"cap": 9}, "within keydoor.cap"),
-        ({"slip": 1.5}, "probability"),
+        ({"slip": 1.5}, "keydoor.slip must be from 0 to 1"),
         ({"quest": (7, 6)}, "range of turns"),
     ],
 )

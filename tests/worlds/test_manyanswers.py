@@ -186,7 +186,7 @@ def test_self_test_passes(options: dict[str, Any]) -> None:
         ({"low": 0}, "manyanswers.low and high are a range within 1 to 999, not 0 to 59."),
         ({"low": 60}, "manyanswers.low and high are a range within 1 to 999, not 60 to 59."),
         ({"operations": 4}, "manyanswers.operations is between 1 and 3, not 4."),
-        ({"slip": -1}, "manyanswers.slip is a probability between 0 and 1, not -1."),
+        ({"slip": -1}, "manyanswers.slip must be from 0 to 1, not -1."),
     ],
 )
 def test_bad_options_are_refused_in_one_sentence(options: dict[str, Any], sentence: str) -> None:

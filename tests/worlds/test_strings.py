@@ -227,11 +227,11 @@ def test_self_test_passes(options: dict[str, Any]) -> None:
         ({"populations": (10, 1)}, "strings.populations has a number for each of the 0 groups, not 2."),
         (
             {"groups": (LENGTH, AVOIDS), "populations": (1, 0)},
-            "strings.populations is at least 1 for each group, not 0.",
+            "strings.populations must be from 1 to 1000000, not 0.",
         ),
-        ({"noise": 1.5}, "strings.noise is a probability between 0 and 1, not 1.5."),
-        ({"intransitive": -0.5}, "strings.intransitive is a probability between 0 and 1, not -0.5."),
-        ({"sharpness": -1}, "strings.sharpness is at least 0, not -1."),
+        ({"noise": 1.5}, "strings.noise must be from 0 to 1, not 1.5."),
+        ({"intransitive": -0.5}, "strings.intransitive must be from 0 to 1, not -0.5."),
+        ({"sharpness": -1}, "strings.sharpness must be at least 0, not -1."),
     ],
 )
 def test_bad_options_are_refused_in_one_sentence(options: dict[str, Any], sentence: str) -> None:

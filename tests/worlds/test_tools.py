@@ -232,8 +232,8 @@ def test_each_kind_starts_from_a_model_of_its_own() -> None:
     ("options", "message"),
     [
         ({"cap": 3}, "cap is more than 3"),
-        ({"budget": 0}, "at least 1 token"),
-        ({"slip": 2.0}, "probability"),
+        ({"budget": 0}, "tools.budget must be from 1"),
+        ({"slip": 2.0}, "tools.slip must be from 0 to 1"),
         ({"kind": "oven"}, "lookup or calculator"),
     ],
 )

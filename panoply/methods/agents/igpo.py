@@ -62,7 +62,7 @@ def _equation(held: Part) -> str:
     return f"A = Σ_k≥t {s['gamma']:g}^(k−t)·z_k,  z = (r − mean_group r) / std over all turns{apart}"
 
 
-@part("credit", equation=_equation)
+@part("credit", equation=_equation, bounds={"gamma": "from 0 to 1", "epsilon": "from 0 to 1"})
 def turn_returns(
     experience: Experience,
     *,

@@ -40,7 +40,14 @@ def _nothing() -> dict[str, Any]:
     return {"task": torch.zeros(0, dtype=torch.long), "least": torch.zeros(0)}
 
 
-@part("reward", equation=_equation, inert=_inert, state=_nothing, needs={"world:tools"})
+@part(
+    "reward",
+    equation=_equation,
+    inert=_inert,
+    state=_nothing,
+    needs={"world:tools"},
+    bounds={"c": "above 0", "alpha": "at least 0"},
+)
 def tool_efficiency(
     state: dict[str, Any],
     experience: Experience,

@@ -33,6 +33,7 @@ def log_odds(score: Tensor) -> Tensor:
     equation="(−log σ(log odds_chosen − log odds_rejected)),  odds = P/(1 − P),  P = exp(mean log π)",
     unit="pair",
     stream="imitation",
+    bounds={"weight": "above 0"},
 )
 def odds_ratio(batch: Batch, *, weight: float | Part = 0.1) -> Values:
     """The odds of the chosen side against those of the rejected one, P being the geometric mean over tokens."""

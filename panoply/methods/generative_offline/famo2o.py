@@ -54,6 +54,7 @@ def family_weighted(
     unit="transition",
     learns=("policy.balance", "temperature"),
     needs={"target:q", "network:q", "network:temperature", "policy:balanced", "world:continuous actions"},
+    bounds={"entropy": "any number"},
 )
 def balanced(agent: Agent, rows: Transitions, *, entropy: float = -0.5, update: Part | None = None) -> Values:
     """The balance policy climbs the critics through the family, which is held fixed: gradients reach β alone.

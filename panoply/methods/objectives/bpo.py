@@ -66,7 +66,14 @@ def _inert(held: Any, method: Any) -> list[Finding]:
     return [("centre", "nothing here gives a median of Q (models=bpo does), so V stands in for it")]
 
 
-@part("surrogate", equation=_equation, idle="advantage", needs=_needs, inert=_inert, bounds=BAND)
+@part(
+    "surrogate",
+    equation=_equation,
+    idle="advantage",
+    needs=_needs,
+    inert=_inert,
+    bounds={**BAND, "weight": "above 0"},
+)
 def bounded_ratio(
     batch: Batch,
     *,
@@ -203,7 +210,7 @@ def _alone(held: Any, method: Any) -> list[Finding]:
     whole="group",
     needs=_snapshot,
     impossible=_alone,
-    bounds=BAND,
+    bounds={**BAND, "epsilon": "from 0 to 1", "weight": "above 0"},
 )
 def group_bounded_ratio(
     batch: Batch,

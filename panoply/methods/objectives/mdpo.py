@@ -68,7 +68,7 @@ def _mirror_impossible(held: Any, method: Any) -> list[Finding]:
     needs=_mirror_needs,
     inert=_mirror_inert,
     impossible=_mirror_impossible,
-    bounds={"q": "at least 1"},
+    bounds={"q": "at least 1", "weight": "at least 0"},
 )
 def mirror(
     batch: Batch,

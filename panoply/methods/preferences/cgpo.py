@@ -72,6 +72,7 @@ def judged(
     "reward",
     equation="judges(y) · σ(r − r̄) · clip(1 − κ/{limit}, 0, 1)",
     needs=_signals,
+    bounds={"limit": "any number"},
 )
 def constrained(
     experience: Experience, *, name: str = "proxy", judges: tuple[str, ...] = ("format",), limit: float = 20.0
@@ -129,7 +130,12 @@ def accepted_over_refused(
     return kept.with_pairs(Table({"chosen": chosen, "rejected": rejected}))
 
 
-@part("select", equation="the best accepted answer of each group, near the reference", needs=_signals)
+@part(
+    "select",
+    equation="the best accepted answer of each group, near the reference",
+    needs=_signals,
+    bounds={"limit": "any number"},
+)
 def best_accepted(
     experience: Experience, *, name: str = "proxy", judges: tuple[str, ...] = ("format",), limit: float = 20.0
 ) -> Experience:
@@ -149,7 +155,13 @@ def _regularised(held: Any) -> str:
     return f"−({held.loss.equation()}) + {held.nll:g}·mean log π(chosen)"
 
 
-@part("surrogate", equation=_regularised, unit="pair", scores="policy")
+@part(
+    "surrogate",
+    equation=_regularised,
+    unit="pair",
+    scores="policy",
+    bounds={"nll": "at least 0", "weight": "above 0"},
+)
 def preference_and_likelihood(
     batch: Batch, *, loss: Part = _LOGISTIC, nll: float = 5.0, weight: float | Part = 1.0
 ) -> Values:

@@ -24,7 +24,12 @@ def _signal(held: Any) -> frozenset[str]:
     return frozenset({"world:verify", f"signal:{held.name}"})
 
 
-@part("reward", equation="P̂ = mean_k σ({sharpness}·({name} − {name}_k)) over the group", needs=_signal)
+@part(
+    "reward",
+    equation="P̂ = mean_k σ({sharpness}·({name} − {name}_k)) over the group",
+    needs=_signal,
+    bounds={"sharpness": "at least 0"},
+)
 def win_rate(experience: Experience, *, name: str = "true", sharpness: float = 12.0) -> Tensor:
     """How often an answer would be preferred to the group's answers, itself included (½), on its last decision."""
     episodes = experience.by("episode")
@@ -40,6 +45,7 @@ def win_rate(experience: Experience, *, name: str = "true", sharpness: float = 1
     unit="episode",
     needs={"logp@old"},
     scores="policy",
+    bounds={"eta": "above 0", "weight": "above 0"},
 )
 def win_rate_regression(batch: Batch, *, eta: float = 1000.0, weight: float | Part = 1.0) -> Values:
     """Regress an answer's log-ratio to the policy that wrote it on η times its win rate less ½.

@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from panoply.rollout.text import Collector
 
 
-@part("schedule", equation="{valley} + up to {peak}: {warmup} steps up, {decay} down")
+@part(
+    "schedule",
+    equation="{valley} + up to {peak}: {warmup} steps up, {decay} down",
+    bounds={
+        "peak": "from 0 to 1",
+        "valley": "from 0 to 1",
+        "warmup": "at least 0",
+        "hold": "at least 0",
+        "decay": "at least 0",
+    },
+)
 def peak_and_valley(
     step: int,
     total: int,
@@ -73,7 +83,13 @@ def with_experts(
     return Experience.mix([own, collect.references(experts, pool)])
 
 
-@part("regularise", equation="−φ(p)·log π on expert tokens, φ = {focus}", stream="imitation", scores="policy")
+@part(
+    "regularise",
+    equation="−φ(p)·log π on expert tokens, φ = {focus}",
+    stream="imitation",
+    scores="policy",
+    bounds={"weight": "at least 0"},
+)
 def focused_imitation(
     batch: Batch, *, weight: float | Part = 0.1, focus: Literal["1", "p", "p(1-p)"] = "p(1-p)"
 ) -> Values:

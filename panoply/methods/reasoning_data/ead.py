@@ -30,7 +30,16 @@ def annealed_temperature(
 @part(
     "sample",
     equation="{prompts} prompts × {group} episodes, τ_t = max(1 + {hottest} − e^(t/d), {coldest})",
-    bounds=LIMITS,
+    bounds={
+        **LIMITS,
+        "hottest": "from 0 to 100",
+        "coldest": "from 0 to 100",
+        "warmup": "at least 0",
+        "scale": "above 0",
+        "growth": "at least 0",
+        "longest_scale": "above 0",
+        "cap": "above 0",
+    },
 )
 def annealed(
     collect: Collector,

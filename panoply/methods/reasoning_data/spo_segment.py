@@ -47,7 +47,7 @@ def _cost(held: Any, of: Lengths) -> Tokens:
 @part(
     "sample",
     equation="{prompts} prompts × {group} episodes, V̂ of {samples} continuations at every {every}th doubt",
-    bounds={**LIMITS, "every": "at least 1", "samples": "at least 1"},
+    bounds={**LIMITS, "every": "at least 1", "samples": "at least 1", "threshold": "from 0 to 1"},
     needs={"world:text", "world:one turn"},
     gives={"column:cut"},
     cost=_cost,
@@ -91,6 +91,7 @@ def cut_and_valued(
     "credit",
     equation="A_k = V̂(end of segment k) − V̂(its start), where the probability is below {threshold}",
     needs={"column:cut"},
+    bounds={"threshold": "from 0 to 1"},
 )
 def segment_gain(experience: Experience, *, threshold: float = 0.9) -> dict[str, Tensor]:
     """What a segment changed in the expected success; the last one ends in the true return.

@@ -46,7 +46,7 @@ def _cost(held: Any, of: Lengths) -> Tokens:
     "sample",
     equation="{prompts} prompts × trees that branch {branching} times, every {segment} tokens",
     needs={"world:text", "world:one turn"},
-    bounds={**LIMITS, "segment": "at least 1"},
+    bounds={**LIMITS, "segment": "at least 1", "branching": "from 1 to 1000"},
     impossible=_impossible,
     cost=_cost,
 )
@@ -76,7 +76,7 @@ def _equation(held: Any) -> str:
     return f"A = (V̂(end of an edge) − V̂(its start)){over}, where the probability is below {held.threshold:g}"
 
 
-@part("credit", equation=_equation, bounds={"most": "at least 0"})
+@part("credit", equation=_equation, bounds={"most": "at least 0", "threshold": "from 0 to 1"})
 def edge_gain(
     experience: Experience, *, threshold: float = 0.9, scale: Literal["none", "std"] = "none", most: int = 32
 ) -> dict[str, Tensor]:

@@ -44,7 +44,12 @@ def _inert(held: Any, method: Any) -> list[Finding]:
     return found + ([("epsilon", "nothing is divided when scale is none")] if held.scale == "none" else [])
 
 
-@part("credit", equation=_equation, inert=_inert)
+@part(
+    "credit",
+    equation=_equation,
+    inert=_inert,
+    bounds={"omega": "at least 0", "gamma": "from 0 to 1", "epsilon": "from 0 to 1"},
+)
 def episode_and_anchor(
     experience: Experience,
     *,

@@ -27,6 +27,7 @@ def generalised_advantage(
     equation="A = Σ_k (γλ)^k·δ_k,  δ = r + γV′ − V,  γ = {gamma}, λ = {lam}",
     needs={"column:value"},
     gives={"column:target"},
+    bounds={"gamma": "from 0 to 1", "lam": "from 0 to 1"},
 )
 def gae(
     experience: Experience, *, gamma: float = 1.0, lam: float = 0.95, normalise: bool = True

@@ -51,7 +51,7 @@ def _equation(held: Part) -> str:
     return f"A = ({baseline}){scale}" if scale else f"A = {baseline}"
 
 
-@part("credit", equation=_equation, impossible=_impossible)
+@part("credit", equation=_equation, impossible=_impossible, bounds={"epsilon": "from 0 to 1"})
 def group(
     experience: Experience, *, baseline: Baseline = "mean", scale: Scale = "std", epsilon: float = 1e-4
 ) -> Tensor:

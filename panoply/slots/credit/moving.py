@@ -12,7 +12,10 @@ from panoply.slots.credit.groups import episode_returns
 
 
 @part(
-    "credit", equation="A = R − b,  b ← {decay}·b + (1 − {decay})·mean(R)", state=lambda: {"baseline": None}
+    "credit",
+    equation="A = R − b,  b ← {decay}·b + (1 − {decay})·mean(R)",
+    state=lambda: {"baseline": None},
+    bounds={"decay": "from 0 to 1"},
 )
 def moving_baseline(
     state: dict[str, Any], experience: Experience, *, decay: float = 0.9

@@ -42,6 +42,7 @@ def place(experience: Experience) -> Tensor:
     equation=lambda held: (
         "A = normalised over the batch(G)" if held.normalise else "A = G,  G_t = Σ_{s≥t} r_s"
     ),
+    bounds={"gamma": "from 0 to 1", "epsilon": "from 0 to 1"},
 )
 def return_to_go(
     experience: Experience, *, gamma: float = 1.0, normalise: bool = True, epsilon: float = 1e-8
@@ -67,7 +68,7 @@ def _equation(held: Any) -> str:
     return f"A = {paid}{baseline}" + (", over its size" if held.normalise else "")
 
 
-@part("credit", equation=_equation, bounds={"gamma": "from 0 to 1"})
+@part("credit", equation=_equation, bounds={"gamma": "from 0 to 1", "epsilon": "from 0 to 1"})
 def over_others(
     experience: Experience,
     *,

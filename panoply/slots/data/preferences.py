@@ -38,7 +38,15 @@ def _equation(held: Any) -> str:
     return f"{held.batch} {known}pairs a step: two answers of {whose}, the preferred one first"
 
 
-@part("data", equation=_equation, needs=_needs, state=dict, impossible=_impossible, gives={"pairs"})
+@part(
+    "data",
+    equation=_equation,
+    needs=_needs,
+    state=dict,
+    impossible=_impossible,
+    gives={"pairs"},
+    bounds={"batch": "at least 1", "pairs": "at least 0", "annotators": "at least 0"},
+)
 def preferences(
     state: dict[str, Any],
     collect: Collector,

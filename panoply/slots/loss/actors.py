@@ -28,7 +28,7 @@ def _fixed(held: Any, method: Any) -> list[Finding]:
     learns=("policy", "temperature"),
     needs={"network:q", "network:temperature", "policy:squashed", "world:continuous actions"},
     inert=_fixed,
-    bounds={"imitate": "at least 0"},
+    bounds={"imitate": "at least 0", "entropy": "any number"},
 )
 def soft_policy(
     agent: Agent,

@@ -212,7 +212,7 @@ def _conservative_equation(held: Any) -> str:
     unit="transition",
     learns=lambda held: ("q",) if held.threshold is None else ("q", "multiplier"),
     needs=_conservative_needs,
-    bounds={"weight": "at least 0", "samples": "at least 1"},
+    bounds={"weight": "at least 0", "samples": "at least 1", "threshold": "any number"},
 )
 def conservative_q(
     agent: Agent,

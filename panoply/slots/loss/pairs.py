@@ -48,7 +48,14 @@ def _logistic_equation(held: Any) -> str:
     return f"−log σ(β·(ℓ_chosen − ℓ_rejected){gap}),  {_score_equation(held)},  β = {held.beta:g}"
 
 
-@part("loss", equation=_logistic_equation, unit="pair", stream="imitation", needs=snapshot_needs)
+@part(
+    "loss",
+    equation=_logistic_equation,
+    unit="pair",
+    stream="imitation",
+    needs=snapshot_needs,
+    bounds={"weight": "above 0", "beta": "above 0", "smoothing": "from 0 up to 0.5", "gamma": "at least 0"},
+)
 def logistic(
     batch: Batch,
     *,
@@ -75,7 +82,14 @@ def _squared_equation(held: Any) -> str:
     return f"(ℓ_chosen − ℓ_rejected − {target:g})²,  {_score_equation(held)}"
 
 
-@part("loss", equation=_squared_equation, unit="pair", stream="imitation", needs=snapshot_needs)
+@part(
+    "loss",
+    equation=_squared_equation,
+    unit="pair",
+    stream="imitation",
+    needs=snapshot_needs,
+    bounds={"weight": "above 0", "beta": "above 0"},
+)
 def squared(
     batch: Batch,
     *,
@@ -94,7 +108,14 @@ def _hinge_equation(held: Any) -> str:
     return f"max(0, {held.margin:g} − {held.beta:g}·(ℓ_chosen − ℓ_rejected)),  {_score_equation(held)}"
 
 
-@part("loss", equation=_hinge_equation, unit="pair", stream="imitation", needs=snapshot_needs)
+@part(
+    "loss",
+    equation=_hinge_equation,
+    unit="pair",
+    stream="imitation",
+    needs=snapshot_needs,
+    bounds={"weight": "above 0", "beta": "above 0", "margin": "at least 0"},
+)
 def hinge(
     batch: Batch,
     *,
@@ -113,7 +134,7 @@ def hinge(
     return (margin - lead).relu(), pair_stats(lead, chosen, rejected)
 
 
-@part("loss", equation="(−log π(chosen))", unit="pair", stream="imitation")
+@part("loss", equation="(−log π(chosen))", unit="pair", stream="imitation", bounds={"weight": "above 0"})
 def chosen_nll(batch: Batch, *, weight: float | Part = 1.0, per_token: bool = True) -> Values:
     """Imitate the chosen side: what keeps a pair loss from lowering both sides as long as the gap grows.
 

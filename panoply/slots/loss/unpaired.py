@@ -28,6 +28,7 @@ def _baseline(batch: Batch, *, to: str, **settings: Any) -> dict[str, float]:
     needs=snapshot_needs,
     idle="label",
     prepare=_baseline,
+    bounds={"weight": "above 0", "beta": "above 0", "desirable": "at least 0", "undesirable": "at least 0"},
 )
 def prospect(
     batch: Batch,

@@ -9,7 +9,13 @@ from panoply.batch import Batch, Values
 from panoply.parts import Part, part
 
 
-@part("loss", equation="½·(V − target)²", needs={"value"}, scores="none")
+@part(
+    "loss",
+    equation="½·(V − target)²",
+    needs={"value"},
+    scores="none",
+    bounds={"weight": "above 0", "clip": "above 0"},
+)
 def squared_value(batch: Batch, *, weight: float | Part = 1.0, clip: float | None = None) -> Values:
     """Regress a critic on the column `target`.
 
@@ -25,7 +31,13 @@ def squared_value(batch: Batch, *, weight: float | Part = 1.0, clip: float | Non
     return error / 2, stats
 
 
-@part("loss", equation="softplus(x) − x/2,  x = target − u", needs={"median"}, scores="none")
+@part(
+    "loss",
+    equation="softplus(x) − x/2,  x = target − u",
+    needs={"median"},
+    scores="none",
+    bounds={"weight": "above 0"},
+)
 def smooth_pinball(batch: Batch, *, weight: float | Part = 0.5) -> Values:
     """Regress a critic's output `median` on the median of `target`: at the least, E[σ(x)] = ½ (arXiv 2604.18578).
 
@@ -43,6 +55,7 @@ def smooth_pinball(batch: Batch, *, weight: float | Part = 0.5) -> Values:
     stream="imitation",
     needs={"judged"},
     scores="none",
+    bounds={"weight": "above 0", "centre": "at least 0"},
 )
 def bradley_terry(batch: Batch, *, weight: float | Part = 1.0, centre: float = 0.0) -> Values:
     """A reward model's likelihood of the preferences (Bradley & Terry 1952; arXiv 2203.02155).

@@ -63,7 +63,7 @@ def made(
     return Companion(model, columns, Fit(losses, token_mean(), update), warmup)
 
 
-@part("model", equation="r(y), a frozen reward model")
+@part("model", equation="r(y), a frozen reward model", bounds={"scale": "any number"})
 def reward_model(job: Job, *, folder: str = "", name: str = "model", scale: float = 1.0) -> Companion:
     """A frozen reward model (a run of `reward-model`, or a folder): adds `signal:NAME` on each episode's last row.
 

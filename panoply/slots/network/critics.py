@@ -65,6 +65,7 @@ def multiplier(policy: ControlPolicy, seed: int, *, start: float = 1.0) -> Tempe
     equation="q(z|s,a), p(a|s,z)",
     gives={"network:behaviour"},
     needs={"world:continuous actions"},
+    bounds={"hidden": "from 1 to 100000"},
 )
 def behaviour(policy: ControlPolicy, seed: int, *, hidden: tuple[int, ...] = (750, 750)) -> BehaviourModel:
     """Who acted in the data: a conditional variational autoencoder of actions (arXiv 1812.02900)."""

@@ -35,7 +35,9 @@ def sequence_sum(experience: Experience, mask: Tensor) -> Tensor:
     return mask.float() / (lengths > 0).sum().clamp(min=1)
 
 
-@part("reduce", equation="mean over episodes, sum over their tokens / {length}")
+@part(
+    "reduce", equation="mean over episodes, sum over their tokens / {length}", bounds={"length": "at least 1"}
+)
 def constant(experience: Experience, mask: Tensor, *, length: int = 1024) -> Tensor:
     """1/(E·L) with a fixed L: unbiased by length (Dr. GRPO, arXiv 2503.20783)."""
     _, lengths = _episodes(experience, mask)

@@ -66,7 +66,7 @@ def kl(
     return value + push - push.detach(), {f"kl_{to}": value}
 
 
-@part("regularise", equation="(−entropy)", needs={"entropy"})
+@part("regularise", equation="(−entropy)", needs={"entropy"}, bounds={"weight": "at least 0"})
 def entropy(batch: Batch, *, weight: float | Part = 0.01) -> Values:
     """Keep the policy random: the penalty is minus the entropy of the whole distribution at each decision."""
     return -batch.now["entropy"], {}

@@ -121,7 +121,13 @@ def count_gains(points: Tensor, item: float, group: float, cap: int) -> Tensor:
     equation="F(A + s) − F(A),  F(A) = mean over sites of the largest k(site, s) with s in A",
     state=dict,
     needs={"world:control"},
-    bounds={"sites": "at least 1", "reach": "above 0"},
+    bounds={
+        "sites": "at least 1",
+        "reach": "above 0",
+        "dims": "at least 0",
+        "low": "any number",
+        "high": "any number",
+    },
 )
 def covering(
     memory: Memory,
@@ -151,7 +157,7 @@ def covering(
     equation="½·log(1 + σ²(s|A)/{noise}²)",
     state=dict,
     needs={"world:control"},
-    bounds={"length": "above 0", "noise": "above 0"},
+    bounds={"length": "above 0", "noise": "above 0", "dims": "at least 0"},
 )
 def information(
     memory: Memory,
@@ -172,7 +178,7 @@ def information(
     equation="1 for each of the first {cap} different items of a group",
     state=dict,
     needs={"world:control"},
-    bounds={"item": "above 0", "group": "above 0", "cap": "at least 1"},
+    bounds={"item": "above 0", "group": "above 0", "cap": "at least 1", "dims": "at least 0"},
 )
 def capped_counts(
     memory: Memory,

@@ -18,6 +18,7 @@ _SIGNAL = signal()
     "reward",
     equation="{right} if {name} else {wrong}",
     needs=lambda held: frozenset({"world:verify", f"signal:{held.name}"}),
+    bounds={"right": "any number", "wrong": "any number"},
 )
 def verdict(
     experience: Experience, *, name: str = "success", right: float = 1.0, wrong: float = -1.0
@@ -43,6 +44,7 @@ def _penalty_inert(held: Any, method: Any) -> list[Finding]:
     ),
     needs=_penalty_needs,
     inert=_penalty_inert,
+    bounds={"beta": "at least 0"},
 )
 def minus_kl(
     experience: Experience, *, reward: Part = _SIGNAL, beta: float = 0.05, to: str = "reference"
@@ -70,6 +72,7 @@ def _overlong_impossible(held: Any, method: Any) -> list[Finding]:
         f"{held.cache}, 0, 1)"
     ),
     impossible=_overlong_impossible,
+    bounds={"limit": "at least 1", "cache": "at least 0", "weight": "at least 0"},
 )
 def overlong(
     experience: Experience,

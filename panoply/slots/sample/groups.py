@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 LIMITS = {
     "prompts": "at least 1",
     "group": "at least 1",
-    "temperature": "at least 0",
+    "temperature": "from 0 to 100",
     "top_p": "from 0 to 1",
     "top_k": "at least 0",
     "max_tokens": "at least 1",

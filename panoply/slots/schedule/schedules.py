@@ -17,13 +17,17 @@ def _fall(step: int, total: int, start: float) -> float:
     return min(1.0, max(0.0, step - start * total) / max(1e-12, (1.0 - start) * total))
 
 
-@part("schedule", equation="constant after {warmup} steps")
+@part("schedule", equation="constant after {warmup} steps", bounds={"warmup": "at least 0"})
 def constant(step: int, total: int, *, warmup: int = 0) -> float:
     """1, after a warm-up of so many steps."""
     return _rise(step, warmup)
 
 
-@part("schedule", equation="linear to {end} after {warmup} steps")
+@part(
+    "schedule",
+    equation="linear to {end} after {warmup} steps",
+    bounds={"end": "at least 0", "warmup": "at least 0", "start": "at least 0"},
+)
 def linear(step: int, total: int, *, end: float = 0.0, warmup: int = 0, start: float = 0.0) -> float:
     """1 until the share `start` of the budget, then in a line to `end`."""
     return _rise(step, warmup) * (1.0 + (end - 1.0) * _fall(step, total, start))
@@ -39,7 +43,11 @@ def inverse(step: int, total: int, *, start: float = 1.0, floor: float = 0.05) -
     return 1.0 / max(floor, start * (1.0 - step / max(1, total)))
 
 
-@part("schedule", equation="cosine to {end} after {warmup} steps")
+@part(
+    "schedule",
+    equation="cosine to {end} after {warmup} steps",
+    bounds={"end": "at least 0", "warmup": "at least 0"},
+)
 def cosine(step: int, total: int, *, end: float = 0.0, warmup: int = 0) -> float:
     """From 1 to `end` along half a cosine."""
     fall = _fall(step, total, min(1.0, warmup / max(1, total)))

@@ -29,6 +29,7 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
     scores="policy",
     inert=_inert,
     impossible=_impossible,
+    bounds={"weight": "above 0"},
 )
 def preference(batch: Batch, *, loss: Part = _LOGISTIC, weight: float | Part = 1.0) -> Values:
     """Descend a pair loss on the policy's own episodes; a `select` part such as `best_worst` forms the pairs."""

@@ -27,13 +27,13 @@ def _needs(held: Any) -> frozenset[str]:
     return frozenset() if held.against == "behaviour" else frozenset({f"logp@{held.against}"})
 
 
-@part("surrogate", equation="A·log π", idle="advantage")
+@part("surrogate", equation="A·log π", idle="advantage", bounds={"weight": "above 0"})
 def log_likelihood(batch: Batch, *, weight: float | Part = 1.0) -> Values:
     """A·log π(a|s): REINFORCE (Williams 1992). Right only for decisions the current policy took."""
     return batch["advantage"] * batch.now["logp"], ratio_stats(batch, "behaviour")
 
 
-@part("surrogate", equation="ρ·A", idle="advantage", needs=_needs)
+@part("surrogate", equation="ρ·A", idle="advantage", needs=_needs, bounds={"weight": "above 0"})
 def ratio(batch: Batch, *, against: str = "behaviour", weight: float | Part = 1.0) -> Values:
     """ρ·A: importance sampling without a bound."""
     return batch.log_ratio(against).exp() * batch["advantage"], ratio_stats(batch, against)
@@ -74,6 +74,7 @@ def _clip_equation(held: Any) -> str:
     needs=_needs,
     inert=_clip_inert,
     impossible=_clip_impossible,
+    bounds={"low": "from 0 to 1", "high": "at least 0", "dual": "above 1", "weight": "above 0"},
 )
 def clip(
     batch: Batch,

@@ -18,7 +18,15 @@ def _equation(held: Any) -> str:
     return f"mean min(s_t·A_t, {bounded[:5]}s_t{bounded[6:]}·A_t),  s_t = sg(exp(mean log ρ))·π/sg(π)"
 
 
-@part("surrogate", equation=_equation, unit="episode", idle="advantage", needs=_needs, inert=_clip_inert)
+@part(
+    "surrogate",
+    equation=_equation,
+    unit="episode",
+    idle="advantage",
+    needs=_needs,
+    inert=_clip_inert,
+    bounds={"low": "from 0 to 1", "high": "at least 0", "weight": "above 0"},
+)
 def sequence_clip(
     batch: Batch,
     *,

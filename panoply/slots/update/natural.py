@@ -113,7 +113,14 @@ def _write(weights: list[Tensor], flat: Tensor) -> None:
 @part(
     "update",
     equation="F⁻¹g to a KL of {delta}",
-    bounds={**LIMITS, "delta": "above 0", "damping": "at least 0", "iterations": "at least 1"},
+    bounds={
+        **LIMITS,
+        "delta": "above 0",
+        "damping": "at least 0",
+        "iterations": "at least 1",
+        "search": "at least 0",
+        "shrink": "from 0 up to 1",
+    },
     cost=lambda held: 0,
 )
 def natural(

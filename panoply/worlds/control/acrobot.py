@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,6 +38,14 @@ class Acrobot(Physical):
     length: float = 1.0
     """Of the upper link."""
     horizon: int | None = 500
+
+    bounds: ClassVar[Mapping[str, str]] = {
+        "gravity": "at least 0",
+        "upper": "above 0",
+        "lower": "above 0",
+        "length": "above 0",
+        "horizon": "from 1 to 10000000",
+    }
 
     constants: ClassVar[tuple[str, ...]] = ("gravity", "upper", "lower", "length")
     solved = -100.0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -54,13 +55,26 @@ class Bandit(Simulated):
     seed: int = 0
     horizon: int | None = 1
 
+    bounds: ClassVar[Mapping[str, str]] = {
+        "arms": "from 2 to 1000000",
+        "means": "any number",
+        "features": "from 1 to 100000",
+        "problems": "from 1 to 1000000",
+        "right": "from 1 to 1000000",
+        "modes": "from 1 to 10000",
+        "width": "above 0",
+        "noise": "at least 0",
+        "seed": "any whole number",
+        "horizon": "from 1 to 10000000",
+    }
+
     access = Simulated.access | {"model"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.means is not None:
             object.__setattr__(self, "arms", len(self.means))
-        if self.arms < 2:
+        if self.arms < 2:  # of the means
             raise PanoplyError(f"bandit.arms is at least 2, not {self.arms}.")
         if self.variant == "problems" and not 1 <= self.right < self.arms:
             raise PanoplyError(f"bandit.right is a number of the {self.arms} answers, not {self.right}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,6 +37,15 @@ class Cartpole(Physical):
     """Half of the pole's length."""
     force: float = 10.0
     horizon: int | None = 500
+
+    bounds: ClassVar[Mapping[str, str]] = {
+        "gravity": "at least 0",
+        "cart": "above 0",
+        "pole": "above 0",
+        "half": "above 0",
+        "force": "any number",
+        "horizon": "from 1 to 10000000",
+    }
 
     constants: ClassVar[tuple[str, ...]] = ("gravity", "cart", "pole", "half", "force")
     solved = 475.0

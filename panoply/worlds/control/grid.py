@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -67,6 +68,22 @@ class Grid(Simulated):
     levels: int | None = None
     horizon: int | None = 50
 
+    bounds: ClassVar[Mapping[str, str]] = {
+        "size": "from 3 to 1000",
+        "density": "from 0 to 1",
+        "counts": "from 0 to 10000",
+        "pays": "any number",
+        "ends": "any number",
+        "returns": "any number",
+        "slip": "from 0 to 1",
+        "cost": "any number",
+        "pixels": "from 1 to 64",
+        "distractors": "from 0 to 100000",
+        "level": "at least 0",
+        "levels": "at least 1",
+        "horizon": "from 1 to 10000000",
+    }
+
     def __post_init__(self) -> None:
         super().__post_init__()
         kinds = len(self.counts)
@@ -76,8 +93,8 @@ class Grid(Simulated):
             raise PanoplyError("grid.clock is for the views vector and state, grid.history for vector.")
         if self.clock and self.horizon is None:
             raise PanoplyError("grid.clock needs a grid.horizon, or time would have no end.")
-        if self.size < 3 or (self.layout == "maze" and self.size % 2 == 0):
-            raise PanoplyError("grid.size is at least 3, and odd for a maze.")
+        if self.layout == "maze" and self.size % 2 == 0:
+            raise PanoplyError(f"grid.size is odd for a maze, not {self.size}.")
         if self.view == "state" and self.objects > 8:
             raise PanoplyError(
                 "grid.view=state is for at most 8 objects: states are places × which are left."

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import functools
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,10 +55,11 @@ class Gymnasium(ControlWorld):
     patience: float = 60.0
     """Seconds in which a worker process must have made its step."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.workers < 0 or self.patience <= 0:
-            raise PanoplyError("world.workers is at least 0, and world.patience above 0 seconds.")
+    bounds: ClassVar[Mapping[str, str]] = {
+        "time_limit": "from 1 to 10000000",
+        "workers": "from 0 to 1000",
+        "patience": "above 0",
+    }
 
     @property
     def name(self) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -91,18 +91,27 @@ class Inventory(Simulated):
     """Draws the stores' means."""
     horizon: int | None = 50
 
+    bounds: ClassVar[Mapping[str, str]] = {
+        "stores": "from 1 to 10000",
+        "lead": "from 1 to 1000",
+        "mean": "above 0",
+        "holding": "at least 0",
+        "penalty": "above 0",
+        "warehouse_lead": "from 1 to 1000",
+        "warehouse_holding": "at least 0",
+        "echelons": "from 1 to 1000",
+        "correlation": "from 0 to 1",
+        "most": "above 0",
+        "seed": "any whole number",
+        "horizon": "from 1 to 10000000",
+    }
+
     access = Simulated.access | {"differentiable", "params"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.stores, self.lead, self.warehouse_lead, self.echelons) < 1:
-            raise PanoplyError("inventory.stores, echelons and lead times are at least 1.")
         if not self.warehouse and (self.echelons > 1 or self.allocation != "proportional"):
             raise PanoplyError("inventory.echelons and allocation are a warehouse's: set warehouse=true.")
-        if not 0 <= self.correlation <= 1:
-            raise PanoplyError(f"inventory.correlation is from 0 to 1, not {self.correlation:g}.")
-        if min(self.mean, self.penalty, self.most) <= 0:
-            raise PanoplyError("inventory.mean, penalty and most are above 0.")
 
     @property
     def means(self) -> Array:

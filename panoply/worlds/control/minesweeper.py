@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,6 +32,12 @@ class Minesweeper(Simulated):
     size: int = 4
     mines: int = 3
     horizon: int | None = None
+
+    bounds: ClassVar[Mapping[str, str]] = {
+        "size": "from 2 to 100",
+        "mines": "from 0 to 10000",
+        "horizon": "from 1 to 10000000",
+    }
 
     solved = 0.9
 

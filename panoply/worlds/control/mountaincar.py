@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,6 +34,12 @@ class Mountaincar(Physical):
     """Of the motor; 0.001, or 0.0015 where continuous."""
     horizon: int | None = None
     """200 steps, or 999 where continuous."""
+
+    bounds: ClassVar[Mapping[str, str]] = {
+        "gravity": "at least 0",
+        "power": "above 0",
+        "horizon": "from 1 to 10000000",
+    }
 
     constants: ClassVar[tuple[str, ...]] = ("gravity", "power")
     sees = Box((2,), (LEFT, -FASTEST), (RIGHT, FASTEST))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,6 +32,13 @@ class Pendulum(Physical):
     mass: float = 1.0
     length: float = 1.0
     horizon: int | None = 200
+
+    bounds: ClassVar[Mapping[str, str]] = {
+        "gravity": "at least 0",
+        "mass": "above 0",
+        "length": "above 0",
+        "horizon": "from 1 to 10000000",
+    }
 
     constants: ClassVar[tuple[str, ...]] = ("gravity", "mass", "length")
     solved = -200.0

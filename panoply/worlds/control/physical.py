@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from panoply.errors import PanoplyError
 from panoply.worlds.control import wrappers
 from panoply.worlds.control.simulated import Dynamics, Simulated, State
 from panoply.worlds.control.world import Array
@@ -30,21 +30,19 @@ class Physical(Simulated):
     chunk: int = 1
     """Actions that are chosen at once and taken one after the other, unseen."""
 
+    bounds: ClassVar[Mapping[str, str]] = {
+        "vary": "from 0 up to 1",
+        "adversary": "at least 0",
+        "delay": "from 0 to 1000",
+        "late": "from 0 to 1000",
+        "chunk": "from 1 to 1000",
+    }
+
     access = Simulated.access | {"params"}
     constants: ClassVar[tuple[str, ...]] = ()
     """The fields that may vary."""
     pushes: ClassVar[int] = 1
     """Numbers in a push."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.vary < 1:
-            raise PanoplyError(f"{self.name}.vary is a share from 0 to below 1, not {self.vary:g}.")
-        for setting, least in (("adversary", 0), ("delay", 0), ("late", 0), ("chunk", 1)):
-            if getattr(self, setting) < least:
-                raise PanoplyError(
-                    f"{self.name}.{setting} is at least {least}, not {getattr(self, setting):g}."
-                )
 
     @property
     def dynamics(self) -> Dynamics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
@@ -56,15 +57,25 @@ class Pointmass(Physical):
     """Numbers of noise at the end of the observation."""
     horizon: int | None = 60
 
+    bounds: ClassVar[Mapping[str, str]] = {
+        "speed": "above 0",
+        "inertia": "from 0 up to 1",
+        "sector": "from 0 to 360",
+        "goals": "from 1 to 100000",
+        "upper": "from 0 to 1",
+        "hazard": "at least 0",
+        "contexts": "from 1 to 100000",
+        "distractors": "from 0 to 100000",
+        "horizon": "from 1 to 10000000",
+    }
+
     constants: ClassVar[tuple[str, ...]] = ("speed", "inertia")
     pushes: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.inertia < 1 or not 0 < self.speed <= 0.12:
-            raise PanoplyError("pointmass.inertia is from 0 to below 1, and speed above 0 and at most 0.12.")
-        if self.goals < 1 or self.contexts < 1 or not 0 <= self.upper <= 1:
-            raise PanoplyError("pointmass.goals and contexts are at least 1, and upper is a probability.")
+        if self.speed > 0.12:
+            raise PanoplyError(f"pointmass.speed is above 0 and at most 0.12, not {self.speed:g}.")
 
     @property
     def arena(self) -> Arena:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -21,6 +22,10 @@ from panoply.worlds.control.world import Array, Discrete, Space
 Variant = Literal["chain", "corridor", "lock", "tree", "riverswim", "random", "windy"]
 WIND = (0, 0, 0, 1, 1, 1, 2, 2, 1, 0)
 ROWS, START, GOAL = 7, (3, 0), (3, 7)
+
+
+MOST_ENTRIES = 10**8
+"""Of a table of transitions."""
 
 
 @world("tabular@1")
@@ -56,6 +61,19 @@ class Tabular(Simulated):
     """The discount under which the expert is best; where there is no end, under which values exist."""
     horizon: int | None = 50
 
+    bounds: ClassVar[Mapping[str, str]] = {
+        "size": "from 2 to 10000",
+        "actions": "from 2 to 10000",
+        "slip": "from 0 to 1",
+        "lure": "any number",
+        "goals": "from 1 to 100000",
+        "branching": "from 1 to 10000",
+        "wind": "from 0 to 1",
+        "seed": "any whole number",
+        "gamma": "from 0 to 1",
+        "horizon": "from 1 to 10000000",
+    }
+
     access = Simulated.access | {"model"}
 
     def __post_init__(self) -> None:
@@ -65,14 +83,20 @@ class Tabular(Simulated):
         for option, value in (("size", usual[self.variant]), ("actions", many.get(self.variant, 2))):
             if getattr(self, option) is None:
                 object.__setattr__(self, option, value)
-        if not 0 <= self.slip <= 1 or not 0 <= self.wind <= 1:
-            raise PanoplyError("tabular.slip and tabular.wind are probabilities.")
-        if (self.size or 0) < 2 or (self.actions or 0) < 2:
-            raise PanoplyError("tabular.size and tabular.actions are at least 2.")
+        self._check_entries()
         if self.variant == "tree" and not 1 <= self.goals <= self.actions**self.size:  # type: ignore[operator]
             raise PanoplyError("tabular.goals is a number of the tree's leaves.")
         if self.variant == "random" and not 1 <= self.branching <= (self.size or 0):
             raise PanoplyError("tabular.branching is a number of states.")
+
+    def _check_entries(self) -> None:
+        """Refuse tables that no memory holds: states × actions × states."""
+        size, actions = self.size or 0, self.actions or 0
+        states = actions ** min(size, 64) if self.variant == "tree" else size
+        if states * states * actions > MOST_ENTRIES:
+            raise PanoplyError(
+                f"tabular.size {size} and tabular.actions {actions} make a table of more than {MOST_ENTRIES:,} entries."
+            )
 
     @property
     def mdp(self) -> MDP:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panoply.errors import PanoplyError
-from panoply.parts import check
+from panoply.parts import check, check_fields
 from panoply.seeds import stable_hash
 
 if TYPE_CHECKING:
@@ -208,10 +208,7 @@ class ControlWorld(ABC):
     """What held-out starts are judged by, and the best checkpoint chosen."""
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for option in dataclasses.fields(typing.cast(Any, self)):
-            value = check(f"{self.name}.{option.name}", getattr(self, option.name), hints[option.name])
-            object.__setattr__(self, option.name, value)
+        check_fields(self, self.name)
 
     @property
     def name(self) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from panoply import registry
 from panoply.errors import PanoplyError, unknown
@@ -47,6 +48,11 @@ class Logged(ControlWorld):
     """The folder of an off-policy run in this world."""
     file: str | None = None
     minari: str | None = None
+
+    bounds: ClassVar[Mapping[str, str]] = {
+        "size": "from 1 to 100000000",
+        "seed": "any whole number",
+    }
 
     @property
     def name(self) -> str:

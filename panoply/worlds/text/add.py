@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ import numpy as np
 from panoply.errors import PanoplyError
 from panoply.registry import world
 from panoply.seeds import stable_hash
-from panoply.worlds.text.characters import DIGITS, END, CharacterWorld, Draws, probability
+from panoply.worlds.text.characters import DIGITS, END, CharacterWorld, Draws
 from panoply.worlds.world import Task
 
 HELD_OUT = 8
@@ -37,15 +37,18 @@ class Add(CharacterWorld):
     strict: bool = True
     """Success means that every step is right; otherwise that the sum is."""
 
+    bounds: ClassVar[Mapping[str, str]] = {
+        "digits": "from 1 to 8",
+        "slip": "from 0 to 1",
+        "levels": "from 0 to 8",
+    }
+
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "hint"})
     alphabet: ClassVar[str] = DIGITS + "+="
     step_tokens: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.digits <= 8:
-            raise PanoplyError(f"add.digits is between 1 and 8, not {self.digits}.")
-        probability("add.slip", self.slip)
         if self.levels is not None and not 0 <= self.levels[0] <= self.levels[1] <= self.digits:
             low, high = self.levels
             raise PanoplyError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import shake_256
@@ -43,17 +43,18 @@ class Chain(TextWorld):
     strict: bool = True
     """Success means that every step is right; otherwise that the last digit is."""
 
+    bounds: ClassVar[Mapping[str, str]] = {
+        "operations": "from 1 to 1000",
+        "modulus": "from 2 to 10",
+        "slip": "from 0 to 1",
+        "levels": "from 0 to 1000",
+    }
+
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "hint"})
     step_tokens: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.operations < 1:
-            raise PanoplyError(f"chain.operations is at least 1, not {self.operations}.")
-        if not 2 <= self.modulus <= len(DIGITS):
-            raise PanoplyError(f"chain.modulus is between 2 and {len(DIGITS)}, not {self.modulus}.")
-        if not 0 <= self.slip <= 1:
-            raise PanoplyError(f"chain.slip is a probability between 0 and 1, not {self.slip:g}.")
         low, high = self._levels
         if not 0 <= low <= high <= self.operations:
             raise PanoplyError(

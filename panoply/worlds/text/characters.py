@@ -64,9 +64,3 @@ class CharacterWorld(TextWorld):
     @cached_property
     def _characters(self) -> dict[int, str]:
         return {token: character for character, token in self._ids.items()}
-
-
-def probability(name: str, value: float) -> None:
-    """Refuse an option that is not a probability."""
-    if not 0 <= value <= 1:
-        raise PanoplyError(f"{name} is a probability between 0 and 1, not {value:g}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,6 +56,16 @@ class Jsonl(TextWorld):
     network: bool = False
     """Whether reward functions may reach the network, as those that ask a judge must."""
 
+    bounds: ClassVar[Mapping[str, str]] = {
+        "weights": "any number",
+        "threshold": "any number",
+        "longest": "from 1 to 10000000",
+        "longest_prompt": "from 1 to 10000000",
+        "held_out_share": "from 0 to 1",
+        "seconds": "above 0",
+        "memory": "at least 0",
+    }
+
     preset: ClassVar[str] = "published"
     settings: ClassVar[Mapping[str, Any]] = {"reward.name": "reward"}
 
@@ -70,10 +79,6 @@ class Jsonl(TextWorld):
             raise PanoplyError(
                 "Two reward functions have the same name in files of the same name: rename one of them."
             )
-        if not self.seconds > 0:
-            raise PanoplyError(f"world.seconds is above 0, not {self.seconds:g}.")
-        if not 0 <= self.memory < math.inf:
-            raise PanoplyError(f"world.memory is in GiB, 0 for no limit, not {self.memory:g}.")
         if not 0 < self.held_out_share < 1:
             raise PanoplyError(f"jsonl.held_out_share is between 0 and 1, not {self.held_out_share:g}.")
 

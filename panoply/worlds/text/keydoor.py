@@ -12,7 +12,7 @@ from panoply.errors import PanoplyError
 from panoply.registry import world
 from panoply.seeds import stable_hash
 from panoply.worlds.episodic import Episodic
-from panoply.worlds.text.characters import DIGITS, CharacterWorld, Draws, probability
+from panoply.worlds.text.characters import DIGITS, CharacterWorld, Draws
 from panoply.worlds.world import Play, Reply, Task
 
 Cell = tuple[int, int]
@@ -44,6 +44,13 @@ class Keydoor(Episodic, CharacterWorld):
     """Fewest and most turns of the shortest way."""
     slip: float = 0.5
 
+    bounds: ClassVar[Mapping[str, str]] = {
+        "size": "from 2 to 10",
+        "cap": "from 1 to 1000000",
+        "quest": "from 1 to 1000",
+        "slip": "from 0 to 1",
+    }
+
     alphabet: ClassVar[str] = DIGITS + "k_>" + "".join(STEPS) + PICK + OPEN
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs"})
     markov: ClassVar[bool] = True
@@ -52,9 +59,6 @@ class Keydoor(Episodic, CharacterWorld):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        probability("keydoor.slip", self.slip)
-        if not 2 <= self.size <= len(DIGITS):
-            raise PanoplyError(f"keydoor.size is between 2 and {len(DIGITS)}, not {self.size}.")
         shortest, longest = self.quest
         if not shortest <= longest <= self.cap:
             raise PanoplyError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Literal
@@ -13,7 +13,7 @@ import numpy as np
 from panoply.errors import PanoplyError
 from panoply.registry import world
 from panoply.seeds import stable_hash
-from panoply.worlds.text.characters import DIGITS, END, CharacterWorld, Draws, probability
+from panoply.worlds.text.characters import DIGITS, END, CharacterWorld, Draws
 from panoply.worlds.world import Task
 
 SIGNS = "+-*"
@@ -49,6 +49,13 @@ class ManyAnswers(CharacterWorld):
     slip: float = 0.7
     """How often the teacher spoils its answer."""
 
+    bounds: ClassVar[Mapping[str, str]] = {
+        "low": "from 0 to 100000",
+        "high": "from 0 to 100000",
+        "operations": "from 1 to 100",
+        "slip": "from 0 to 1",
+    }
+
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs"})
     alphabet: ClassVar[str] = DIGITS + SIGNS + ">="
 
@@ -58,9 +65,8 @@ class ManyAnswers(CharacterWorld):
             raise PanoplyError(
                 f"manyanswers.low and high are a range within 1 to 999, not {self.low} to {self.high}."
             )
-        if not 1 <= self.operations < CARDS:
+        if self.operations >= CARDS:
             raise PanoplyError(f"manyanswers.operations is between 1 and {CARDS - 1}, not {self.operations}.")
-        probability("manyanswers.slip", self.slip)
 
     @property
     def start(self) -> str:

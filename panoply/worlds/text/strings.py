@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ import numpy as np
 from panoply.errors import PanoplyError
 from panoply.registry import world
 from panoply.seeds import stable_hash
-from panoply.worlds.text.characters import DIGITS, END, CharacterWorld, Draws, probability
+from panoply.worlds.text.characters import DIGITS, END, CharacterWorld, Draws
 from panoply.worlds.world import Task
 
 LETTERS, VOWELS, STRAY = "abcdef", "ae", "z"
@@ -62,6 +62,18 @@ class Strings(CharacterWorld):
     proxy_offset: float = 0.0
     """The standard deviation of what the proxy adds to all answers to a prompt."""
 
+    bounds: ClassVar[Mapping[str, str]] = {
+        "threshold": "from 0 to 1",
+        "weights": "at least 0",
+        "populations": "from 1 to 1000000",
+        "sharpness": "at least 0",
+        "noise": "from 0 to 1",
+        "intransitive": "from 0 to 1",
+        "bonus": "any number",
+        "proxy_noise": "at least 0",
+        "proxy_offset": "at least 0",
+    }
+
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "prefer"})
     alphabet: ClassVar[str] = DIGITS + LETTERS + STRAY + "()="
 
@@ -78,15 +90,6 @@ class Strings(CharacterWorld):
                 f"strings.populations has a number for each of the {len(self.groups)} groups, "
                 f"not {len(self.populations)}."
             )
-        if self.populations and min(self.populations) < 1:
-            raise PanoplyError(
-                f"strings.populations is at least 1 for each group, not {min(self.populations)}."
-            )
-        probability("strings.noise", self.noise)
-        probability("strings.intransitive", self.intransitive)
-        for name in ("sharpness", "proxy_noise", "proxy_offset"):
-            if getattr(self, name) < 0:
-                raise PanoplyError(f"strings.{name} is at least 0, not {getattr(self, name):g}.")
 
     @property
     def max_tokens(self) -> int:

@@ -14,7 +14,7 @@ from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
 from panoply.seeds import stable_hash
 from panoply.worlds.episodic import Episodic
-from panoply.worlds.text.characters import END, CharacterWorld, Draws, probability
+from panoply.worlds.text.characters import END, CharacterWorld, Draws
 from panoply.worlds.text.toolbox import ANSWER, CALL, Calculator, Calls, Lookup, Tool
 from panoply.worlds.world import Play, Reply, Task
 
@@ -54,6 +54,14 @@ class Tools(Episodic, CharacterWorld):
     """None means 0.6 with look-ups, 0.55 with the calculator."""
     needless: float = 0.5
 
+    bounds: ClassVar[Mapping[str, str]] = {
+        "easy": "from 0 to 1",
+        "cap": "from 1 to 1000",
+        "budget": "from 1 to 1000000",
+        "slip": "from 0 to 1",
+        "needless": "from 0 to 1",
+    }
+
     access: ClassVar[frozenset[str]] = frozenset(
         {"verify", "reference", "teacher", "pairs", "tools", "conclusion"}
     )
@@ -63,14 +71,10 @@ class Tools(Episodic, CharacterWorld):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for option in ("easy", "slip", "needless"):
-            probability(f"tools.{option}", getattr(self, option) or 0.0)
         if self.turn_cap <= self.tool.most_calls:
             raise PanoplyError(
                 f"tools.cap is more than {self.tool.most_calls}, the calls a question may need."
             )
-        if self.budget is not None and self.budget < 1:
-            raise PanoplyError(f"tools.budget is at least 1 token, not {self.budget}.")
 
     @property
     def start(self) -> str:

@@ -277,9 +277,9 @@ def test_wrappers_nest() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"vary": 1.0}, "cartpole.vary is a share from 0 to below 1, not 1."),
-        ({"chunk": 0}, "cartpole.chunk is at least 1, not 0."),
-        ({"delay": -1}, "cartpole.delay is at least 0, not -1."),
+        ({"vary": 1.0}, "cartpole.vary must be from 0 up to 1, not 1."),
+        ({"chunk": 0}, "cartpole.chunk must be from 1 to 1000, not 0."),
+        ({"delay": -1}, "cartpole.delay must be from 0 to 1000, not -1."),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:

@@ -258,7 +258,7 @@ def test_distractors_move_and_mean_nothing() -> None:
     ("settings", "sentence"),
     [
         ({"pays": (1.0, 2.0)}, "have one number for each kind of object"),
-        ({"layout": "maze", "size": 6}, "and odd for a maze"),
+        ({"layout": "maze", "size": 6}, "is odd for a maze"),
         ({"view": "state", "counts": (9,)}, "for at most 8 objects"),
         ({"view": "planes", "clock": True}, "for the views vector and state"),
         ({"view": "state", "history": True}, "grid.history for vector"),

@@ -164,11 +164,11 @@ def test_demand_is_poisson_and_depends_on_the_seed_alone() -> None:
 
 
 def test_impossible_settings_are_refused_and_pictures_drawn() -> None:
-    with pytest.raises(PanoplyError, match="inventory.stores, echelons and lead times are at least 1."):
+    with pytest.raises(PanoplyError, match="inventory.lead must be from 1 to 1000, not 0."):
         Inventory(lead=0)
     with pytest.raises(PanoplyError, match="set warehouse=true"):
         Inventory(allocation="softmax")
-    with pytest.raises(PanoplyError, match="correlation is from 0 to 1, not 2"):
+    with pytest.raises(PanoplyError, match="correlation must be from 0 to 1, not 2"):
         Inventory(correlation=2.0)
     with pytest.raises(PanoplyError, match="has an expert for orders from one warehouse"):
         Inventory(warehouse=True, echelons=2).expert({})

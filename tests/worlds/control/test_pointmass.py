@@ -153,9 +153,9 @@ def test_experts_know_constants_that_vary() -> None:
 
 
 def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(PanoplyError, match="pointmass.inertia is from 0 to below 1"):
+    with pytest.raises(PanoplyError, match="pointmass.inertia must be from 0 up to 1"):
         Pointmass(inertia=1.0)
-    with pytest.raises(PanoplyError, match="and upper is a probability"):
+    with pytest.raises(PanoplyError, match="pointmass.upper must be from 0 to 1"):
         Pointmass(upper=1.5)
 
 

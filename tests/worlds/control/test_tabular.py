@@ -172,10 +172,10 @@ def test_the_expert_walks_the_best_way() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"slip": 1.5}, "tabular.slip and tabular.wind are probabilities."),
+        ({"slip": 1.5}, "tabular.slip must be from 0 to 1, not 1.5."),
         ({"variant": "tree", "size": 2, "actions": 2, "goals": 5}, "a number of the tree's leaves"),
         ({"variant": "random", "branching": 11}, "tabular.branching is a number of states."),
-        ({"size": 1}, "tabular.size and tabular.actions are at least 2."),
+        ({"size": 1}, "tabular.size must be from 2 to 10000, not 1."),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:

@@ -165,7 +165,7 @@ def test_what_cannot_work_is_said() -> None:
     with pytest.raises(PanoplyError, match="ends whenever it begins an episode"):
         envs.reset(np.arange(1), np.arange(1))
     envs.close()
-    with pytest.raises(PanoplyError, match="world.workers is at least 0"):
+    with pytest.raises(PanoplyError, match="workers must be from 0 to 1000"):
         Gymnasium(workers=-1)
 
 
