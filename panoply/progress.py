@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,25 @@ class Progress:
         """The run has ended, soundly or not."""
 
 
+class Onlooker:
+    """Standard error, whose reader may go away: a run does not end because nobody looks."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class Lines(Progress):
     """A line every few seconds, for logs and pipes."""
 
@@ -69,16 +88,16 @@ class Lines(Progress):
 
     def step(self, job: Job, record: Mapping[str, Any], experience: Experience) -> None:
         if self._due() or job.step == job.plan.options.steps:
-            print(summary(job, record), file=sys.stderr, flush=True)
+            print(summary(job, record), file=Onlooker(), flush=True)
 
     def evaluating(self, job: Job, done: int, total: int) -> None:
         if done == 0:
             self._patience = time.monotonic() + 2.0
         elif time.monotonic() > self._patience and self._due():
-            print(f"evaluating  {done}/{total} held-out answers", file=sys.stderr, flush=True)
+            print(f"evaluating  {done}/{total} held-out answers", file=Onlooker(), flush=True)
 
     def say(self, text: str) -> None:
-        print(plain(text, lines=True), file=sys.stderr, flush=True)
+        print(plain(text, lines=True), file=Onlooker(), flush=True)
 
     def _due(self) -> bool:
         now = time.monotonic()
@@ -112,7 +131,7 @@ class Panel(Progress):
             self._held_out.insert(0, (0, shown))
         self._answers: list[tuple[bool | None, str]] = []
         self._evaluating: tuple[int, int] | None = None
-        self._live = Live(console=self._console or Console(stderr=True), auto_refresh=False)
+        self._live = Live(console=self._console or Console(file=Onlooker()), auto_refresh=False)
         self._live.start()
         self._next = 0.0
 
@@ -143,7 +162,7 @@ class Panel(Progress):
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         else:
-            print(text, file=sys.stderr, flush=True)
+            print(text, file=Onlooker(), flush=True)
 
     def close(self) -> None:
         if self._live is not None:

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -169,11 +169,18 @@ class Run:
     def episodes(self) -> list[dict[str, Any]]:
         return _rows(self.folder / EPISODES, Episode)
 
-    def rewind(self, step: int) -> None:
-        """Drop records of steps after `step`, the result among them: they will be made again."""
+    def rewind(self, step: int, warn: Callable[[str], None] = lambda _: None) -> None:
+        """Drop records of steps after `step`, the result among them: they will be made again.
+
+        A line that cannot be read is named and left out; the good ones after it stay.
+        """
+
+        def leave_out(problem: BadFile) -> None:
+            warn(f"{problem} It is left out.")
+
         for name, schema in ((METRICS, Metrics), (EPISODES, Episode)):
             if (self.folder / name).exists():
-                kept = [r for r in _rows(self.folder / name, schema) if r["step"] <= step]
+                kept = [r for r in _rows(self.folder / name, schema, leave_out) if r["step"] <= step]
                 write_atomically(self.folder / name, "".join(map(_line, kept)))
         (self.folder / RESULT).unlink(missing_ok=True)
         remove_unfinished(self.folder, CONFIG, RESULT, METRICS, EPISODES)
@@ -220,11 +227,13 @@ def versions() -> dict[str, str]:
     }
 
 
-def _rows(path: Path, schema: Any) -> list[dict[str, Any]]:
-    """The whole lines of a record; one torn by a kill, or that cannot be read, is passed over."""
+def _rows(path: Path, schema: Any, bad: Callable[[BadFile], None] = lambda _: None) -> list[dict[str, Any]]:
+    """The whole lines of a record; one torn by a kill is passed over, and one that cannot be read, of which `bad` is
+    told.
+    """
     if not is_file(path):
         return []
-    return [x.value for x in read_lines(path, schema, finite=False, growing=True, bad=lambda _: None)]
+    return [x.value for x in read_lines(path, schema, finite=False, growing=True, bad=bad)]
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from panoply.errors import needs_extra, unknown
+from panoply.errors import PanoplyError, needs_extra, unknown
 
 if TYPE_CHECKING:
     from panoply.run import Run
@@ -74,7 +75,37 @@ def check_sinks(names: Sequence[str]) -> None:
             raise needs_extra(name, name, f"The sink '{name}'")
 
 
-def open_sinks(names: Sequence[str], run: Run, step: int = 0) -> list[Sink]:
-    """The sinks of a run that goes on after `step`."""
-    check_sinks(names)
-    return [SINKS[name](run, step) for name in names]
+class Careful:
+    """Sinks that a run does not depend on: one that fails is named once, gets nothing more, and the run goes on."""
+
+    def __init__(self, names: Sequence[str], run: Run, step: int, say: Callable[[str], None]):
+        check_sinks(names)
+        self._say = say
+        self._open: dict[str, Sink] = {}
+        for name in names:
+            with self._trying(name):
+                self._open[name] = SINKS[name](run, step)
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        for name, sink in list(self._open.items()):
+            with self._trying(name):
+                sink.log(step, metrics)
+
+    def close(self) -> None:
+        while self._open:
+            name, sink = self._open.popitem()
+            with self._trying(name):
+                sink.close()
+
+    @contextmanager
+    def _trying(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except PanoplyError:
+            raise
+        except (Exception, SystemExit) as error:
+            self._open.pop(name, None)
+            self._say(
+                f"The sink '{name}' failed and gets nothing more; the run goes on without it: "
+                f"{type(error).__name__}: {error}"
+            )

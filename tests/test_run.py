@@ -78,6 +78,26 @@ class TestFolder:
             (tmp_path / "run/metrics.jsonl").write_bytes(content)
             assert [r["step"] for r in Run.open(tmp_path / "run").metrics()] == [1, 2, 3, 4, 5, 6]
 
+    @pytest.mark.parametrize("bad", [b"{]\n", b"\xff\n", b"[2]\n", b'{"step": "2"}\n'])
+    def test_a_bad_line_costs_a_resumed_run_no_other(
+        self, bad: bytes, done: pp.Trained, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "run"
+        shutil.copytree(done.run, folder)
+        (folder / "result.json").unlink()
+        shutil.rmtree(folder / "checkpoints/step-0000006")
+        for name in ("metrics.jsonl", "episodes.jsonl"):
+            lines = (folder / name).read_bytes().splitlines(True)
+            (folder / name).write_bytes(b"".join([lines[0], bad, *lines[2:]]))
+        notes = tiny.Notes()
+        tiny.resume(folder, notes)
+        assert [m["step"] for m in tiny.metrics(folder)] == [1, 3, 4, 5, 6]
+        assert [m for m in tiny.metrics(done.run) if m["step"] != 2] == tiny.metrics(folder)
+        told = [text for text in notes.said if text.endswith("It is left out.")]
+        assert [text.split(" of ")[0] for text in told] == ["Line 2"] * 2
+        assert "metrics.jsonl" in told[0]
+        assert len(Run.open(folder).episodes()) == len(Run.open(done.run).episodes()) - 1
+
     def test_numbers_that_are_not_finite_become_null(self, tmp_path: Path) -> None:
         run = Run.create(pp.plan("sft", model="fresh"), tmp_path / "run")
         run.log({"step": 1, "loss": math.nan, "norm": math.inf, "lr": 0.5})
@@ -446,6 +466,38 @@ class TestSinks:
         assert began[0]["id"] == began[1]["id"]
         assert began[0]["resume"] == "allow"
 
+    @pytest.mark.parametrize("at", ["begin", "log", "close"])
+    def test_one_that_fails_is_named_once_and_the_run_goes_on(
+        self, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls: list[str] = []
+
+        class Failing:
+            def __init__(self, run: Run, step: int):
+                self.call("begin")
+
+            def call(self, what: str) -> None:
+                calls.append(what)
+                if what == at:
+                    raise ConnectionError("no route to the server")
+
+            def log(self, step: int, metrics: Any) -> None:
+                self.call("log")
+
+            def close(self) -> None:
+                self.call("close")
+
+        monkeypatch.setitem(sinks.SINKS, "json", Failing)  # a module that can be found
+        notes = tiny.Notes()
+        done = tiny.train(tmp_path / "run", steps=3, sinks=("json",), progress=notes)
+        assert done.after["step"] == 3
+        assert notes.said == [
+            "The sink 'json' failed and gets nothing more; the run goes on without it: "
+            "ConnectionError: no route to the server"
+        ]
+        wanted = {"begin": ["begin"], "log": ["begin", "log"], "close": ["begin", *["log"] * 3, "close"]}
+        assert calls == wanted[at]
+
     def test_an_unknown_one(self, tmp_path: Path) -> None:
         with pytest.raises(
             pp.PanoplyError, match=r"Unknown sink 'tensorbord'\. Did you mean 'tensorboard'\?"
@@ -492,6 +544,22 @@ class TestProgress:
         tiny.train(tmp_path / "run", steps=2, progress=progress.Lines(every=0))
         lines = capsys.readouterr().err.splitlines()
         assert [line.split("  ")[0] for line in lines] == ["step 1/2", "step 2/2"]
+
+    def test_a_run_goes_on_though_nobody_looks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As where standard error is piped into `head`, or a terminal was closed."""
+
+        class Gone(io.StringIO):
+            def write(self, text: str = "") -> int:
+                raise BrokenPipeError(32, "Broken pipe")
+
+            def flush(self) -> None:
+                self.write()
+
+        monkeypatch.setattr(sys, "stderr", Gone())
+        for number, shown in enumerate((progress.Lines(every=0), progress.Panel())):
+            done = tiny.train(tmp_path / str(number), steps=2, progress=shown)
+            shown.say("Done.")
+            assert done.after["step"] == 2
 
     def test_a_curve(self) -> None:
         assert progress.plot([], 20, 2) == []

@@ -38,7 +38,7 @@ from panoply.records import Best
 from panoply.regimes import Offline, OffPolicy
 from panoply.rollout.graphs import setup_seconds
 from panoply.run import Run
-from panoply.sinks import Sink, open_sinks
+from panoply.sinks import Careful, Sink
 from panoply.threads import pick_threads, without_denormals
 from panoply.worlds.world import TextWorld
 
@@ -88,7 +88,7 @@ class Job:
         """The step that did best on held-out problems, the later one of a tie."""
         self.before: dict[str, Any] = {}
         self.after: dict[str, Any] = {}
-        self.sinks: list[Sink] = []
+        self.sinks: Sink | None = None
         self._phases: dict[str, float] = {}
         self._inside = 0.0
         self._setup = 0.0
@@ -163,8 +163,8 @@ class Job:
                 f"No checkpoint of {self.run.folder} is usable, so there is nothing to resume from. They were left "
                 "as they are: restore one, or start a new run."
             )
-        self.run.rewind(self.step if found else -1)
-        self.sinks = open_sinks(self.plan.options.sinks, self.run, self.step)
+        self.run.rewind(self.step if found else -1, self.progress.say)
+        self.sinks = Careful(self.plan.options.sinks, self.run, self.step, self.progress.say)
         self.progress.start(self)
         if found is not None:
             self.progress.say(f"Resuming {self.run.folder} at step {self.step} of {self.plan.options.steps}.")
@@ -229,8 +229,8 @@ class Job:
         if self.learner.watch is not None:
             self._record_episodes(self.learner.watch, experience, experience if learned is None else learned)
         self.run.log(record)
-        for sink in self.sinks:
-            sink.log(self.step, record)
+        if self.sinks is not None:
+            self.sinks.log(self.step, record)
         best = evaluated and self.best["step"] == self.step
         if last or best or self.step % options.checkpoint_every == 0:
             self._save()
@@ -317,9 +317,9 @@ class Job:
         return kept
 
     def close(self) -> None:
-        for sink in self.sinks:
-            sink.close()
-        self.sinks = []
+        if self.sinks is not None:
+            self.sinks.close()
+            self.sinks = None
         self.collect.close()
         self.progress.close()
         self.run.release()

@@ -98,7 +98,7 @@ def test_all_stages_are_checked_before_any_compute(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     for settings, sentence in (
         ({"optimise.sample.promts": 3}, r"Stage optimise \(ppo\): .*Did you mean 'prompts'"),
-        ({"judge.update.lr": -1}, r"Stage judge \(reward-model\): .*lr is above 0"),
+        ({"judge.update.lr": -1}, r"Stage judge \(reward-model\): .*lr must be above 0"),
     ):
         with pytest.raises(PanoplyError, match=sentence):
             pp.train("rlhf", settings=settings, progress=Progress())
