@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING, Any
 from panoply import registry
 from panoply.checkpoint import Checkpoint, clear_errors
 from panoply.errors import PanoplyError
+from panoply.given import world_of
 from panoply.kinds import kind_of
+from panoply.own import in_words, own_data
 from panoply.planning import Options, world_settings
 from panoply.run import Run
 from panoply.stopping import Stopped
 from panoply.training import SLOT_NAMES, Trained, last_model, plan, plan_recipe, steps, train
 from panoply.which import Which, take
+
+Source = str | os.PathLike[str]
+"""A run, what came of one, a checkpoint or a model folder."""
 
 if TYPE_CHECKING:
     from panoply.evaluation.held_out import Evaluation
@@ -46,7 +51,7 @@ __all__ = [
 
 
 def load_policy(
-    source: str | Path, device: str = "auto", dtype: str = "float32", *, which: Which = None
+    source: Source, device: str = "auto", dtype: str = "float32", *, which: Which = None
 ) -> TextPolicy | ControlPolicy:
     """The policy of a run, a checkpoint, or a model folder.
 
@@ -55,6 +60,7 @@ def load_policy(
     from panoply.policies.build import open_folder
     from panoply.policies.value import ValueModel
 
+    source = os.fspath(source)
     found = open_folder(take(source, which).model, dtype, device)
     if isinstance(found, ValueModel):
         raise PanoplyError(f"{source} holds a reward model: it judges answers and writes none.")
@@ -62,10 +68,13 @@ def load_policy(
 
 
 def evaluate(
-    source: str | Path,
-    world: str | None = None,
+    source: Source,
+    world: Any = None,
     *,
     which: Which = None,
+    data: Any = None,
+    reward: Any = None,
+    plugins: Sequence[str | Path] = (),
     problems: int | None = None,
     attempts: int | None = None,
     ks: Sequence[int] = (),
@@ -82,6 +91,8 @@ def evaluate(
     In control they are mean returns, with reward functions of one's own mean rewards.
 
     which      checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
+    world      a name or a value; a run's own where none is given
+    data, reward   in place of a world: your own, as in `plan`; a reward alone judges answers to a run's own prompts
     problems, attempts   256 problems and 8 attempts at each (or the largest k); in control 100 starts and one
     ks         of pass@k; 1 and the number of attempts where none is given
     settings   of the world, such as `{"world.operations": 8}`, over those a run was trained with
@@ -90,7 +101,11 @@ def evaluate(
     """
     from panoply.threads import with_threads
 
-    built = _world(source, world, settings or {})
+    for plugin in plugins:
+        registry.load_plugin(plugin)
+    source = os.fspath(source)
+    name, given = _own_world(source, world, data, reward)
+    built = _world(source, name, {**given, **(settings or {})})
     text = built.medium == "text"
     problems = (256 if text else 100) if problems is None else problems
     attempts = (max(8, *ks, 1) if text else 1) if attempts is None else attempts
@@ -119,7 +134,17 @@ def _at_least(name: str, value: float, least: float) -> None:
         raise PanoplyError(f"{name} must be at least {least:g}, not {value:g}.")
 
 
-def _world(source: str | Path, name: str | None, settings: Mapping[str, Any]) -> TextWorld | ControlWorld:
+def _own_world(source: str, world: Any, data: Any, reward: Any) -> tuple[str | None, dict[str, Any]]:
+    """The name of a world that is handed over in Python, and its settings."""
+    if data is None and reward is None:
+        return world_of(world)
+    if data is None and os.path.exists(os.path.join(source, "run.json")):
+        data = (Run.open(source).config["plan"].get("world") or {}).get("data")
+    name, choices = own_data(world, in_words({"data": data, "reward": reward, "model": source}))
+    return name, choices.get("settings", {})
+
+
+def _world(source: str, name: str | None, settings: Mapping[str, Any]) -> TextWorld | ControlWorld:
     """The world named, or the one a run was trained on, with settings over it."""
     for path in settings:
         if not path.startswith("world."):
@@ -144,7 +169,7 @@ def _world(source: str | Path, name: str | None, settings: Mapping[str, Any]) ->
 
 
 def sample(
-    source: str | Path,
+    source: Source,
     prompt: str,
     *,
     which: Which = None,
@@ -168,6 +193,7 @@ def sample(
     from panoply.seeds import stable_hash
     from panoply.threads import with_threads
 
+    source = os.fspath(source)
     _at_least("n", n, 1)
     _at_least("temperature", temperature, 0)
     _at_least("max_tokens", max_tokens, 1)
@@ -198,18 +224,19 @@ def sample(
     return [policy.tokenizer.decode(c) for c in rollouts.completions()]
 
 
-def has_turns(source: str | Path) -> bool:
+def has_turns(source: Source) -> bool:
     """Whether this is a run on a world of several turns, whose episodes can be played."""
     from panoply.rollout.playing import several_turns
 
+    source = os.fspath(source)
     return os.path.isfile(os.path.join(source, "run.json")) and several_turns(_world(source, None, {}))
 
 
 def play(
-    source: str | Path,
+    source: Source,
     prompt: str | None = None,
     *,
-    world: str | None = None,
+    world: Any = None,
     which: Which = None,
     n: int = 1,
     temperature: float = 1.0,
@@ -235,7 +262,9 @@ def play(
     _at_least("n", n, 1)
     _at_least("temperature", temperature, 0)
     _at_least("max_tokens", max_tokens, 1)
-    built = _world(source, world, settings or {})
+    source = os.fspath(source)
+    name, given = world_of(world)
+    built = _world(source, name, {**given, **(settings or {})})
     if not isinstance(built, TextWorld):
         raise PanoplyError(f"{built.name} is no world of text: watch it with --video FILE.gif.")
     task = playing.problem(built, prompt)
@@ -247,10 +276,10 @@ def play(
 
 
 def video(
-    source: str | Path,
+    source: Source,
     file: str | Path,
     *,
-    world: str | None = None,
+    world: Any = None,
     which: Which = None,
     temperature: float = 0.0,
     seed: int = 0,
@@ -266,7 +295,9 @@ def video(
     from panoply.worlds.control.world import ControlWorld
 
     _at_least("temperature", temperature, 0)
-    built = _world(source, world, settings or {})
+    source = os.fspath(source)
+    name, given = world_of(world)
+    built = _world(source, name, {**given, **(settings or {})})
     if not isinstance(built, ControlWorld):
         raise PanoplyError(f"{built.name} is a world of text: there is nothing to film.")
     policy = kind_of(built).open_policy(
@@ -278,13 +309,13 @@ def video(
     return earned
 
 
-def export(source: str | Path, folder: str | Path, *, which: Which = None, adapter: bool = False) -> Path:
+def export(source: Source, folder: str | Path, *, which: Which = None, adapter: bool = False) -> Path:
     """Copy a run's model to a Hugging Face folder that transformers opens; adapters of LoRA are merged into it.
 
     which     checkpoint: `best` on held-out problems (where none is named), `last`, or a step
     adapter   of a LoRA run, write the adapter alone, which PEFT opens on the model the run began with
     """
-    target = Path(folder)
+    target, source = Path(folder), os.fspath(source)
     if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
         raise PanoplyError(f"{target} is not empty: name another folder.")
     run, taken = Run.open(source), take(source, which)

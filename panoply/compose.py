@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,8 @@ from panoply.parts import Part, check
 from panoply.ranges import ANY, check_range
 from panoply.regimes import REGIMES, Method
 
+Filling = str | Part | Sequence[Part] | None
+"""What fills a slot: a name, a part, several parts, or nothing."""
 Presets = str | tuple[str, ...] | None
 """A preset, or several of which the first that a method has is meant."""
 
@@ -31,7 +33,7 @@ def resolve(
     name: str,
     *,
     preset: Presets = None,
-    slots: Mapping[str, str] | None = None,
+    slots: Mapping[str, Filling] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Resolved:
     """Build `name`, then apply its preset (if it has one of that name), borrowed slots and settings, in that order."""
@@ -39,9 +41,12 @@ def resolve(
     method: Method = entry.build()
     for path, value in preset_of(entry, preset).items():
         method = method if path.startswith(("run.", "policy.")) else assign(method, path, value)
-    for slot, source in (slots or {}).items():
-        method = borrow(method, slot, source, preset)
     chosen = set()
+    for slot, source in (slots or {}).items():
+        before = method.settings()
+        method = borrow(method, slot, source, preset)
+        if not isinstance(source, str):
+            chosen |= _set_in(method, slot, before)
     for path, value in (settings or {}).items():
         method = assign(method, path, value)
         chosen.add(path)
@@ -54,10 +59,31 @@ def preset_of(entry: registry.Entry, names: Presets) -> Mapping[str, Any]:
     return next((entry.presets[name] for name in wanted if name in entry.presets), {})
 
 
-def borrow(method: Method, slot: str, source: str, preset: Presets = None) -> Method:
-    """Fill a slot with a part of that name, or with what another method has in that slot."""
+def _set_in(method: Method, slot: str, before: Mapping[str, Any]) -> set[str]:
+    """Which settings of the parts in a slot were set by whoever made them: neither the parts' own nor there before."""
+    plain: dict[str, Any] = {}
+    for path, held in method.parts():
+        if path.split(".")[0] == slot:
+            fields = dataclasses.fields(held)  # type: ignore[arg-type]
+            plain |= {f"{path}.{f.name}": f.default for f in fields}
+    now = method.settings()
+    return {
+        path for path, value in plain.items() if path in now and now[path] not in (value, before.get(path))
+    }
+
+
+def borrow(method: Method, slot: str, source: Filling, preset: Presets = None) -> Method:
+    """Fill a slot with a part of that name, with what another method has in that slot, or with parts as they are."""
     if slot not in method.slot_of:
         raise unknown(f"slot of the {method.regime} regime", slot, method.slot_of)
+    if source is None or (isinstance(source, list | tuple) and not source):
+        if not method.optional(slot):
+            raise PanoplyError(f"The slot '{slot}' cannot be empty.")
+        return dataclasses.replace(method, **{slot: () if method.several(slot) else None})
+    if isinstance(source, Part):
+        return method.but(**{slot: source})
+    if not isinstance(source, str):
+        return method.but(**{slot: tuple(source)})
     kind = method.slot_of[slot]
     methods = {e.name for e in registry.entries("method")} if source not in registry.parts(kind) else set()
     known = registry.parts(kind)
@@ -86,7 +112,8 @@ def assign(method: Method, path: str, value: Any) -> Method:
     if not rest:
         if method.optional(slot) and str(value).lower() == "none":
             return dataclasses.replace(method, **{slot: () if method.several(slot) else None})
-        return borrow(method, slot, str(value))
+        value = registry.value_from_json(value)
+        return borrow(method, slot, value if isinstance(value, Part | tuple) else str(value))
     if held is None:
         raise PanoplyError(
             f"The slot '{slot}' is empty, so there is no {path}: fill it first, as in --{slot} NAME."

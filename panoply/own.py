@@ -1,15 +1,19 @@
-"""The user's own: a data file and reward functions become a world."""
+"""The user's own: data (a file or rows) and reward functions (in files, or handed over) become a world."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from panoply import registry
+from panoply import registry, session
 from panoply.errors import PanoplyError, unknown
+from panoply.given import is_rows, keep, rows_file
+from panoply.parts import Part
+from panoply.rewards import here
 from panoply.which import model_folder
 
 
@@ -18,14 +22,77 @@ def is_data_file(data: Any) -> bool:
     return isinstance(data, str) and data.endswith((".jsonl", ".json"))
 
 
+def in_words(choices: Mapping[str, Any]) -> dict[str, Any]:
+    """The same choices with rows and functions as files, and paths as text: what can be written down."""
+    found = dict(choices)
+    for name in ("model", "reference", "data"):
+        if isinstance(found.get(name), os.PathLike):
+            found[name] = os.fspath(found[name])
+    if is_rows(found.get("data")):
+        found["data"] = rows_file(found["data"])
+    reward = found.get("reward")
+    if reward is not None and not isinstance(reward, Part):
+        words = [_word(one, weight) for one, weight in _weighted(reward)]
+        found["reward"] = words[0] if len(words) == 1 and not _is_function(words[0]) else words
+    if found.get("plugins"):
+        found["plugins"] = [os.fspath(plugin) for plugin in found["plugins"]]
+    return found
+
+
+def _weighted(reward: Any) -> list[tuple[Any, float | None]]:
+    """One reward, several in a list, or several with their weights, `{function: 0.5}`."""
+    if isinstance(reward, Mapping):
+        for one, weight in reward.items():
+            if isinstance(weight, bool) or not isinstance(weight, int | float):
+                raise PanoplyError(f"The weight of a reward is a number, not {weight!r}.")
+            if isinstance(one, str) and "=" in one:
+                raise PanoplyError(f"'{one}' has its weight twice: leave one of them out.")
+        return [(one, float(weight)) for one, weight in reward.items()]
+    return [(one, None) for one in (reward if isinstance(reward, list | tuple) else [reward])]
+
+
+def _word(reward: Any, weight: float | None) -> str:
+    if isinstance(reward, str):
+        word = reward
+    elif callable(reward) and not isinstance(reward, Part):
+        word = function_word(reward)
+    else:
+        raise PanoplyError(
+            f"A reward is a function, FILE.py:NAME or the name of a part, not {type(reward).__name__}."
+        )
+    return word if weight is None else f"{word}={weight!r}"
+
+
+def function_word(function: Callable[..., Any]) -> str:
+    """`FILE.py:NAME` of a function that can be written to a file, or a word for one that only this process has."""
+    name = function_name(function)
+    try:
+        return f"{keep(session.function_file(function, name), f'{name}.py')}:{name}"
+    except session.Unwritable:
+        return here.word_of(function, name)
+
+
+def function_name(function: Any) -> str:
+    """What a function is called in metrics: its own name, or what stands for one that has none."""
+    if isinstance(function, functools.partial):
+        return function_name(function.func)
+    name = str(getattr(function, "__name__", type(function).__name__))
+    return name if name.isidentifier() else "function"
+
+
+def _is_function(word: str) -> bool:
+    return ".py" in word or here.is_here(word)
+
+
 def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """A data file and reward functions as the world `jsonl`, or the choices as they are."""
     found = dict(choices)
     named = found.get("reward") or []
-    named = [named] if isinstance(named, str) else list(named)
-    functions = [word for word in named if isinstance(word, str) and ".py" in word]
+    named = list(named) if isinstance(named, list | tuple) else [named]
+    functions = [word for word in named if isinstance(word, str) and _is_function(word)]
     for word in functions:
-        _check_function(word)
+        if not here.is_here(word):
+            _check_function(word)
     data = found.get("data")
     if isinstance(data, str) and not is_data_file(data) and ("." in data or os.path.sep in data):
         raise PanoplyError(f"--data takes FILE.jsonl, with one JSON object a line; '{data}' is not one.")
@@ -49,7 +116,7 @@ def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None,
     made = {
         "world.data": os.path.abspath(data),
         "world.model": str(model_folder(found["model"]).resolve()),
-        "world.rewards": tuple(os.path.abspath(source) for source, _, _ in split),
+        "world.rewards": tuple(s if here.is_here(s) else os.path.abspath(s) for s, _, _ in split),
         "world.weights": weights,
     }
     others = [word for word in named if word not in functions]
@@ -98,3 +165,13 @@ def _names(file: str) -> tuple[list[str], set[str] | None]:
         elif isinstance(node, ast.Name):
             bound.add(node.id)
     return functions, None if "*" in bound else bound
+
+
+def functions_by_name(reward: Any) -> dict[str, Callable[..., Any]]:
+    """Functions that are handed over again, to a run that needs them."""
+    given = [one for one, _ in _weighted(reward)] if reward is not None else []
+    if not all(callable(one) for one in given):
+        raise PanoplyError(
+            "A run has its rewards: hand over only the functions that lived in another process."
+        )
+    return {function_name(one): one for one in given}

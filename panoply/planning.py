@@ -164,14 +164,16 @@ def make_plan(
     world: str = "chain",
     *,
     preset: str | None = None,
-    slots: Mapping[str, str] | None = None,
+    slots: Mapping[str, compose.Filling] | None = None,
+    mark: str = "",
     settings: Mapping[str, Any] | None = None,
     plugins: Sequence[str] = (),
     **options: Any,
 ) -> Plan:
     """Resolve names, presets and settings into a plan, or say in one sentence why it cannot be.
 
-    `settings` are paths: `credit.scale`, `update.lr`, `world.operations`, `policy.hidden`, `run.held_out`.
+    `settings` are paths: `credit.scale`, `update.lr`, `world.operations`, `policy.hidden`, `run.held_out`. What a world
+    asks for does not reach into slots that are given as parts. `mark` is put after the method's id.
     """
     for plugin in plugins:
         registry.load_plugin(plugin)
@@ -188,8 +190,9 @@ def make_plan(
     numbers = compose.preset_of(entry, names)
     if preset is None and not numbers:
         asked |= getattr(world_entry.build, "defaults", {})
+    fixed = {slot for slot, source in (slots or {}).items() if not isinstance(source, str)}
     for path, value in _asked(asked, resolved.method).items():
-        if path not in resolved.chosen:
+        if path not in resolved.chosen and path.split(".")[0] not in fixed:
             resolved = dataclasses.replace(resolved, method=compose.assign(resolved.method, path, value))
     run_defaults = _split(dict(asked), "run.") | _split(dict(numbers), "run.")
     kind = kind_of(world_entry.build)
@@ -200,7 +203,7 @@ def make_plan(
     policy_options = form | _split(dict(numbers), "policy.") | of_policy
     chosen_options = {k: v for k, v in options.items() if v is not None}
     plan = Plan(
-        resolved.id,
+        resolved.id + mark,
         resolved.method,
         world_entry.id,
         world_options,

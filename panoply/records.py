@@ -36,6 +36,7 @@ class Config(TypedDict):
     versions: NotRequired[dict[str, str]]
     hash: NotRequired[str]
     measures: NotRequired[str]
+    given: NotRequired[dict[str, str]]
 
 
 class AnyConfig(TypedDict):

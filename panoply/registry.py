@@ -355,14 +355,15 @@ def load_plugin(file: str | Path) -> None:
     path = Path(file).resolve()
     if not path.is_file():
         raise PanoplyError(f"There is no plug-in file '{file}'.")
-    name = f"panoply_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
+    name = _module_name(path)
+    if name in sys.modules or _is_loaded(path) or _is_here(path):
         return
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise PanoplyError(f"The plug-in '{file}' is not a Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    _loading.append(str(file))
     try:
         spec.loader.exec_module(module)
     except PanoplyError:
@@ -373,3 +374,39 @@ def load_plugin(file: str | Path) -> None:
         raise PanoplyError(
             f"The plug-in '{file}' cannot be loaded: {type(error).__name__}: {error}."
         ) from error
+    finally:
+        _loading.pop()
+
+
+_loading: list[str] = []
+
+
+def check_not_loading() -> None:
+    """Refuse to train while a plug-in is loaded: a script that is its own plug-in would start itself for ever."""
+    if _loading:
+        raise PanoplyError(
+            f"{_loading[-1]} trains while it is loaded as a plug-in: put that below if __name__ == '__main__'."
+        )
+
+
+def _module_name(path: Path) -> str:
+    """A file has a module of its own; definitions that runs keep have one for the same text, wherever it lies."""
+    from panoply import session
+
+    what = path.read_bytes() if session.is_written(path) else str(path).encode()
+    return f"panoply_plugin_{path.stem}_{hashlib.sha256(what).hexdigest()[:8]}"
+
+
+def _is_loaded(path: Path) -> bool:
+    """Whether a file is a module already: one that was imported, or the script that runs."""
+    named = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return any(
+        isinstance(file, str) and Path(file).name == path.name and Path(file).resolve() == path
+        for file in named
+    )
+
+
+def _is_here(path: Path) -> bool:
+    from panoply import session
+
+    return session.is_here(path)

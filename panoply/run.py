@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import math
@@ -22,6 +23,7 @@ from panoply import checkpoint
 from panoply.checkpoint import Checkpoint, DiskError, clear_errors, remove_unfinished, write_atomically
 from panoply.errors import PanoplyError, plain
 from panoply.files import BadFile, is_file, read_folder, read_json, read_lines
+from panoply.given import FOLDER, adopt
 from panoply.planning import Plan
 from panoply.records import Config, Episode, Metrics, PlanRecord, Result
 
@@ -37,6 +39,8 @@ class Run:
     def __init__(self, folder: Path, config: Config):
         self.folder = folder
         self.config = config
+        self.made: Plan
+        """Of a run that was just created: its plan, which names what was handed over where it lies now."""
         self._lock: IO[str] | None = None
         self._streams: dict[str, IO[str]] = {}
 
@@ -50,7 +54,23 @@ class Run:
             if folder
             else fresh_folder([plan.method_id, plan.world_id, f"s{plan.options.seed}"])
         )
-        config: Config = {
+        run = cls(path, cast(Config, {}))
+        run.acquire()
+        try:
+            run._plan(plan)
+            with clear_errors(f"make the run folder {path}"):
+                run.checkpoints.mkdir(exist_ok=True)
+            write_atomically(path / CONFIG, json.dumps(run.config, indent=1, ensure_ascii=False))
+        except PanoplyError:
+            run.release()
+            raise
+        return run
+
+    def _plan(self, plan: Plan) -> None:
+        """What the run's configuration will say; what was handed over in Python is brought here."""
+        (options, plugins), hashes = adopt((dict(plan.world_options), plan.plugins), self.folder)
+        self.made = plan = dataclasses.replace(plan, world_options=options, plugins=plugins)
+        self.config = {
             "panoply": versions()["panoply"],
             "created": time.strftime("%Y-%m-%dT%H:%M:%S"),
             "command": shlex.join(["panoply", *sys.argv[1:]])
@@ -59,18 +79,9 @@ class Run:
             "versions": versions(),
             "hash": plan.hash(),
             "measures": plan.measures(),
+            "given": hashes,
             "plan": cast(PlanRecord, plan.to_json()),
         }
-        run = cls(path, config)
-        run.acquire()
-        try:
-            with clear_errors(f"make the run folder {path}"):
-                run.checkpoints.mkdir(exist_ok=True)
-            write_atomically(path / CONFIG, json.dumps(config, indent=1, ensure_ascii=False))
-        except PanoplyError:
-            run.release()
-            raise
-        return run
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
@@ -251,7 +262,7 @@ def _make_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
         names = {p.name for p in path.iterdir() if not p.name.startswith(f".{CONFIG}.")}
-        if names - {"lock", "checkpoints"} or any((path / "checkpoints").glob("*")):
+        if names - {"lock", "checkpoints", FOLDER} or any((path / "checkpoints").glob("*")):
             raise PanoplyError(f"{path} is not empty and not a run: name another folder.")
     except OSError as error:
         raise DiskError(f"Cannot make the run folder {path}: {error.strerror}.") from error

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from panoply import registry
+from panoply import registry, session
 from panoply.errors import PanoplyError, Resumable, memory_errors
+from panoply.given import CHANGED, adopt, changed_files, method_of, world_of
 from panoply.handle import Course, Step, Steps
 from panoply.kinds import kind_of
-from panoply.own import is_data_file, own_data
+from panoply.own import functions_by_name, in_words, is_data_file, own_data
 from panoply.planning import Plan, make_plan
 from panoply.policies import hub
 from panoply.regimes import REGIMES
+from panoply.rewards import here
 from panoply.run import Run, fresh_folder
 from panoply.stopping import Stopped, patient
 from panoply.which import Which, is_run, take
@@ -49,6 +51,10 @@ class Trained:
             raise PanoplyError(f"The run {run.folder} has not ended yet.")
         return cls(run.folder, result["before"], result["after"], result["seconds"], result["fingerprint"])
 
+    def __fspath__(self) -> str:
+        """A result may be given wherever a run's folder is."""
+        return str(self.run)
+
     def policy(self, which: Which = None) -> TextPolicy | ControlPolicy:
         """Of the checkpoint that was best on held-out problems, the `last`, or that of a step."""
         from panoply.api import load_policy
@@ -56,20 +62,34 @@ class Trained:
         return load_policy(self.run, which=which)
 
 
-def plan(method: str, world: str | None = None, **choices: Any) -> Plan:
+def plan(method: Any, world: Any = None, **choices: Any) -> Plan:
     """Resolve a method on a world (its home, or `chain`, where none is named) without running it.
 
-    `choices` are slots (`credit="gigpo"`), `settings={"update.lr": 1e-4}`, `preset`, `plugins`, and run options
-    (`seed`, `steps`, `minutes`, `model`, …). Of a run as `model` or `reference` the best checkpoint is meant, or
-    `which="last"`, or that of a step, `which=40`. `data="FILE.jsonl"` and `reward="FILE.py:NAME"` (or several, in a
-    list) make a world of your own.
+    A method is a name, or a value such as `grpo().but(credit=group(scale="none"))`; a world a name or a value. Where a
+    value is a registered method in some slot, that slot gets the world's preset as it would by name; the parts in which
+    it differs are taken as they are. `choices` are slots (`credit="gigpo"`, or a part), `settings={"update.lr": 1e-4}`,
+    `preset`, `plugins`, and run options (`seed`, `steps`, `minutes`, `model`, …). Of a run as `model` or `reference`
+    the best checkpoint is meant, or `which="last"`, or that of a step, `which=40`. `data` and `reward` make a world of
+    your own: a file FILE.jsonl, a list of rows or a Hugging Face `Dataset`; a function, `FILE.py:NAME`, several in a
+    list, or `{function: weight}`.
     """
+    choices = in_words(choices)
     for plugin in choices.get("plugins") or ():
         registry.load_plugin(plugin)
+    name, differing = method_of(method)
+    world, of_world = world_of(world)
+    if of_world:
+        choices["settings"] = {**of_world, **(choices.get("settings") or {})}
     world, choices = own_data(world, hub.known(_exact(choices)))
-    world = world or registry.find("method", method).world or "chain"
-    slots = {name: choices.pop(name) for name in SLOT_NAMES if choices.get(name) is not None}
-    return make_plan(method, world, slots=slots, **{k: v for k, v in choices.items() if k not in SLOT_NAMES})
+    world = world or registry.find("method", name).world or "chain"
+    given = {slot: held for slot in SLOT_NAMES if (held := choices.pop(slot, None)) is not None}
+    mark = CHANGED if differing else ""
+    made = make_plan(name, world, slots={**differing, **given}, mark=mark, **choices)
+    with contextlib.suppress(
+        session.Unwritable
+    ):  # then it is bound to this process, which is said at its start
+        made = dataclasses.replace(made, plugins=(*made.plugins, *session.plugins(made)))
+    return made
 
 
 def _exact(choices: Mapping[str, Any], say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -99,6 +119,7 @@ def plan_recipe(name: str, world: str | None = None, **choices: Any) -> dict[str
 
 def _for_all_stages(entry: registry.Entry, world: str | None, choices: Mapping[str, Any]) -> dict[str, Any]:
     """What the user chose for a recipe, and where it runs."""
+    choices = in_words(choices)
     home = "jsonl" if is_data_file(choices.get("data")) else entry.world or "chain"
     chosen = _exact(choices).items()
     given = {k: v for k, v in chosen if v is not None and v is not False and v not in ((), [])}
@@ -106,8 +127,8 @@ def _for_all_stages(entry: registry.Entry, world: str | None, choices: Mapping[s
 
 
 def train(
-    method: str | Plan | None = None,
-    world: str | None = None,
+    method: Any = None,
+    world: Any = None,
     *,
     run: str | Path | None = None,
     resume: str | Path | None = None,
@@ -117,6 +138,9 @@ def train(
     **choices: Any,
 ) -> Trained:
     """Train a method, or all stages of a recipe, on a world, or go on with a stopped run (`resume=FOLDER`).
+
+    Methods, worlds and choices are those of `plan`, or a plan as a whole. A resumed run takes no choices but what it
+    cannot find by itself: `plugins`, and as `reward` functions that lived in the process that made it.
 
     progress       who is told how the run goes (`panoply.Progress`); where none is given, a live panel or lines
     on_step        called after every step with a `Step`: its metrics, its experience, and `stop()`
@@ -140,8 +164,8 @@ def train(
 
 
 def steps(
-    method: str | Plan | None = None,
-    world: str | None = None,
+    method: Any = None,
+    world: Any = None,
     *,
     run: str | Path | None = None,
     resume: str | Path | None = None,
@@ -157,8 +181,8 @@ def steps(
 
 
 def _course(
-    method: str | Plan | None,
-    world: str | None,
+    method: Any,
+    world: Any,
     run: str | Path | None,
     resume: str | Path | None,
     progress: Progress | None,
@@ -168,19 +192,21 @@ def _course(
     """What is asked for is checked here and now; the rest happens when the first step is asked for."""
     from panoply.progress import default
 
+    registry.check_not_loading()
     watching = progress or default()
     if resume is not None:
-        return _resume(Path(resume), watching)
+        return _resume(Path(resume), watching, choices)
     if method is None:
         raise PanoplyError("Name a method to train, or a run to resume.")
     if isinstance(method, Plan):
         if choices or from_scratch:
             raise PanoplyError("A plan is complete: make its choices with panoply.plan.")
         return _start(method, run, watching)
+    choices = in_words(choices)
     for plugin in choices.get("plugins") or ():
         registry.load_plugin(plugin)
     choices = hub.fetched(choices, watching.say)
-    if registry.is_recipe(method):
+    if isinstance(method, str) and registry.is_recipe(method):
         return _train_recipe(method, world, run, watching, {**choices, "from_scratch": from_scratch})
     choices = _exact(choices, watching.say)
     if from_scratch:
@@ -196,9 +222,25 @@ def _start(made: Plan, folder: str | Path | None, progress: Progress) -> Course:
     _check_surroundings(made)
 
     def course() -> Course:
-        return (yield from _train(made, Run.create(_rooted(made), folder), progress))
+        run = Run.create(_rooted(made), folder)
+        for why in _bound_here(made):
+            progress.say(why)
+        return (yield from _train(run.made, run, progress))
 
     return course()
+
+
+def _bound_here(made: Plan) -> Iterator[str]:
+    """Why a run cannot be gone on with in another process, in a sentence each."""
+    if (why := session.missing(made)) is not None:
+        yield f"{why} Until then the run belongs to this process."
+    for word in made.world_options.get("rewards", ()):
+        if here.is_here(word):
+            name = word.partition(":")[2]
+            yield (
+                f"The reward function '{name}' runs in this process: a resumed run needs it again, reward={name}, and "
+                "memory and network have no limits."
+            )
 
 
 def _check_surroundings(made: Plan) -> None:
@@ -243,22 +285,37 @@ def _train_recipe(
 
     def course() -> Course:
         at = Path(folder) if folder else fresh_folder([entry.name, shared["world"]])
-        return (yield from run_recipe(entry, at, shared, stage))
+        kept, _ = adopt(shared, at)
+        return (yield from run_recipe(entry, at, kept, stage))
 
     return course()
 
 
-def _resume(folder: Path, progress: Progress) -> Course:
+def _resume(folder: Path, progress: Progress, choices: dict[str, Any]) -> Course:
+    """`plugins` and `reward` hand over again what the run cannot find by itself; everything else is as planned."""
     from panoply.loops.recipe import stored_recipe
 
+    for name in (n for n, value in choices.items() if n not in ("plugins", "reward") and value is not None):
+        raise PanoplyError(f"A run is resumed as it was planned: leave {name} out.")
+    for plugin in choices.get("plugins") or ():
+        registry.load_plugin(plugin)
     recipe = stored_recipe(folder)
     if recipe is not None:
-        name, world, choices = recipe
-        return _train_recipe(name, world, folder, progress, choices)
+        name, world, stored = recipe
+        return _train_recipe(name, world, folder, progress, stored)
     run = Run.open(folder)
     if run.status() == "finished":
         raise PanoplyError(f"The run {folder} is finished: there is nothing to resume.")
+    if changed := changed_files(folder, run.config.get("given") or {}):
+        raise PanoplyError(
+            f"{folder / changed[0]}, which the run was made with, is gone or has been changed: restore it, or start a "
+            "new run."
+        )
     made = run.plan()
+    words = tuple(made.world_options.get("rewards", ()))
+    here.hand_over(words, functions_by_name(choices.get("reward")))
+    for word in filter(here.is_here, words):
+        here.find(word)
 
     def course() -> Course:
         run.acquire()
@@ -314,26 +371,25 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Course
 
 
 def _from_scratch(
-    method: str, world: str | None, run: str | Path | None, progress: Progress, choices: Mapping[str, Any]
+    method: Any, world: Any, run: str | Path | None, progress: Progress, choices: Mapping[str, Any]
 ) -> Course:
     """Make the world's warm start, then train from it."""
-    home = world or registry.find("method", method).world or "chain"
+    home = world or registry.find("method", method_of(method)[0]).world or "chain"
     model = yield from _warm_start(home, run, progress, choices)
     made = plan(method, world, **{**choices, "model": str(model)})
     return (yield from _start(made, run, progress))
 
 
 def _warm_start(
-    world: str, run: str | Path | None, progress: Progress, choices: Mapping[str, Any]
+    world: Any, run: str | Path | None, progress: Progress, choices: Mapping[str, Any]
 ) -> Generator[Step, None, Path]:
     """Imitate the world's careless teacher with new weights; the run's last model is the warm start."""
     kept = {k: choices[k] for k in ("seed", "threads", "device", "plugins") if choices.get(k) is not None}
-    settings = dict(getattr(registry.find("world", world).build, "imitation", {}))
+    name, of_world = world_of(world)
+    settings = dict(getattr(registry.find("world", str(name)).build, "imitation", {})) | of_world
     settings |= {k: v for k, v in (choices.get("settings") or {}).items() if k.startswith("world.")}
-    made = plan(
-        "sft", world, model="fresh", settings=settings, evaluate_every=0, checkpoint_every=500, **kept
-    )
-    progress.say(f"Imitating the teacher of {world} for {made.options.steps} steps to make the warm start.")
+    made = plan("sft", name, model="fresh", settings=settings, evaluate_every=0, checkpoint_every=500, **kept)
+    progress.say(f"Imitating the teacher of {name} for {made.options.steps} steps to make the warm start.")
     done = yield from _start(made, Path(f"{run}-start") if run else None, progress)
     return last_model(done.run)
 

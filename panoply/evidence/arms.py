@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping
@@ -11,8 +12,10 @@ from typing import Any
 from panoply import api, registry
 from panoply.errors import PanoplyError, unknown
 from panoply.evidence.scores import UNITS
+from panoply.given import built, method_of
 from panoply.parts import Part, show_value
 from panoply.planning import Plan
+from panoply.regimes import Method
 
 POINTS = 10
 """How many times a run is evaluated on its way."""
@@ -87,10 +90,10 @@ def a_step(made: Plan, unit: str) -> int | None:
 
 @dataclass(frozen=True)
 class Arm:
-    """One of the things compared: a method, with parts borrowed and settings changed."""
+    """One of the things compared: a method, by name or as a value, with parts borrowed and settings changed."""
 
     label: str
-    method: str
+    method: str | Method
     slots: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -112,21 +115,51 @@ class Arm:
             raise PanoplyError(f"'{word}' is not a method with changes: write METHOD:PATH=VALUE,PATH=VALUE.")
         return cls(label, method, slots, settings)
 
+    @classmethod
+    def of(cls, given: Any) -> list[Arm]:
+        """The arms of a word, of a method as a value, or of several under names of their own, `{"mine": …}`."""
+        if isinstance(given, Mapping):
+            found = [(str(label), arm) for label, one in given.items() for arm in cls.of(one)]
+            return [dataclasses.replace(arm, label=label) for label, arm in found]
+        if isinstance(given, str):
+            return [cls.parse(given)]
+        id, differing = method_of(given)
+        name = id.split("@")[0]
+        name = name if registry.find("method", name).id == id else id
+        made = cls(name, given if differing else name)
+        return [dataclasses.replace(made, label=made.spelled())]
+
     def spelled(self) -> str:
-        """What `parse` reads, without a name of its own."""
-        changes = [f"{path}={show_value(v)}" for path, v in {**self.slots, **self.settings}.items()]
-        return ":".join([self.method, *([",".join(changes)] if changes else [])])
+        """What `parse` reads, without a name of its own; of a value, how it differs from the registered method."""
+        found = {**self.changed(), **self.slots, **self.settings}
+        changes = [f"{path}={show_value(v)}" for path, v in found.items()]
+        return ":".join([self.name, *([",".join(changes)] if changes else [])])
+
+    @property
+    def name(self) -> str:
+        """Of the registered method, or of that which a value is nearest to."""
+        return self.method if isinstance(self.method, str) else method_of(self.method)[0].split("@")[0]
+
+    def changed(self) -> dict[str, str | None]:
+        """Where a value differs from the registered method: other parts by name, and settings of the same ones."""
+        if isinstance(self.method, str):
+            return {}
+        found = {path: mine for path, mine, _ in self.method.diff(built(self.name))}
+        whole = {path for path in found if path in self.method.slot_of}
+        return {
+            path: mine for path, mine in found.items() if path in whole or path.split(".")[0] not in whole
+        }
 
     def but(self, settings: Mapping[str, Any]) -> Arm:
         return Arm(self.label, self.method, self.slots, {**self.settings, **settings})
 
     def home(self) -> str:
         """The world where the method is at home, or `chain`."""
-        if registry.is_recipe(self.method):
-            raise PanoplyError(f"'{self.method}' is a recipe of several runs, and only methods are compared.")
-        return registry.find("method", self.method).world or "chain"
+        if registry.is_recipe(self.name):
+            raise PanoplyError(f"'{self.name}' is a recipe of several runs, and only methods are compared.")
+        return registry.find("method", self.name).world or "chain"
 
-    def plan(self, world: str, seed: int, budget: Budget | None, **choices: Any) -> Plan:
+    def plan(self, world: str | None, seed: int, budget: Budget | None, **choices: Any) -> Plan:
         """The plan of one run; refused here what cannot be run."""
         self.home()
         shared = dict(choices.pop("settings", None) or {})

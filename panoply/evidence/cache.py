@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import panoply
-from panoply import registry
+from panoply import registry, session
 from panoply.errors import PanoplyError
+from panoply.given import without_places
 from panoply.planning import Plan
 from panoply.run import Run, versions
 
@@ -37,7 +38,7 @@ def identity(plan: Plan) -> str:
     for name in ("sinks", "keep", "checkpoint_every", "episodes_every"):
         del data["run"][name]
     facts = {
-        "plan": data,
+        "plan": without_places(data),
         "code": [_core(), *(_file(path) for path in _own(plan))],
         "files": [_file(path) for path in _named(plan)],
         **{name: versions()[name] for name in ("torch", "numpy", "numba")},
@@ -65,7 +66,12 @@ def _own(plan: Plan) -> list[Path]:
     """The files of the plan's parts and world that lie outside of what all runs share, plug-ins included."""
     modules = {held.info.function.__module__ for held in _parts(plan)}
     modules.add(registry.find("world", plan.world_id).build.__module__)
-    files = {Path(str(sys.modules[name].__file__)) for name in modules if name in sys.modules}
+    files = {
+        Path(str(sys.modules[name].__file__))
+        for name in modules
+        if name in sys.modules and name != "__main__"  # of a session only the definitions count
+    }
+    files |= {Path(file) for file in plan.plugins if session.is_written(Path(file))}
     core = [PACKAGE / part for part in ("slots", "loops")]
     return sorted(f for f in files if not any(f.is_relative_to(folder) for folder in core))
 

@@ -62,7 +62,8 @@ class Claim:
 class Ranks(Claim):
     """Methods in order, best first, by a metric at equal budget. Each must be ahead of the next, or the first of all.
 
-    order      methods with changes, as `panoply compare` reads them; an empty word is the method that carries the claim
+    order      methods with changes, as `panoply compare` reads them, or values; an empty word is the method that
+               carries the claim
     metric     as of `panoply compare`; the area under the held-out curve by default
     lower      whether less of it is better
     settings   for all methods, such as options of the world
@@ -74,7 +75,7 @@ class Ranks(Claim):
     reaches    `(world, held-out starts) → metric`: what is known to be good, which the first must reach as well
     """
 
-    order: tuple[str, ...]
+    order: tuple[Any, ...]
     world: str
     budget: str
     metric: str = "area"
@@ -94,7 +95,7 @@ class Learns(Ranks):
 
     kind: ClassVar[str] = "learns"
 
-    def __init__(self, says: str, *, over: str, world: str, budget: str, method: str = "", **more: Any):
+    def __init__(self, says: str, *, over: Any, world: str, budget: str, method: Any = "", **more: Any):
         super().__init__(says, (method, over), world, budget, **more)
 
 

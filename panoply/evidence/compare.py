@@ -10,14 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from panoply import registry
+from panoply import registry, session
 from panoply.checkpoint import write_atomically
 from panoply.errors import PanoplyError
 from panoply.evidence import pictures, pool, scores, statistics
 from panoply.evidence.arms import Arm, Budget, default_budget
 from panoply.evidence.scores import Curve
+from panoply.given import world_of
+from panoply.own import in_words, is_data_file
+from panoply.parts import show_value
 from panoply.planning import Plan
 from panoply.report.text import table
+from panoply.rewards import here
 from panoply.run import fresh_folder, versions
 
 CACHE = Path("runs") / ".cache"
@@ -87,7 +91,14 @@ class Comparison:
         facts: dict[str, Any] = {
             "label": result.arm.label,
             "method": result.method_id,
-            "settings": {**result.arm.slots, **result.arm.settings},
+            "settings": {
+                path: v if isinstance(v, str | int | float | bool | None) else show_value(v)
+                for path, v in {
+                    **result.arm.changed(),
+                    **result.arm.slots,
+                    **result.arm.settings,
+                }.items()
+            },
         }
         found = result.table()
         if found:
@@ -159,8 +170,8 @@ def _rounded(pair: tuple[float, float]) -> list[float]:
 
 
 def compare(
-    *methods: str,
-    world: str | Sequence[str] | None = None,
+    *methods: Any,
+    world: Any = None,
     seeds: int | Sequence[int] = 5,
     budget: str | None = None,
     metric: str = "success",
@@ -173,23 +184,27 @@ def compare(
 ) -> Comparison:
     """Run several methods on the same worlds, seeds and held-out problems at equal budget, and keep the result.
 
-    A method may come with changes: `grpo:update.lr=1e-3`, `grpo+credit=gigpo`. Where no world is named it is the first
+    A method may come with changes: `grpo:update.lr=1e-3`, `grpo+credit=gigpo`; it may be a value, and
+    `{"mine": grpo().but(…)}` gives it a name. Where no world is named it is the first
     method's home, or `chain`. `budget` is `episodes=N`, `decisions=N`,
     `steps=N` or `seconds=N`; as many episodes as the first method takes by default, where none is given. `choices` are
     those of `panoply.train`, the same for all.
     """
-    if len(methods) < 2:
+    registry.check_not_loading()
+    arms = [arm for given in methods for arm in Arm.of(given)]
+    if len(arms) < 2:
         raise PanoplyError("A comparison needs at least two methods, such as panoply compare grpo rloo.")
-    arms = [Arm.parse(word) for word in methods]
     if len({arm.label for arm in arms}) < len(arms):
         raise PanoplyError("A method is named twice; change something in one of them, or leave it out.")
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers:
         raise PanoplyError("A comparison needs at least one seed.")
+    choices = in_words(choices)
     for plugin in choices.get("plugins") or ():
         registry.load_plugin(plugin)
-    world = world or arms[0].home()
-    worlds = [world] if isinstance(world, str) else list(world)
+    worlds, of_world = _worlds(world, choices, arms[0])
+    if of_world:
+        choices["settings"] = {**of_world, **(choices.get("settings") or {})}
     fixed = {w: Budget.parse(budget) if budget else default_budget(arms[0], w, **choices) for w in worlds}
     measures = (metric,) if scores.asks(metric) else ()
     orders = {
@@ -200,6 +215,8 @@ def compare(
         for w in worlds
         for arm in arms
     }
+    for order in orders.values():
+        _check_elsewhere(order.plan)
     if len(worlds) > 1 and any(measured_in(order.plan) == "return" for order in orders.values()):
         raise PanoplyError("Returns of several worlds are not on one scale: compare in one world at a time.")
     pool.run_all(list(orders.values()), Path(cache), workers, watch)
@@ -210,6 +227,27 @@ def compare(
     found = Comparison(fixed, metric, worlds, numbers, results, failed, command, of=of.pop())
     found.save(Path(folder) if folder else fresh_folder(["compare", *worlds]))
     return found
+
+
+def _worlds(given: Any, choices: Mapping[str, Any], first: Arm) -> tuple[list[str], dict[str, Any]]:
+    """The names of the worlds, and the settings of one that was given as a value."""
+    if isinstance(given, list | tuple):
+        if any(not isinstance(one, str) for one in given):
+            raise PanoplyError("Several worlds are given by name.")
+        return list(given), {}
+    name, settings = world_of(given)
+    return [name or ("jsonl" if is_data_file(choices.get("data")) else first.home())], settings
+
+
+def _check_elsewhere(made: Plan) -> None:
+    """Runs are made in processes of their own, which must find everything a plan is made of."""
+    why = session.missing(made)
+    for word in made.world_options.get("rewards", ()):
+        if here.is_here(word):
+            name = word.partition(":")[2]
+            why = f"The reward function '{name}' exists in this process alone: name it as reward='FILE.py:{name}'."
+    if why is not None:
+        raise PanoplyError(f"Runs that are compared have processes of their own. {why}")
 
 
 def measured_in(made: Plan) -> str:

@@ -48,13 +48,13 @@ class Race:
     """The arms of a claim, at the same budget in the same world."""
 
     claim: Ranks
-    order: tuple[str, ...]
+    order: tuple[Any, ...]
     desk: Desk
     lost: dict[str, str] = field(default_factory=dict)
     """Runs that have failed, and why."""
 
     def __post_init__(self) -> None:
-        self.arms = [Arm.parse(word) for word in self.order]
+        self.arms = [arm for word in self.order for arm in Arm.of(word)]
         self.labels = [arm.label for arm in self.arms]
         self.budget = Budget.parse(self.claim.budget)
         self.sign = -1.0 if self.claim.lower else 1.0

@@ -104,13 +104,16 @@ def not_kept(facts: Mapping[str, Any]) -> str:
 
 
 def put_to_test(
-    entry: Entry, claim: Claim, desk: Desk, known: Mapping[str, Any] | None = None
+    entry: Entry, claim: Claim, desk: Desk, known: Mapping[str, Any] | None = None, method: Any = None
 ) -> dict[str, Any]:
-    """Measure a claim. `known` is an earlier result, whose tuning and number of seeds are then taken over."""
+    """Measure a claim. `known` is an earlier result, whose tuning and number of seeds are then taken over.
+
+    method   a value that carries the claim in the entry's place
+    """
     facts: dict[str, Any] = {"id": entry.id, "paper": entry.paper, "kind": claim.kind, "says": claim.says}
     begun = time.monotonic()
     if isinstance(claim, Ranks):
-        order = tuple(word or entry.name for word in claim.order)
+        order = tuple(word or method or entry.name for word in claim.order)
         facts |= Race(claim, order, desk).run(known)
     else:
         assert isinstance(claim, Measured)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from panoply.checkpoint import clear_errors, remove_unfinished, write_atomically
 from panoply.errors import PanoplyError, unknown
 from panoply.files import brief, is_file, read_json, read_text
+from panoply.given import FOLDER
+from panoply.parts import Part
 from panoply.recipes import Recipe, Stage
 from panoply.records import RecipeRecord
 from panoply.run import RECIPE, Run
@@ -137,7 +139,9 @@ def _check(recipe: Recipe, settings: Mapping[str, Any]) -> None:
 
 def _claim(folder: Path, config: Mapping[str, Any]) -> bool:
     """Make the recipe's folder, or make sure that what is in it is this recipe. Says whether it was made."""
-    text = json.dumps(config, indent=1, sort_keys=True, default=str)
+    text = json.dumps(
+        config, indent=1, sort_keys=True, default=lambda v: v.to_json() if isinstance(v, Part) else str(v)
+    )
     remove_unfinished(folder, RECIPE)
     if is_file(folder / RECIPE):
         if read_text(folder / RECIPE) != text:
@@ -145,7 +149,7 @@ def _claim(folder: Path, config: Mapping[str, Any]) -> bool:
                 f"{folder} holds another recipe, or this one with other choices: name another folder."
             )
         return False
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and any(path.name != FOLDER for path in folder.iterdir()):
         raise PanoplyError(f"{folder} is not empty and holds no recipe: name another folder.")
     with clear_errors(f"make the folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)

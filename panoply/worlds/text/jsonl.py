@@ -17,6 +17,7 @@ from panoply.policies.chat import Refused, check_append_only, render_all
 from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
 from panoply.rewards.functions import RewardFunction, call_all
+from panoply.rewards.here import HereFunction, is_here
 from panoply.seeds import numpy_rng, stable_hash
 from panoply.worlds.world import SPLITS, Task, TextWorld
 
@@ -202,7 +203,12 @@ class Jsonl(TextWorld):
     @cached_property
     def _functions(self) -> list[RewardFunction]:
         limits = Limits(memory=self.memory, network=self.network)
-        found = [RewardFunction(source, self.seconds, limits) for source in self.rewards]
+        found = [
+            HereFunction(source, self.seconds)
+            if is_here(source)
+            else RewardFunction(source, self.seconds, limits)
+            for source in self.rewards
+        ]
         for function in found:
             function.say = self.__dict__.get("_say", function.say)
         return found
