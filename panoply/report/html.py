@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from panoply.errors import PanoplyError
-from panoply.report.curves import curve, differences
+from panoply.report.curves import curve, differences, settings_of
 from panoply.report.episodes import Index
+from panoply.report.method import described
 from panoply.report.shelf import RESULT
 from panoply.report.study import Found, Study
 
@@ -48,7 +49,7 @@ def render(study: Study, title: str | None = None) -> str:
             for m in study.metrics
         ).join(('<div class="grid">', "</div>")),
         f"<h2>Results</h2>{_results(study)}",
-        f"<h2>Differences in configuration</h2>{_differences(study)}",
+        _differences(study) if len(study.experiments) > 1 else _configuration(study),
         f"<h2>Sampled episodes</h2>{_episodes(study)}",
         f"<h2>Runs</h2>{_runs(study)}",
     ]
@@ -156,12 +157,31 @@ def _span(values: Sequence[float | None], digits: int = 3) -> str:
 
 
 def _differences(study: Study) -> str:
-    if len(study.experiments) < 2:
-        return '<p class="quiet">There is one configuration only.</p>'
-    rows = differences(study.plans())
-    return _table(
-        ["setting", *(e.label for e in study.experiments)], [(path, *values) for path, values in rows]
-    )
+    rows = [(path, *values) for path, values in differences(study.plans())]
+    table = _table(["setting", *(e.label for e in study.experiments)], rows)
+    return f"<h2>Differences in configuration</h2>{table}"
+
+
+def _configuration(study: Study) -> str:
+    """Of one experiment: how it was started, its equation, what was changed, and every setting."""
+    (members,), plan = study.members, next(iter(study.plans().values()))
+    pieces = [
+        f"<h2>Command</h2><pre>{escape(command)}</pre>"
+        for command in dict.fromkeys(str(m.config.get("command", "")) for m in members[:1])
+        if command not in ("", "python")
+    ]
+    if found := described(plan):
+        pieces.append(f"<h2>Equation</h2><pre>{escape(chr(10).join(found['equation']))}</pre>")
+        head, none = ("setting", f"{found['against']} as published", "here"), "It is set as it is published."
+        changes = _table(head, found["changes"]) if found["changes"] else f'<p class="quiet">{none}</p>'
+        pieces.append(f"<h2>Changes from {escape(found['against'])}</h2>{changes}")
+    chosen = plan.get("chosen")
+    marked = set(chosen) if isinstance(chosen, list) and all(isinstance(c, str) for c in chosen) else set()
+    rows = [(f"{path} *" if path in marked else path, word) for path, word in settings_of(plan).items()]
+    table = _table(("setting", "value"), rows)
+    about = "Those that were chosen for this run have a star."
+    pieces.append(f"<details><summary>All settings</summary><p class='quiet'>{about}</p>{table}</details>")
+    return "".join(pieces)
 
 
 def _runs(study: Study) -> str:
@@ -195,7 +215,8 @@ def _episodes(study: Study) -> str:
         if not rows:
             pieces.append(f"<h3>{escape(e.label)}</h3><p class='quiet'>None was recorded.</p>")
             continue
-        newest = [r for r in rows if r["step"] == rows[-1]["step"]][: EPISODES // 2]
+        rows = [r for r in rows if r["like"] == r["at"]]
+        newest = _spread([r for r in rows if r["step"] == rows[-1]["step"]], EPISODES // 2)
         odd = sorted(rows, key=lambda r: -r["surprise"])[: EPISODES - len(newest)]
         pieces.append(
             f"<h3>{escape(e.label)}, {escape(members[0].name)}</h3>"
@@ -208,6 +229,16 @@ def _episodes(study: Study) -> str:
                 if record is not None:
                     pieces.append(_episode(record, row, kind))
     return "".join(pieces)
+
+
+def _spread(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Rows by advantage, the highest first; where there are too many, the best, the worst and some between."""
+    ordered = sorted(
+        rows, key=lambda r: -math.inf if r["advantage"] is None else r["advantage"], reverse=True
+    )
+    if len(ordered) <= most:
+        return ordered
+    return [ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)]
 
 
 def _episode(record: dict[str, Any], row: dict[str, Any], kind: str) -> str:
@@ -232,7 +263,9 @@ def _episode(record: dict[str, Any], row: dict[str, Any], kind: str) -> str:
     cut = len(record["position"]) - DECISIONS
     if cut > 0:
         spans.append(f'<span class="quiet"> … and {cut} more decisions</span>')
-    facts = f"{kind}: step {row['step']}, return {_short(row['return'])}, surprise {row['surprise']:.2f}"
+    same = f", {row['count']} that are the same" if row.get("count", 1) > 1 else ""
+    worth = f"return {_short(row['return'])}, advantage {_short(row['advantage'])}"
+    facts = f"{kind}{same}: step {row['step']}, {worth}, surprise {row['surprise']:.2f}"
     return f'<figure class="episode"><figcaption>{escape(facts)}</figcaption><pre>{"".join(spans)}</pre></figure>'
 
 

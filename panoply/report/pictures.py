@@ -73,6 +73,7 @@ def plot(axes: Axes, experiments: Sequence[Experiment], metric: str) -> None:
         axes.fill_between(found.x, found.low, found.high, color=colour, alpha=0.16, linewidth=0)
     axes.set_title(metric)
     axes.set_xlabel("step")
+    axes.set_ylabel(metric)
     axes.legend(fontsize=8)
 
 

@@ -26,6 +26,7 @@ from panoply.errors import PanoplyError
 from panoply.files import parse_json
 from panoply.report.curves import Experiment, curve, differences, labels, metric_names, ordered, settings_of
 from panoply.report.episodes import Index, is_readable, readable
+from panoply.report.method import described
 from panoply.report.shelf import EPISODES, RESULT, Facts, Shelf
 from panoply.ui.catalogue import Catalogue
 from panoply.ui.crowd import Connection, Door, Turns
@@ -104,6 +105,7 @@ class Answers:
             "command": config.get("command", ""),
             "versions": config.get("versions", {}),
             "result": self.shelf.json(run, RESULT),
+            **described(config["plan"]),
         }
 
     def compare(self, ask: Mapping[str, str]) -> dict[str, Any]:

@@ -240,3 +240,39 @@ def test_episodes_that_are_the_same_are_counted_at_the_first(tmp_path: Path) -> 
     rows = Index(Shelf(tmp_path), "a").rows()
     assert [rows.index(next(r for r in rows if r["at"] == row["like"])) for row in rows] == [0, 1, 0, 3, 4]
     assert [row.get("count") for row in rows] == [2, 1, None, 1, 1]
+
+
+def test_the_report_of_one_run_shows_what_it_was_told(tmp_path: Path) -> None:
+    import tiny
+
+    done = tiny.train(tmp_path / "run", steps=1, settings={"update.lr": 0.0123})
+    config = json.loads((done.run / "run.json").read_text())
+    (done.run / "run.json").write_text(json.dumps({**config, "command": "panoply train grpo --set 'x<y'"}))
+    page = render(Study.of([str(done.run)]))
+    for heading in ("Command", "Equation", "Changes from grpo", "Sampled episodes"):
+        assert f"<h2>{heading}</h2>" in page
+    assert "<pre>panoply train grpo --set &#x27;x&lt;y&#x27;</pre>" in page
+    assert "maximise  " in page
+    assert "<th>update.lr</th><td>1e-06</td><td>0.0123</td>" in page
+    assert "<th>update.lr *</th><td>0.0123</td>" in page
+    assert "<th>run.held_out *</th><td>8</td>" in page
+
+
+def test_a_method_that_is_not_here_has_no_equation_and_harms_nothing(tmp_path: Path) -> None:
+    page = render(Study.of([str(run(tmp_path, "a", method="elsewhere@1"))]))
+    assert "<h2>Equation</h2>" not in page
+    assert "All settings" in page
+
+
+def test_sampled_episodes_go_from_the_highest_advantage_to_the_lowest(tmp_path: Path) -> None:
+    folder = run(tmp_path, "a")
+    records = [
+        {**EPISODE, "episode": i, "tokens": [1, 2, 3, 4, i % 7], "advantage": [i % 7, i % 7]}
+        for i in range(14)
+    ]
+    (folder / "episodes.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    page = render(Study.of([str(folder)]))
+    shown = re.findall(
+        r"of the last recorded step, 2 that are the same: step 2, return 1, advantage (\d)", page
+    )
+    assert shown == ["6", "3", "0"]

@@ -155,7 +155,11 @@ def test_turns_and_decisions_by_keyboard(inspector: Any) -> None:
 
 
 def test_the_group_stands_side_by_side(inspector: Any) -> None:
-    assert inspector.locator(".lane").count() == 4
+    inspector.get_by_role("button", name="group of 4").wait_for()
+    titles = inspector.locator(".lane-title").all_inner_texts()
+    assert sum(int((re.findall(r"× (\d+)", title) or ["1"])[0]) for title in titles) == 4
+    advantages = [float(re.findall(r"Â (\S+)", title)[0].replace("−", "-")) for title in titles]
+    assert advantages == sorted(advantages, reverse=True)
     inspector.keyboard.press("g")
     inspector.get_by_role("button", name="this episode alone").wait_for()
     assert inspector.locator(".lane").count() == 1
@@ -204,6 +208,56 @@ def test_the_most_surprising_episodes_come_first(inspector: Any) -> None:
     ]
     assert scores == sorted(scores, reverse=True)
     assert scores[0] > scores[-1]
+
+
+def test_episodes_by_advantage_and_the_same_ones_once(page: Any, serving: Any) -> None:
+    page.wait_for_selector(".run")
+    page.goto(f"http://127.0.0.1:{serving.port}/#/run/tools-s0")
+    page.get_by_label("Order of episodes").select_option("advantage")
+    rows = page.locator(".run-page .episode").all_inner_texts()
+    shown = [float(re.findall(r"Â (\S+)", row)[0].replace("−", "-")) for row in rows]
+    assert shown == sorted(shown, reverse=True)
+    found = serving.answers.episodes({"run": "tools-s0"})["episodes"]
+    heading = page.get_by_role("heading", name="Episodes (").inner_text()
+    assert heading == f"Episodes ({len(found)})"
+    distinct = len({e["like"] for e in found})
+    assert distinct < len(found)
+    assert page.locator(".run-page .episode").first.get_attribute("aria-setsize") == str(distinct)
+    assert page.locator(".run-page .pill.count").first.inner_text().startswith("× ")
+
+
+def test_axes_are_labelled(page: Any) -> None:
+    """uPlot draws labels on its canvas: what it was told is what it draws."""
+    page.wait_for_selector(".plot canvas")
+    page.evaluate("() => { window.plots = []; const Real = uPlot; window.uPlot = class extends Real { "
+                  "constructor(o, ...rest) { super(o, ...rest); plots.push(o); } }; }")  # fmt: skip
+    page.keyboard.press("d")
+    page.wait_for_function("plots.length > 0")
+    labels = page.evaluate("plots.map((o) => o.axes.map((a) => a.label))")
+    assert all(x == "step" for x, _ in labels)
+    assert [y for _, y in labels] == page.locator("figcaption").all_inner_texts()
+
+
+def test_an_entry_opens_at_its_top_and_the_list_stays_where_it_was(page: Any) -> None:
+    page.get_by_role("link", name="Catalogue").click()
+    page.wait_for_selector("tbody tr")
+    page.get_by_role("link", name="sppo", exact=True).scroll_into_view_if_needed()
+    place = page.evaluate("document.getElementById('view').scrollTop")
+    assert place > 300
+    page.get_by_role("link", name="sppo", exact=True).click()
+    page.get_by_role("heading", name="Equation").wait_for()
+    assert page.evaluate("document.getElementById('view').scrollTop") == 0
+    page.go_back()
+    page.wait_for_selector("tbody tr")
+    assert abs(page.evaluate("document.getElementById('view').scrollTop") - place) < 2
+
+
+def test_a_run_shows_its_equation_and_what_was_changed(page: Any, serving: Any) -> None:
+    page.wait_for_selector(".run")
+    page.goto(f"http://127.0.0.1:{serving.port}/#/run/chain")
+    page.get_by_role("heading", name="Changes from grpo").wait_for()
+    assert "maximise" in page.locator(".equation").inner_text()
+    assert page.get_by_role("row", name="update.lr 1e-06 0.003").count() == 1
 
 
 def test_the_catalogue(page: Any) -> None:

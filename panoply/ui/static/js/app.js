@@ -10,6 +10,9 @@ import { workPage } from "./work.js";
 const view = document.getElementById("view");
 let turn = 0;
 let current = {};
+let shown = "";
+const left = new Map();
+const LISTS = /^#\/catalogue$/;
 
 const ROUTES = [
   [/^#\/run\/(.+)\/episode\/(\d+)$/, (m) => inspectorPage(decodeURIComponent(m[1]), Number(m[2]))],
@@ -50,11 +53,14 @@ async function go() {
     made.leave?.();
     return;
   }
+  left.set(shown, view.scrollTop);
   current.leave?.();
   current = made;
+  shown = hash;
   document.title = made.title ? `${made.title} – Panoply` : "Panoply";
   view.replaceChildren(made.element);
   made.enter?.();
+  view.scrollTop = LISTS.test(hash) ? (left.get(hash) ?? 0) : 0;
 }
 
 const root = document.documentElement;

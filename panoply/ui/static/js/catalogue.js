@@ -8,7 +8,8 @@ const COLUMNS = ["work", "kind", "family", "base", "what it is", "verdict", "dif
 
 export async function cataloguePage() {
   const page = new CataloguePage();
-  page.load();
+  if (CataloguePage.works) await page.load();
+  else page.load();
   return page;
 }
 

@@ -20,7 +20,7 @@ const short = (v) => {
 const joined = (curves) => (curves.length ? uPlot.join(curves.map((c) => [c.x, c.mean, c.low, c.high])) : [[0], []]);
 
 /** One chart: `curves` as the server gives them, each with `place`, the number of its colour. */
-export function chart(box, { title, curves, x = "step", height = 210, sync = "panoply" }) {
+export function chart(box, { title, curves, x = "step", height = 224, sync = "panoply" }) {
   let held = curves.filter((c) => c.x.length);
   const series = [{ label: x }];
   const bands = [];
@@ -43,6 +43,7 @@ export function chart(box, { title, curves, x = "step", height = 210, sync = "pa
   const font = "11px system-ui";
   const grid = { stroke: colour("--line"), width: 1 };
   const axis = { stroke: colour("--quiet"), grid, ticks: { show: false }, font, values: (_, vs) => vs.map(short) };
+  const label = (words, labelSize) => ({ label: words, labelSize, labelFont: font, labelGap: 2 });
   const note = document.createElement("div");
   note.className = "chart-note";
   note.hidden = true;
@@ -55,8 +56,8 @@ export function chart(box, { title, curves, x = "step", height = 210, sync = "pa
     padding: [10, 12, 0, 0],
     scales: { x: { time: false } },
     axes: [
-      { ...axis, size: 26 },
-      { ...axis, size: 52 },
+      { ...axis, size: 26, ...label(x === "seconds" ? "seconds of training" : x, 16) },
+      { ...axis, size: 48, ...label(title, 18) },
     ],
     cursor: { sync: { key: sync }, points: { size: 7 }, drag: { x: true, y: false } },
     hooks: { setCursor: [(u) => tell(u, note, held, x)] },

@@ -128,6 +128,7 @@ export class Lane {
       "button",
       { class: "lane-title", onclick: () => pick(0) },
       h("b", {}, `episode ${r.episode}`),
+      summary?.count > 1 && h("span", { class: "count", title: "episodes that are the same" }, `× ${summary.count}`),
       h("span", {}, `R ${show(episode.total("reward"), 2)}`),
       h("span", {}, `Â ${show(episode.mean("advantage"), 2)}`),
       h("span", { title: "mean log-probability" }, `log π ${show(odd, 2)}`),

@@ -4,13 +4,14 @@ import { ask } from "./api.js";
 import { detail, glance } from "./detail.js";
 import { Rows, h, remember, show } from "./dom.js";
 import { Episode, Lane } from "./episode.js";
-import { SURPRISING, address, episodeRow, orders, sorted } from "./recorded.js";
+import { about, address, distinct, episodeRow, orders, sorted } from "./recorded.js";
 import { COLUMNS, Scale } from "./scale.js";
 import { Strip } from "./strip.js";
 
 export async function inspectorPage(run, at) {
   const { episodes } = await ask("episodes", { run });
-  const here = episodes.find((e) => e.at === at);
+  const asked = episodes.find((e) => e.at === at);
+  const here = asked && episodes.find((e) => e.at === asked.like);
   if (!here) throw new Error("There is no such episode in this run.");
   const page = new Inspector(run, episodes, here);
   await page.draw();
@@ -22,7 +23,8 @@ class Inspector {
     Object.assign(this, { run, episodes, here });
     this.title = `Episode ${here.episode}`;
     const same = (e) => e.step === here.step && e.group === here.group;
-    this.siblings = episodes.filter(same).sort((a, b) => a.episode - b.episode);
+    this.group = episodes.filter(same).length;
+    this.siblings = sorted(distinct(episodes).filter(same), "advantage");
     this.wide = remember("group") ?? this.siblings.length > 1;
     this.column = remember("column") ?? "advantage";
     this.order = remember("order") ?? "newest";
@@ -101,10 +103,10 @@ class Inspector {
   // ---------------------------------------------------------------- which episodes
 
   fill() {
-    this.listed = sorted(this.episodes, this.order);
+    this.listed = sorted(distinct(this.episodes), this.order);
     this.list.at = this.listed.indexOf(this.here);
     this.list.set(this.listed);
-    this.about.textContent = this.order === "surprise" ? SURPRISING : "";
+    this.about.textContent = about(this.order);
   }
 
   open(e, decision = null) {
@@ -126,7 +128,7 @@ class Inspector {
     this.lane = this.lanes[wanted.indexOf(this.here)];
     this.scroller.classList.toggle("several", this.lanes.length > 1);
     this.scroller.replaceChildren(...this.lanes.map((l) => l.element));
-    this.grouping.textContent = this.wide ? `group of ${this.siblings.length}` : "this episode alone";
+    this.grouping.textContent = this.wide ? `group of ${this.group}` : "this episode alone";
     this.grouping.setAttribute("aria-pressed", String(this.wide));
     this.grouping.hidden = this.siblings.length < 2;
     this.folding.hidden = this.lane.episode.turns.length < 2;

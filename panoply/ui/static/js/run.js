@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { chart } from "./charts.js";
 import { Rows, bare, duration, h, remember, show } from "./dom.js";
-import { SURPRISING, address, episodeRow, orders, sorted } from "./recorded.js";
+import { about, address, distinct, episodeRow, orders, sorted } from "./recorded.js";
 
 const FIRST = 6;
 const MOST = 24;
@@ -11,15 +11,15 @@ const MOST = 24;
 export async function runPage(id) {
   const found = await ask("run", { run: id });
   if (found.facts.problem) throw new Error(found.facts.problem);
-  const page = new RunPage(id, found, (await ask("episodes", { run: id })).episodes);
+  const page = new RunPage(id, found, await ask("episodes", { run: id }));
   await page.draw();
   page.wait();
   return page;
 }
 
 class RunPage {
-  constructor(id, found, episodes) {
-    Object.assign(this, { id, found, episodes, facts: found.facts });
+  constructor(id, found, { episodes, unreadable }) {
+    Object.assign(this, { id, found, episodes, unreadable, facts: found.facts });
     this.title = `${bare(this.facts.method)} on ${bare(this.facts.world)}`;
     this.order = remember("order") ?? "newest";
     this.charts = [];
@@ -59,6 +59,7 @@ class RunPage {
       known && h("pre", { class: "command" }, found.command),
       this.grid,
       this.more,
+      found.equation && method(found),
       h("div", { class: "two" }, this.recorded(), configuration(found)),
     );
   }
@@ -92,11 +93,12 @@ class RunPage {
 
   fill() {
     const text = this.words.value.toLowerCase();
-    const matching = this.episodes.filter((e) => e.snippet.toLowerCase().includes(text));
+    const matching = distinct(this.episodes).filter((e) => e.snippet.toLowerCase().includes(text));
     this.list.set(sorted(matching, this.order));
     this.number.textContent = `Episodes (${this.episodes.length})`;
-    const none = "None recorded yet: run.episodes_every says how often some are.";
-    this.about.textContent = !this.episodes.length ? none : this.order === "surprise" ? SURPRISING : "";
+    this.about.textContent = this.episodes.length
+      ? about(this.order, this.unreadable)
+      : "None recorded yet: run.episodes_every says how often some are.";
   }
 
   async draw() {
@@ -113,7 +115,7 @@ class RunPage {
     const figures = named.map((metric, i) => h("figure", { class: "card" }, h("figcaption", {}, metric), boxes[i]));
     const none = h("p", { class: "quiet" }, "No step has been logged yet.");
     this.grid.replaceChildren(...(named.length ? figures : [none]));
-    this.charts = named.map((m, i) => chart(boxes[i], { title: m, curves: drawn(m), height: 170, sync: "run" }));
+    this.charts = named.map((m, i) => chart(boxes[i], { title: m, curves: drawn(m), height: 190, sync: "run" }));
     this.more.textContent = this.all ? "fewer metrics" : `all ${metrics.length} metrics`;
     this.more.hidden = metrics.length <= FIRST;
   }
@@ -131,7 +133,7 @@ class RunPage {
       this.facts = facts;
       this.tell();
       await this.draw();
-      this.episodes = (await ask("episodes", { run: this.id })).episodes;
+      Object.assign(this, await ask("episodes", { run: this.id }));
       this.fill();
     };
     this.timer = setTimeout(
@@ -166,6 +168,21 @@ class RunPage {
     location.hash = "#/runs";
     return true;
   }
+}
+
+function method({ equation, against, changes }) {
+  const row = ([path, then, now]) => h("tr", {}, h("th", { scope: "row" }, path), h("td", {}, then), h("td", {}, now));
+  const head = h("tr", {}, ...["setting", `${against} as published`, "this run"].map((name) => h("th", {}, name)));
+  const table = h("table", {}, h("thead", {}, head), h("tbody", {}, ...changes.map(row)));
+  const none = h("p", { class: "quiet" }, `Set as ${against} is published.`);
+  return h(
+    "section",
+    { class: "card wide", "aria-label": "Method" },
+    h("h2", {}, "Equation"),
+    h("pre", { class: "equation" }, equation.join("\n")),
+    h("h2", {}, `Changes from ${against}`),
+    changes.length ? h("div", { class: "scroll" }, table) : none,
+  );
 }
 
 function configuration({ settings, chosen }) {
