@@ -312,6 +312,8 @@ def check_plan(plan: Plan) -> None:
             value = f"{path}.{setting} cannot be {show_value(getattr(held, setting))}" if setting else ""
             raise PanoplyError(f"{value or f'{path} ({held.info.name}) cannot be used'}: {reason}.")
     _check_gifts(method)
+    if world.medium == "text":
+        typing.cast("TextWorld", world).check(method.needs())
     for path, reason in inert(plan):
         if path in plan.chosen:
             raise PanoplyError(f"{path} has no effect: {reason}.")

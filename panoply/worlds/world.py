@@ -99,6 +99,9 @@ class TextWorld(ABC):
         """The name under which a warm start is shipped. Options that change the task may change it."""
         return f"{self.name}-start"
 
+    def check(self, needs: frozenset[str]) -> None:  # noqa: B027
+        """Refuse what cannot serve these needs of a method, in all of the world's data, before a run begins."""
+
     @property
     @abstractmethod
     def tokenizer(self) -> Tokenizer: ...

@@ -187,7 +187,7 @@ def test_missing_things(files: Path, model: Path) -> None:
     with pytest.raises(PanoplyError, match="Name a reward function"):
         pp.plan("grpo", data=str(files / "data.jsonl"), model=str(model))
     with pytest.raises(PanoplyError, match="name them with --data"):
-        pp.plan("grpo", reward="rewards.py:f")
+        pp.plan("grpo", reward=f"{files / 'rewards.py'}:share_of_a")
 
 
 def test_functions_that_share_a_name_have_columns_of_their_own(model: Path, files: Path) -> None:
@@ -220,6 +220,59 @@ def test_methods_that_need_answers_say_which_fields(
     write(files / "prompts.jsonl", [{"prompt": "say 1:", **line}])
     with pytest.raises(PanoplyError, match=sentence):
         pp.plan(method, data=str(files / "prompts.jsonl"), model=str(model))
+
+
+PAIR = {"prompt": "say 1:", "chosen": "a", "rejected": "b"}
+
+
+@pytest.mark.parametrize(
+    ("method", "good", "late", "field"),
+    [
+        ("dpo", PAIR, {"prompt": "say 2:", "chosen": "a"}, "'rejected' with text"),
+        ("dpo", PAIR, {**PAIR, "rejected": None}, "'rejected' with text"),
+        ("dpo", PAIR, {**PAIR, "rejected": ["b"]}, "'rejected' with text"),
+        ("dpo", PAIR, {**PAIR, "rejected": [{"role": "assistant"}]}, "'rejected' with text"),
+        ("dpo", PAIR, {"prompt": "say 2:", "rejected": "a"}, "'chosen' with text"),
+        ("dpo", PAIR, {**PAIR, "chosen": "\ud800"}, "'chosen' with text"),
+        ("sft", PAIR, {"prompt": "say 2:"}, "'chosen' with text"),
+        (
+            "sft",
+            {"prompt": "say 1:", "completion": "a"},
+            {"prompt": "say 2:", "completion": 3},
+            "'completion' with text",
+        ),
+        ("grpo", {"prompt": "say 1:"}, {"question": "say 2:"}, "'prompt' with text or messages"),
+        ("grpo", {"prompt": "say 1:"}, {"prompt": ""}, "'prompt' with text or messages"),
+        ("grpo", {"prompt": "say 1:"}, {"prompt": ["say 2:"]}, "'prompt' with text or messages"),
+    ],
+)
+def test_every_line_is_checked_for_what_the_method_needs(
+    method: str, good: dict[str, Any], late: dict[str, Any], field: str, model: Path, files: Path
+) -> None:
+    """Before any compute, wherever the line is: a run would come to it at some late step, and again when resumed."""
+    rows = [good] * 30
+    choices: dict[str, Any] = {"data": str(files / "late.jsonl"), "model": str(model)}
+    if method == "grpo":
+        choices["reward"] = f"{files / 'rewards.py'}:share_of_a"
+    write(files / "late.jsonl", rows)
+    pp.plan(method, **choices)
+    for lines, number in (([*rows, late], 31), ([late, *rows], 1)):
+        write(files / "late.jsonl", lines)
+        with pytest.raises(PanoplyError) as refused:
+            pp.plan(method, **choices)
+        assert str(refused.value) == f"Line {number} of {files / 'late.jsonl'} has no field {field}."
+
+
+def test_answers_that_a_method_does_not_ask_for_may_lack(model: Path, files: Path) -> None:
+    write(files / "some.jsonl", [PAIR, {"prompt": "say 2:"}, {"prompt": "say 3:", "chosen": 3}])
+    reward = f"{files / 'rewards.py'}:share_of_a"
+    pp.plan("grpo", data=str(files / "some.jsonl"), model=str(model), reward=reward)
+
+
+def test_a_file_that_is_not_utf_8(model: Path, files: Path) -> None:
+    (files / "latin.jsonl").write_bytes(b'{"prompt": "say 1:"}\n{"prompt": "caf\xe9"}\n')
+    with pytest.raises(PanoplyError, match=r"Line 2 of .*latin\.jsonl is not text in UTF-8"):
+        pp.plan("sft", data=str(files / "latin.jsonl"), model=str(model))
 
 
 def test_plain_prompts_begin_as_the_model_was_taught(model: Path, files: Path, tmp_path: Path) -> None:

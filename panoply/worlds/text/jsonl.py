@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeGuard
 
 import numpy as np
 
@@ -97,11 +97,26 @@ class Jsonl(TextWorld):
 
     @cached_property
     def access(self) -> frozenset[str]:  # type: ignore[override]
-        _, first = self._lines[0]
+        named = {name for _, line in self._lines for name in line}
         given = {"verify"} if self.rewards else set()
-        given |= {"teacher", "reference"} if "completion" in first or "chosen" in first else set()
-        given |= {"pairs"} if "chosen" in first else set()
+        given |= {"teacher", "reference"} if named & {"completion", "chosen"} else set()
+        given |= {"pairs"} if "chosen" in named else set()
         return frozenset(given)
+
+    def check(self, needs: frozenset[str]) -> None:
+        """Every line, before anything is computed: it has a prompt, and the answers that the method learns from."""
+        for number, line in self._lines:
+            if not _is_prompt(line.get("prompt", line.get("messages"))):
+                raise self._lacks(number, "prompt", "text or messages")
+            fields = ["chosen", "rejected"] if "world:pairs" in needs else []
+            if not fields and needs & {"world:teacher", "world:reference"}:
+                fields = [_given(line)]
+            for field in fields:
+                if _text(line, field) is None:
+                    raise self._lacks(number, field, "text")
+
+    def _lacks(self, number: int, field: str, what: str) -> PanoplyError:
+        return PanoplyError(f"Line {number} of {self.data} has no field '{field}' with {what}.")
 
     @cached_property
     def _lines(self) -> list[tuple[int, Line]]:
@@ -154,9 +169,7 @@ class Jsonl(TextWorld):
             elif isinstance(prompt, str) and prompt:
                 yield self.tokenizer.encode_prompt(prompt)
             else:
-                raise PanoplyError(
-                    f"Line {number} of {self.data} has no field 'prompt' with text or messages."
-                )
+                raise self._lacks(number, "prompt", "text or messages")
 
     def task(self, split: str, index: int) -> Task:
         """Epoch after epoch, each in an order of its own."""
@@ -180,7 +193,7 @@ class Jsonl(TextWorld):
     # -------------------------------------------------------------- answers
 
     def demonstrate(self, task: Task, rng: np.random.Generator) -> list[int]:
-        return self._answer(task, "completion" if "completion" in task.data["line"] else "chosen")
+        return self._answer(task, _given(task.data["line"]))
 
     def gold(self, task: Task) -> list[int]:
         return self.demonstrate(task, np.random.default_rng(0))
@@ -189,12 +202,9 @@ class Jsonl(TextWorld):
         return self._answer(task, "chosen"), self._answer(task, "rejected")
 
     def _answer(self, task: Task, field: str) -> list[int]:
-        line, number = task.data["line"], task.data["number"]
-        said = line.get(field)
-        if isinstance(said, list) and said:
-            said = said[-1].get("content")
-        if not isinstance(said, str):
-            raise PanoplyError(f"Line {number} of {self.data} has no field '{field}' with text.")
+        said = _text(task.data["line"], field)
+        if said is None:
+            raise self._lacks(task.data["number"], field, "text")
         end = self.tokenizer.eos_id
         return [*self.tokenizer.encode(said), *([] if end is None else [end])][: self.longest]
 
@@ -287,6 +297,30 @@ class Jsonl(TextWorld):
         """Why reward functions failed, and how often."""
         functions = self._functions if "_functions" in self.__dict__ else []
         return {f"{f.source}: {why}": n for f in functions for why, n in f.failures.items()}
+
+
+def _given(line: Line) -> str:
+    """The field of the answer to be imitated."""
+    return "completion" if "completion" in line else "chosen"
+
+
+def _text(line: Line, field: str) -> str | None:
+    """What a field says: its text, or the last message of a conversation; None where there is neither."""
+    said = line.get(field)
+    if isinstance(said, list) and said and isinstance(said[-1], dict):
+        said = said[-1].get("content")
+    return said if _is_text(said) else None
+
+
+def _is_text(said: Any) -> TypeGuard[str]:
+    """Half of a surrogate pair, which JSON can spell, is no text: it cannot be tokenised."""
+    return isinstance(said, str) and not any("\ud800" <= c <= "\udfff" for c in said)
+
+
+def _is_prompt(said: Any) -> bool:
+    if isinstance(said, list):
+        return bool(said) and all(isinstance(message, dict) for message in said)
+    return _is_text(said) and said != ""
 
 
 def read_lines(file: str) -> Iterator[tuple[int, Line]]:
