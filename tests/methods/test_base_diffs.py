@@ -12,9 +12,21 @@ from panoply.compose import method_from_json, resolve
 from panoply.experience import Experience
 from panoply.regimes import Dataset, OnPolicy
 
-ON_POLICY = ["rloo", "reinforce++", "dr-grpo", "dapo", "gspo", "cispo"]
+ON_POLICY = ["rloo", "reinforce++", "dr-grpo", "dapo", "gspo", "cispo", "sapo", "vespo"]
 GIVEN = ["ipo", "slic", "kto", "orpo", "simpo"]
-NAMES = [*ON_POLICY, "online-dpo", *GIVEN]
+GIVEN += [
+    "robust-dpo",
+    "exo",
+    "nca",
+    "bco",
+    "apo-zero",
+    "apo-down",
+    "discopop",
+    "sppo-hard",
+    "aot",
+    "aot-unpaired",
+]
+NAMES = [*ON_POLICY, "luspo", "online-dpo", *GIVEN]
 
 
 def built(name: str) -> OnPolicy | Dataset:

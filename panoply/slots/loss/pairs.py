@@ -6,6 +6,7 @@ episode's decisions and not the sum.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -132,6 +133,110 @@ def hinge(
     chosen, rejected = batch.pair_rows(episode_scores(batch, to, per_token))
     lead = beta * (chosen - rejected)
     return (margin - lead).relu(), pair_stats(lead, chosen, rejected)
+
+
+def _flips_equation(held: Any) -> str:
+    return (
+        f"[{1 - held.flips:g}·f(m) − {held.flips:g}·f(−m)]/{1 - 2 * held.flips:g},  f(m) = −log σ(m),  "
+        f"m = {held.beta:g}·(ℓ_chosen − ℓ_rejected),  {_score_equation(held)}"
+    )
+
+
+FLIPS = {"beta": "above 0", "flips": "from 0 up to 0.5"}
+
+
+@part("loss", equation=_flips_equation, unit="pair", stream="imitation", needs=snapshot_needs, bounds=FLIPS)
+def robust(
+    batch: Batch,
+    *,
+    weight: float | Part = 1.0,
+    beta: float = 0.1,
+    flips: float = 0.1,
+    to: str | None = "reference",
+    per_token: bool = False,
+) -> Values:
+    """Robust DPO (arXiv 2403.00409): DPO's loss, unbiased although a share of the labels is flipped.
+
+    Smoothing (cDPO) adds the flipped label's loss; here it is subtracted, so that on average the noise cancels.
+    flips: the share of pairs whose two sides are swapped, below a half
+    """
+    chosen, rejected = batch.pair_rows(episode_scores(batch, to, per_token))
+    margin = beta * (chosen - rejected)
+    value = (-(1 - flips) * F.logsigmoid(margin) + flips * F.logsigmoid(-margin)) / (1 - 2 * flips)
+    return value, pair_stats(margin, chosen, rejected)
+
+
+def _exact_equation(held: Any) -> str:
+    return (
+        f"KL(p ‖ [{1 - held.smoothing:g}, {held.smoothing:g}]),  p = softmax({held.beta:g}·[ℓ_chosen, ℓ_rejected]),  "
+        f"{_score_equation(held)}"
+    )
+
+
+@part(
+    "loss",
+    equation=_exact_equation,
+    unit="pair",
+    stream="imitation",
+    needs=snapshot_needs,
+    bounds={"beta": "above 0", "smoothing": "from 0.000001 to 0.5"},
+)
+def reverse_kl(
+    batch: Batch,
+    *,
+    weight: float | Part = 1.0,
+    beta: float = 0.1,
+    smoothing: float = 1e-3,
+    to: str | None = "reference",
+    per_token: bool = False,
+) -> Values:
+    """EXO (arXiv 2402.00856, eq. 16): the reverse KL from the policy's preference to the labels'.
+
+    DPO descends KL(labels ‖ policy), which covers; this one seeks a mode, as reinforcement learning does.
+    smoothing: what the rejected side is believed to be worth, above 0 or the divergence is infinite
+    """
+    chosen, rejected = batch.pair_rows(episode_scores(batch, to, per_token))
+    margin = beta * (chosen - rejected)
+    won, lost = F.logsigmoid(margin), F.logsigmoid(-margin)
+    value = won.exp() * (won - math.log1p(-smoothing)) + lost.exp() * (lost - math.log(smoothing))
+    return value, pair_stats(margin, chosen, rejected)
+
+
+def _discovered_equation(held: Any) -> str:
+    return (
+        f"(1 − w)·(−log σ(m)) + w·exp(−m),  w = σ(m/{held.tau:g}),  m = {held.beta:g}·(ℓ_chosen − ℓ_rejected),  "
+        f"{_score_equation(held)}"
+    )
+
+
+@part(
+    "loss",
+    equation=_discovered_equation,
+    unit="pair",
+    stream="imitation",
+    needs=snapshot_needs,
+    bounds={"beta": "above 0", "tau": "above 0"},
+)
+def discovered(
+    batch: Batch,
+    *,
+    weight: float | Part = 1.0,
+    beta: float = 0.05,
+    tau: float = 0.05,
+    to: str | None = "reference",
+    per_token: bool = False,
+) -> Values:
+    """DiscoPOP's log-ratio modulated loss (arXiv 2406.08414, eq. 5), which a language model proposed.
+
+    Logistic where the pair is ranked wrong and exponential where it is ranked right; between the two the loss falls and
+    rises again, so a pair near m = 0 may be pushed back.
+    tau: how wide the step between the two losses is
+    """
+    chosen, rejected = batch.pair_rows(episode_scores(batch, to, per_token))
+    margin = beta * (chosen - rejected)
+    share = torch.sigmoid(margin / tau)
+    value = -F.logsigmoid(margin) * (1 - share) + torch.exp(-margin) * share
+    return value, pair_stats(margin, chosen, rejected)
 
 
 @part("loss", equation="(−log π(chosen))", unit="pair", stream="imitation", bounds={"weight": "above 0"})

@@ -13,9 +13,10 @@ from panoply.slots.surrogate.ratios import _clip_inert, _needs, ratio_stats
 
 def _equation(held: Any) -> str:
     bounded = f"clip(s, {1 - held.low:g}, {1 + held.high:g})"
+    votes = "|y|·" if held.lengths == "weigh" else ""
     if held.advantage == "episode":
-        return f"min(sA, {bounded}·A),  s = exp(mean log ρ)"
-    return f"mean min(s_t·A_t, {bounded[:5]}s_t{bounded[6:]}·A_t),  s_t = sg(exp(mean log ρ))·π/sg(π)"
+        return f"{votes}min(sA, {bounded}·A),  s = exp(mean log ρ)"
+    return f"{votes}mean min(s_t·A_t, {bounded[:5]}s_t{bounded[6:]}·A_t),  s_t = sg(exp(mean log ρ))·π/sg(π)"
 
 
 @part(
@@ -33,6 +34,7 @@ def sequence_clip(
     low: float = 3e-4,
     high: float = 4e-4,
     advantage: Literal["episode", "decision"] = "episode",
+    lengths: Literal["alike", "weigh"] = "alike",
     against: str = "behaviour",
     weight: float | Part = 1.0,
 ) -> Values:
@@ -41,6 +43,8 @@ def sequence_clip(
     An episode is inside the bounds or outside as a whole, and all its decisions get the same weight s·A/|y|.
     advantage: `episode` has one advantage (the mean of the column, which is constant there for group credit);
     `decision` lets each decision have its own, with the same gradient where they are equal (GSPO-token).
+    lengths: `alike`, an episode has one vote whatever its length; `weigh`, one for each of its decisions (LUSPO, arXiv
+    2602.05261), without which long answers learn less from the same reward and answers shrink.
     """
     episodes, A = batch.by("episode"), batch["advantage"]
     log_ratio = batch.log_ratio(against)
@@ -58,4 +62,5 @@ def sequence_clip(
         "clip_low": acted & (ratio < 1 - low),
         "sequence_ratio_max/max": mean.detach().exp(),
     }
-    return value if advantage == "episode" else episodes.mean(value), {**ratio_stats(batch, against), **stats}
+    value = value if advantage == "episode" else episodes.mean(value)
+    return value if lengths == "alike" else value * episodes.count, {**ratio_stats(batch, against), **stats}
