@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from panoply.evidence.claims import Claim
 
 Kind = Literal["method", "world", "recipe", "protocol", "system", "survey"]
+Published = Mapping[str, Mapping[str, Any]]
+"""Who states which settings: source → path → value (see `panoply/published.py`)."""
 R = TypeVar("R")
 T = TypeVar("T", bound=type)
 M = TypeVar("M", bound=Method)
@@ -50,8 +52,7 @@ class Entry:
     """Where a method is at home, if that is not just anywhere."""
     claim: Claim | None = None
     """What its paper found, in a form that can be measured here."""
-    published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Which of its settings a source states, as source → path → value (see `panoply/published.py`)."""
+    published: Published = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -113,7 +114,7 @@ def method(
     presets: Mapping[str, Mapping[str, Any]] | None = None,
     world: str | None = None,
     claim: Claim | None = None,
-    published: Mapping[str, Mapping[str, Any]] | None = None,
+    published: Published | None = None,
 ) -> Callable[[Callable[..., M]], Callable[..., M]]:
     """Register a function that returns a method. A changed default is a new version of the id.
 

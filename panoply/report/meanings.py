@@ -52,7 +52,7 @@ SHARED = {
     "update.schedule": "what the learning rate is multiplied by over time",
     "update.epochs": "how often each batch is gone through",
     "update.minibatches": "optimiser steps a batch is cut into",
-    "schedule.warmup": "steps in which the factor rises to 1",
+    "schedule.warmup": "steps in which the factor rises to 1; below 1, that share of the budget",
     "schedule.start": "the share of the budget after which it falls",
     "schedule.end": "the factor at the last step",
     "model.loss": "what the model descends",

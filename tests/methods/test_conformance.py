@@ -112,7 +112,7 @@ def test_entry(name: str) -> None:
     if entry.base is not None:
         registry.find("method", entry.base)
     for preset in ("published", *entry.presets):
-        world = world_for(name)
+        world = entry.world or world_for(name)
         if preset not in ("published", "tiny") and registry.find("world", world).build.medium == "text":
             world = "cartpole"
         assert pp.plan(name, world, preset=preset).method_id == entry.id

@@ -19,6 +19,7 @@ from panoply.methods.base.grpo import grpo
 from panoply.progress import Progress
 from panoply.slots.credit.anchors import episode_and_anchor
 from panoply.slots.credit.groups import group
+from panoply.slots.reward.shaping import minus_invalid
 
 # Two clones. Episode 1: state 7, 8 (two decisions), 7 again, and success. Episode 2: state 7, then 9, and nothing.
 EPISODE = [1, 1, 1, 1, 2, 2]
@@ -149,7 +150,22 @@ def test_the_diff_is_the_credit() -> None:
     tiny = [resolve(name, preset="tiny").method for name in ("gigpo", "grpo")]
     assert {path.split(".")[0] for path, *_ in tiny[0].diff(tiny[1])} == {"credit"}
     assert resolve("grpo", preset="tiny", slots={"credit": "gigpo"}).method == tiny[0]
-    assert {path.split(".")[0] for path, *_ in gigpo().diff(grpo())} == {"credit", "sample", "regularise"}
+    assert {path.split(".")[0] for path, *_ in gigpo().diff(grpo())} == {
+        "credit",
+        "sample",
+        "regularise",
+        "reward",
+    }
+
+
+def test_a_turn_that_could_not_be_done_costs() -> None:
+    """A success earns 10 where it was made, an invalid turn loses 0.1 where it was."""
+    rows = hand(episode=[0, 0, 1], **{"signal:success": [0.0, 1.0, 0.0], "signal:invalid": [1.0, 0.0, 1.0]})
+    assert gigpo().reward(rows).tolist() == pytest.approx([-0.1, 10.0, -0.1])
+    free = minus_invalid(penalty=0.0)
+    assert free(rows.without("signal:invalid")).tolist() == [0.0, 1.0, 0.0]
+    assert "signal:invalid" in gigpo().needs()
+    assert "signal:invalid" not in free.needs()
 
 
 def test_borrowing_the_credit_is_the_same_run(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def test_gradient_is_the_papers() -> None:
     made, slow = ragged(lengths=((2, 1, 3), (1, 4), (2, 2, 2, 1))), Slow()
     made = made.with_columns(**{"signal:success": made["reward"]})
     paid = {
-        e: earned - 0.05 * sum(r["logp"] - r["logp@reference"] for r in rows_of(made, episode=e))
+        e: earned - 0.03 * sum(r["logp"] - r["logp@reference"] for r in rows_of(made, episode=e))
         for e, earned in returns_of(made).items()
     }
     loss = ZERO

@@ -8,7 +8,7 @@ import pytest
 import torch
 from kit import hand
 
-from panoply.methods.reasoning_data.spo_segment import cut_and_valued, cut_rows, segment_gain
+from panoply.methods.reasoning_data.spo_segment import cut_and_valued, cut_rows, segment_gain, whitened
 from panoply.rollout.text import Collector
 
 SURE, DOUBT = math.log(0.95), math.log(0.5)
@@ -30,7 +30,7 @@ def test_gains_golden() -> None:
         cut_value=[0.0, 0.2, 0.0, 0.7, 0.5, 0.0, 0.0],
         reward=[0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0],
     )
-    found = segment_gain()(rows)
+    found = segment_gain(whiten=False)(rows)
     assert found["advantage"].tolist() == pytest.approx([0.0, 0.5, 0.5, 0.3, -0.5, -0.5, 0.0])
     assert found["train"].tolist() == [False, True, False, True, True, False, True]
 
@@ -58,3 +58,27 @@ def test_cuts_carry_values_and_others_do_not(tiny_collector: Collector) -> None:
     found = cut_and_valued(prompts=3, group=2, every=2, samples=2)(tiny_collector)
     assert bool(found["cut"].any())
     assert float(found["cut_value"][~found["cut"]].abs().sum()) == 0
+
+
+def test_whitened_over_what_learns() -> None:
+    """Of 0.5, 0.3, −0.5 and 0 that learn, the mean is 0.075 and the deviation √(0.5675/3); the others get nothing."""
+    gains = torch.tensor([9.0, 0.5, 0.5, 0.3, -0.5, -0.5, 0.0], dtype=torch.float64)
+    learns = torch.tensor([False, True, False, True, True, False, True])
+    spread = math.sqrt(((0.425**2) + (0.225**2) + (0.575**2) + (0.075**2)) / 3)
+    expected = [0.0, 0.425 / spread, 0.0, 0.225 / spread, -0.575 / spread, 0.0, -0.075 / spread]
+    assert whitened(gains, learns).tolist() == pytest.approx(expected, abs=1e-6)
+    assert whitened(torch.ones(3), torch.tensor([True, True, False])).tolist() == [0.0, 0.0, 0.0]
+    assert whitened(gains, learns & (gains == 0.5)).tolist() == [0.0] * 7, "one row alone has no deviation"
+
+
+def test_credit_is_whitened_as_published() -> None:
+    rows = hand(
+        episode=[0, 0, 1],
+        logp=[DOUBT, SURE, DOUBT],
+        cut=[True, False, True],
+        cut_value=[0.25, 0.0, 0.75],
+        reward=[0.0, 1.0, 0.0],
+    )
+    gains = segment_gain(whiten=False)(rows)
+    assert gains["advantage"].tolist() == pytest.approx([0.75, 0.75, -0.75])
+    assert segment_gain()(rows)["advantage"].tolist() == pytest.approx([0.5**0.5, 0.0, -(0.5**0.5)], abs=1e-6)

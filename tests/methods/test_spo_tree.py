@@ -51,11 +51,14 @@ def test_gains_golden() -> None:
         logp=[SURE, DOUBT, DOUBT, DOUBT, SURE, DOUBT, DOUBT],
         reward=[0.0, 1.0, 0.5, 0.0, 0.0, 0.25, 0.25],
     )
-    found = edge_gain()(rows)
+    found = edge_gain(whiten=False)(rows)
     assert found["advantage"].tolist() == pytest.approx([0.5, 0.5, 0.0, -0.5, -0.5, 0.0, 0.0])
     assert found["train"].tolist() == [False, True, False, True, False, False, False]
-    scaled = edge_gain(scale="std")(rows)["advantage"]
+    scaled = edge_gain(scale="std", whiten=False)(rows)["advantage"]
     assert scaled.tolist() == pytest.approx([1.0, 1.0, 0.0, -1.0, -1.0, 0.0, 0.0])
+    whitened = edge_gain()(rows)["advantage"]
+    root = 0.5**0.5
+    assert whitened.tolist() == pytest.approx([0.0, root, 0.0, -root, 0.0, 0.0, 0.0], abs=1e-6)
 
 
 def test_at_most_so_many_edges_of_a_task_learn() -> None:

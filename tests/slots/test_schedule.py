@@ -37,3 +37,10 @@ def test_a_number_is_its_own_schedule() -> None:
 def test_inverse_sqrt() -> None:
     falling = inverse_sqrt(warmup=4)
     assert [falling(step, 9) for step in (0, 1, 3, 15, 63)] == pytest.approx([0.25, 0.5, 1.0, 0.5, 0.25])
+
+
+def test_a_warm_up_below_one_is_a_share_of_the_budget() -> None:
+    assert [constant(warmup=0.1)(step, 40) for step in (0, 1, 3, 4)] == [0.25, 0.5, 1.0, 1.0]
+    assert [constant(warmup=1)(step, 40) for step in (0, 1)] == [1.0, 1.0]
+    assert cosine(warmup=0.5)(1, 4) == 1.0
+    assert cosine(warmup=0.5)(4, 4) == pytest.approx(0.0)

@@ -12,7 +12,7 @@ from panoply.experience import Experience, Segments
 from panoply.methods.base.grpo import TINY, grpo
 from panoply.parts import Part, part
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.credit.anchors import standing, turns_to_go
 from panoply.slots.credit.returns import place, to_go
 from panoply.slots.regularise.terms import kl
@@ -100,6 +100,19 @@ CLAIM = Learns(
 )
 
 
+PUBLISHED: Published = {
+    "GuoqingWang1/IGPO, policy_optimization.sh": {
+        "sample.prompts": 32,
+        "sample.group": 16,
+        "sample.temperature": 1.0,
+        "regularise.kl.weight": 0.001,
+        "update.lr": 1e-6,
+        "update.minibatches": 1,
+    },
+    "arXiv 2510.14967, §3": {"reward.form": "difference", "credit.gamma": 1.0, "credit.normalise": "joint"},
+}
+
+
 @method(
     "igpo@1",
     paper=103,
@@ -107,6 +120,7 @@ CLAIM = Learns(
     world="tools",
     presets={"tiny": {**TINY, "sample.prompts": 16}},
     claim=CLAIM,
+    published=PUBLISHED,
 )
 def igpo() -> OnPolicy:
     """Information Gain-based Policy Optimization (arXiv 2510.14967).

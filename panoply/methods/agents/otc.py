@@ -11,9 +11,11 @@ from torch import Tensor
 from panoply.evidence.claims import Learns
 from panoply.experience import Experience, Segments
 from panoply.methods.base.grpo import TINY, grpo
+from panoply.methods.base.ppo import TINY as PPO_TINY
+from panoply.methods.base.ppo import ppo
 from panoply.parts import Finding, Part, part
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.regularise.terms import kl
 from panoply.slots.sample.groups import groups
 
@@ -94,18 +96,58 @@ CLAIM = Learns(
 )
 
 
+PUBLISHED: Published = {
+    "arXiv 2504.14870, §4.1": {
+        "reward.form": "group",
+        "reward.alpha": 1.0,
+        "reward.c": 4.0,
+        "reward.remember": True,
+    },
+    "arXiv 2504.14870, §5 (Search-R1's setting)": {
+        "sample.group": 5,
+        "regularise.kl.weight": 0.001,
+        "update.lr": 1e-6,
+    },
+}
+
+
 @method(
-    "otc@1", paper=54, base="grpo", world="tools", presets={"tiny": {**TINY, "reward.c": 6.0}}, claim=CLAIM
+    "otc@1",
+    paper=54,
+    base="grpo",
+    world="tools",
+    presets={"tiny": {**TINY, "reward.c": 6.0}},
+    claim=CLAIM,
+    published=PUBLISHED,
 )
 def otc() -> OnPolicy:
     """OTC-PO: optimal tool calls (arXiv 2504.14870).
 
     The reward for a right answer is multiplied by 1 when no right answer of the group took fewer tool calls, and by
     less the more calls were wasted. The rest is GRPO. In a group of right answers only, the division by the deviation
-    makes efficiency the whole of the signal: credit.scale=none keeps it small.
+    makes efficiency the whole of the signal: credit.scale=none keeps it small. On PPO it is `otc-ppo`.
     """
     return grpo().but(
         sample=groups(prompts=16, group=5),
         reward=tool_efficiency(),
         regularise=(kl(weight=0.001, estimator="k3"),),
     )
+
+
+@method(
+    "otc-ppo@1",
+    base="ppo",
+    world="tools",
+    presets={"tiny": {**PPO_TINY, "reward.c": 6.0, "run.steps": 150}},
+    published={
+        "arXiv 2504.14870, §4.1": {"reward.form": "alone", "reward.alpha": 1.0, "reward.c": 4.0},
+        "arXiv 2504.14870, §5 (Search-R1's setting)": {"update.lr": 1e-6},
+    },
+)
+def otc_ppo() -> OnPolicy:
+    """OTC-PPO: optimal tool calls without groups (arXiv 2504.14870).
+
+    Success times cos(π·m/(2m + c)) for m calls: with one episode a task there is none to compare with, so every call
+    costs, also one that was needed. The rest is PPO.
+    """
+    return ppo().but(reward=tool_efficiency(form="alone"))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
 from panoply.regimes import Dataset
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.loss.sides import anchored
 from panoply.slots.schedule.schedules import constant
 from panoply.slots.update.optimisers import adam
 
 TINY = {**DPO_TINY}
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 2408.06266, §5.2": {"losses.anchored.beta": 0.1, "update.lr": 2e-7},
     "arXiv 2408.06266, appendix B.1": {"data.batch": 64},
 }

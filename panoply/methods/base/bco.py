@@ -5,7 +5,7 @@ from __future__ import annotations
 from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
 from panoply.regimes import Dataset
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.data.teacher import teacher_pairs
 from panoply.slots.loss.sides import binary
 from panoply.slots.schedule.schedules import constant
@@ -13,7 +13,7 @@ from panoply.slots.update.optimisers import adam
 
 TINY = {**DPO_TINY, "data.batch": 64}
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 2404.04656, appendix C": {"data.batch": 128, "losses.binary.beta": 0.01, "update.lr": 5e-7},
     "arXiv 2404.04656, §4": {"losses.binary.shift": True},
 }

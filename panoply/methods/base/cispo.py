@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panoply.methods.base.grpo import grpo
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.reduce.averages import token_mean
 from panoply.slots.surrogate.ratios import clip
 from panoply.slots.update.optimisers import adam
@@ -19,7 +19,19 @@ TINY = {
 }
 
 
-@method("cispo@1", base="grpo", presets={"tiny": TINY})
+PUBLISHED: Published = {
+    "arXiv 2506.13585, §3.1": {
+        "surrogate.low": 1.0,
+        "surrogate.kind": "truncate",
+        "regularise.kl.weight": None,
+        "reduce": "token_mean",
+        "update.minibatches": 16,
+    },
+    "arXiv 2510.13786 (ScaleRL)": {"surrogate.high": 4.0},
+}
+
+
+@method("cispo@1", base="grpo", presets={"tiny": TINY}, published=PUBLISHED)
 def cispo() -> OnPolicy:
     """CISPO (MiniMax-M1, arXiv 2506.13585).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panoply.methods.base.grpo import grpo
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.reduce.averages import token_mean
 from panoply.slots.reward.shaping import overlong, verdict
 from panoply.slots.sample.dynamic import dynamic
@@ -27,7 +27,35 @@ TINY = {
 }
 
 
-@method("dapo@1", base="grpo", presets={"tiny": TINY})
+PUBLISHED: Published = {
+    "arXiv 2503.14476, §4.1": {
+        "sample.prompts": 512,
+        "sample.group": 16,
+        "reward.limit": 20480,
+        "reward.cache": 4096,
+        "surrogate.low": 0.2,
+        "surrogate.high": 0.28,
+        "update.lr": 1e-6,
+        "update.schedule.warmup": 20,
+        "update.minibatches": 16,
+    },
+    "arXiv 2503.14476, §2.3 and eq. 12": {
+        "regularise.kl.weight": None,
+        "reduce": "token_mean",
+        "reward.reward.right": 1.0,
+        "reward.reward.wrong": -1.0,
+    },
+    "volcengine/verl, recipe/dapo/run_dapo_qwen2.5_32b.sh": {
+        "sample.rounds": 10,
+        "sample.temperature": 1.0,
+        "sample.top_p": 1.0,
+        "update.weight_decay": 0.1,
+        "update.clip": 1.0,
+    },
+}
+
+
+@method("dapo@1", base="grpo", presets={"tiny": TINY}, published=PUBLISHED)
 def dapo() -> OnPolicy:
     """DAPO (arXiv 2503.14476).
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
 from panoply.regimes import Dataset
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.loss.pairs import discovered
 from panoply.slots.schedule.schedules import constant
 from panoply.slots.update.optimisers import adam
 
 TINY = {**DPO_TINY}
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 2406.08414, appendix B.1": {"data.batch": 64, "losses.discovered.beta": 0.05, "update.lr": 5e-7},
     "arXiv 2406.08414, appendix E": {"losses.discovered.tau": 0.05},
 }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
 from panoply.regimes import Dataset
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.loss.pairs import reverse_kl
 
 TINY = {**DPO_TINY}
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 2402.00856, appendix B": {"data.batch": 64, "losses.reverse_kl.beta": 0.1, "update.lr": 1e-6},
     "arXiv 2402.00856, §3.2; TRL 1.16, dpo_config.py": {"losses.reverse_kl.smoothing": 1e-3},
 }

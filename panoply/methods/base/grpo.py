@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.credit.groups import group
 from panoply.slots.reduce.averages import sequence_mean
 from panoply.slots.regularise.terms import kl
@@ -39,7 +39,7 @@ CONTROL = {
 """Groups of 8 episodes from one start; small networks take large steps, several of them on one batch."""
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 2402.03300, §4.2": {
         "sample.prompts": 16,
         "sample.group": 64,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panoply.methods.base.grpo import grpo
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.surrogate.sequences import sequence_clip
 from panoply.slots.update.optimisers import adam
 
@@ -18,7 +18,13 @@ TINY = {
 }
 
 
-@method("gspo@1", base="grpo", presets={"tiny": TINY})
+PUBLISHED: Published = {
+    "arXiv 2507.18071, §5.1": {"surrogate.low": 3e-4, "surrogate.high": 4e-4, "update.minibatches": 4},
+    "the authors in volcengine/verl, pull request 2775": {"regularise.kl.weight": None},
+}
+
+
+@method("gspo@1", base="grpo", presets={"tiny": TINY}, published=PUBLISHED)
 def gspo() -> OnPolicy:
     """Group Sequence Policy Optimization (arXiv 2507.18071).
 

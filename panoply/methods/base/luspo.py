@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from panoply.methods.base.gspo import TINY, gspo
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.surrogate.sequences import sequence_clip
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 2602.05261, §5.1": {"surrogate.low": 2e-3, "surrogate.high": 2.5e-3},
     "arXiv 2602.05261, §4": {"surrogate.lengths": "weigh"},
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panoply.methods.base.grpo import grpo
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.loss.pairs import logistic
 from panoply.slots.sample.groups import groups
 from panoply.slots.schedule.schedules import constant
@@ -23,7 +23,19 @@ TINY = {
 }
 
 
-@method("online-dpo@1", base="grpo", presets={"tiny": TINY})
+PUBLISHED: Published = {
+    "arXiv 2402.04792, §4 and appendix": {
+        "sample.prompts": 128,
+        "sample.group": 2,
+        "sample.temperature": 0.9,
+        "surrogate.loss.beta": 0.1,
+        "update.lr": 5e-7,
+        "update.schedule.warmup": 150,
+    },
+}
+
+
+@method("online-dpo@1", base="grpo", presets={"tiny": TINY}, published=PUBLISHED)
 def online_dpo() -> OnPolicy:
     """Online DPO (OAIF, arXiv 2402.04792).
 

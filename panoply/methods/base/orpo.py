@@ -11,7 +11,7 @@ from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
 from panoply.parts import Part, part
 from panoply.regimes import Dataset
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.data.teacher import teacher_pairs
 from panoply.slots.loss.pairs import chosen_nll, episode_scores, pair_stats
 from panoply.slots.schedule.schedules import inverse_sqrt
@@ -42,7 +42,18 @@ def odds_ratio(batch: Batch, *, weight: float | Part = 0.1) -> Values:
     return -F.logsigmoid(margin), pair_stats(margin, chosen, rejected)
 
 
-@method("orpo@1", base="dpo", presets={"tiny": TINY})
+PUBLISHED: Published = {
+    "xfactlab/orpo, scripts/run_mistral_orpo_beta.sh": {
+        "data.batch": 32,
+        "losses.odds_ratio.weight": 0.1,
+        "update.lr": 5e-6,
+        "update.schedule": "inverse_sqrt",
+        "update.schedule.warmup": 200,
+    },
+}
+
+
+@method("orpo@1", base="dpo", presets={"tiny": TINY}, published=PUBLISHED)
 def orpo() -> Dataset:
     """Odds Ratio Preference Optimization (arXiv 2403.07691).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panoply.methods.base.grpo import grpo
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.credit.returns import return_to_go
 from panoply.slots.reduce.averages import token_mean
 from panoply.slots.reward.shaping import minus_kl
@@ -22,7 +22,24 @@ TINY = {
 }
 
 
-@method("reinforce++@1", base="grpo", presets={"tiny": TINY})
+PUBLISHED: Published = {
+    "arXiv 2501.03262v1, table of hyper-parameters": {
+        "reward.beta": 0.01,
+        "surrogate.low": 0.2,
+        "surrogate.high": 0.2,
+        "sample.temperature": 1.0,
+        "update.lr": 5e-7,
+        "update.minibatches": 2,
+    },
+    "arXiv 2501.03262, eq. 8 to 10": {
+        "credit": "return_to_go",
+        "credit.normalise": True,
+        "reward": "minus_kl",
+    },
+}
+
+
+@method("reinforce++@1", base="grpo", presets={"tiny": TINY}, published=PUBLISHED)
 def reinforce_plus_plus() -> OnPolicy:
     """REINFORCE++ (arXiv 2501.03262).
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from panoply.regimes import Dataset
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.data.teacher import teacher_pairs
 from panoply.slots.loss.values import bradley_terry
 from panoply.slots.reduce.averages import token_mean
@@ -19,7 +19,17 @@ TINY = {
 }
 
 
-@method("reward-model@1", presets={"tiny": TINY})
+PUBLISHED: Published = {
+    "arXiv 2203.02155, appendix C.2": {
+        "data.batch": 64,
+        "update.lr": 9e-6,
+        "update.schedule": "cosine",
+        "update.schedule.end": 0.1,
+    },
+}
+
+
+@method("reward-model@1", presets={"tiny": TINY}, published=PUBLISHED)
 def reward_model() -> Dataset:
     """A Bradley–Terry reward model (InstructGPT, arXiv 2203.02155). −log σ(r_chosen − r_rejected).
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
 from panoply.regimes import Dataset
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.data.teacher import teacher_pairs
 from panoply.slots.loss.pairs import robust
 from panoply.slots.schedule.schedules import constant
@@ -13,7 +13,7 @@ from panoply.slots.update.optimisers import adam
 
 TINY = {**DPO_TINY, "data.batch": 64}
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 2403.00409, appendix B": {"data.batch": 16, "losses.robust.beta": 0.1, "update.lr": 1e-3},
     "arXiv 2403.00409, §6": {"losses.robust.flips": 0.1},
 }

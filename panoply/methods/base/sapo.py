@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from panoply.methods.base.gspo import TINY, gspo
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.surrogate.soft import soft_gate
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 2511.20347; TRL 1.16, grpo_config.py": {
         "surrogate.positive": 1.0,
         "surrogate.negative": 1.05,

@@ -5,13 +5,22 @@ from __future__ import annotations
 from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
 from panoply.regimes import Dataset
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.loss.pairs import chosen_nll, hinge
 
 TINY = {**DPO_TINY}
 
 
-@method("slic@1", base="dpo", presets={"tiny": TINY})
+PUBLISHED: Published = {
+    "arXiv 2305.10425, §3.2": {
+        "losses.hinge.margin": 1.0,
+        "losses.hinge.to": None,
+        "losses.chosen_nll.weight": 0.5,
+    },
+}
+
+
+@method("slic@1", base="dpo", presets={"tiny": TINY}, published=PUBLISHED)
 def slic() -> Dataset:
     """Sequence likelihood calibration, SLiC-HF (arXiv 2305.10425).
 

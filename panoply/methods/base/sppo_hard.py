@@ -5,14 +5,14 @@ from __future__ import annotations
 from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
 from panoply.regimes import Dataset
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.loss.sides import squared_sides
 from panoply.slots.schedule.schedules import constant
 from panoply.slots.update.optimisers import adam
 
 TINY = {**DPO_TINY}
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 2405.00675, §5": {"data.batch": 64, "losses.squared_sides.beta": 1e-3, "update.lr": 5e-7},
 }
 

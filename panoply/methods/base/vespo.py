@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from panoply.methods.base.gspo import TINY, gspo
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.reduce.averages import token_mean
 from panoply.slots.surrogate.soft import gamma_weight
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 2602.10693, §3.4; TRL 1.16, grpo_config.py": {
         "surrogate.k_positive": 2.0,
         "surrogate.lam_positive": 3.0,

@@ -13,7 +13,7 @@ from panoply.experience import Experience, Segments, Table
 from panoply.methods.base.grpo import grpo
 from panoply.parts import Part, part
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.seeds import numpy_rng
 from panoply.slots.loss.pairs import logistic
 from panoply.slots.reduce.averages import sequence_sum
@@ -201,14 +201,36 @@ def _claim(optimiser: str) -> Learns:
     )
 
 
+UNOFFICIAL = "gaetanlop/trl, branch cgpo_trainer, cgpo_config.py (not the authors')"
+PUBLISHED: Published = {
+    "arXiv 2409.20370, eq. 14": {
+        "credit": "batch_centred",
+        "reduce": "sequence_sum",
+        "regularise.kl.weight": None,
+    },
+    UNOFFICIAL: {"sample.group": 4},
+}
+"""The limit K of the distance to the reference is not published."""
+
+
 @method(
-    "cgpo@1", paper=83, base="grpo", world="strings", presets={"tiny": TINY}, claim=_claim("a gated reward")
+    "cgpo@1",
+    paper=83,
+    base="grpo",
+    world="strings",
+    presets={"tiny": TINY},
+    claim=_claim("a gated reward"),
+    published=PUBLISHED,
 )
 def cgpo() -> OnPolicy:
     """CGPO with CRPG (arXiv 2409.20370). R̃ = V·σ(r − r̄)·clip(1 − κ/K, 0, 1); L = −(R̃ − mean R̃)·log π.
 
     Constrained RLHF without a dual variable: judges say which answers are feasible, a baseline answer calibrates the
     reward model, and only what is feasible and near the reference earns.
+
+    The paper trains several tasks at once, each with judges, reward model, optimiser and K of its own, and adds their
+    gradients; here all tasks of a world share one set (`reward.judges`). Its warm-up, a few steps of DPO on the reward
+    model's data, is a run of its own: `panoply train dpo`, and its folder as `--model`.
     """
     return grpo().but(
         sample=beside_baseline(),
@@ -227,6 +249,9 @@ def cgpo() -> OnPolicy:
     world="strings",
     presets={"tiny": {**TINY, "surrogate.nll": 0.2}},
     claim=_claim("preferring the best accepted answer to the worst refused one"),
+    published={
+        UNOFFICIAL: {"sample.temperature": 0.9, "surrogate.loss.beta": 0.1, "surrogate.nll": 5.0},
+    },
 )
 def cgpo_codpo() -> OnPolicy:
     """CGPO with CODPO: −log σ(β·(l⁺ − l⁻)) − (λ/|y⁺|)·log π(y⁺), the best feasible over the worst infeasible answer."""
@@ -245,10 +270,12 @@ def cgpo_codpo() -> OnPolicy:
     world="strings",
     presets={"tiny": TINY},
     claim=_claim("imitating the best accepted answer"),
+    published={UNOFFICIAL: {"sample.group": 4}},
 )
 def cgpo_crraft() -> OnPolicy:
     """CGPO with CRRAFT: −R_cal(y⁺)·log π(y⁺) for the best feasible answer of each prompt.
 
-    Where no answer is feasible the prompt is left out.
+    Where no answer is feasible the prompt is left out; the paper then imitates the baseline answer, if judges accept
+    that one, with half the weight.
     """
     return cgpo().but(select=(best_accepted(),), credit=plain_return())

@@ -13,11 +13,11 @@ from panoply.experience import Experience
 from panoply.methods.base.grpo import grpo
 from panoply.parts import Part, part
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.sample.groups import groups
 from panoply.slots.schedule.schedules import linear
 from panoply.slots.select.pairs import best_worst
-from panoply.slots.update.optimisers import adam
+from panoply.slots.update.optimisers import rmsprop
 
 
 def _signal(held: Any) -> frozenset[str]:
@@ -67,6 +67,7 @@ TINY = {
     "sample.prompts": 64,
     "sample.temperature": 1.0,
     "surrogate.eta": 5.0,
+    "update": "adam",
     "update.lr": 1e-4,
     "update.beta2": 0.95,
     "update.minibatches": 8,
@@ -92,13 +93,44 @@ CLAIM = Learns(
 )
 
 
-@method("sppo@1", paper=120, base="grpo", world="strings", presets={"tiny": TINY}, claim=CLAIM)
+PUBLISHED: Published = {
+    "arXiv 2405.00675, §5": {
+        "sample.group": 5,
+        "sample.temperature": 0.7,
+        "sample.top_p": 1.0,
+        "surrogate.eta": 1000.0,
+    },
+    "uclaml/SPPO, scripts/pipeline.sh": {"update": "rmsprop", "update.lr": 5e-7},
+    "uclaml/SPPO, recipes/uclaml-sppo/config_full.yaml": {
+        "update.schedule": "linear",
+        "update.schedule.warmup": 0.1,
+        "update.minibatches": 4,
+    },
+    "torch.optim.RMSprop and transformers, as that code calls them": {
+        "update.decay": 0.99,
+        "update.epsilon": 1e-8,
+        "update.clip": 1.0,
+    },
+}
+"""Batches of 64 pairs: 256 prompts in four. The paper's win rates are of a model whose scores have another scale."""
+
+
+@method(
+    "sppo@1",
+    paper=120,
+    base="grpo",
+    world="strings",
+    presets={"tiny": TINY},
+    claim=CLAIM,
+    published=PUBLISHED,
+)
 def sppo() -> OnPolicy:
     """Self-Play Preference Optimization (arXiv 2405.00675). (log π/π_t − η·(P̂(y ≻ π_t) − ½))².
 
     Each step is a round against the policy as it was at its beginning, an approximate multiplicative-weights update:
     what wins goes up and what loses goes down in absolute terms, where DPO only moves them apart. Of a group the best
-    and the worst answer learn.
+    and the worst answer learn. In a game without a best move only the average of the rounds' policies comes to
+    rest; the last one cycles.
     """
     return grpo().but(
         sample=groups(prompts=256, group=5, temperature=0.7),
@@ -106,5 +138,5 @@ def sppo() -> OnPolicy:
         select=(best_worst(),),
         surrogate=win_rate_regression(eta=1000.0),
         regularise=(),
-        update=adam(lr=5e-7, minibatches=8, schedule=linear()),
+        update=rmsprop(lr=5e-7, epsilon=1e-8, clip=1.0, minibatches=4, schedule=linear(warmup=0.1)),
     )

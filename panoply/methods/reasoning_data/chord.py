@@ -14,7 +14,7 @@ from panoply.experience import Experience
 from panoply.methods.base.grpo import TINY, grpo
 from panoply.parts import Part, part
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.reduce.averages import token_mean
 from panoply.slots.sample.groups import LIMITS
 
@@ -122,9 +122,43 @@ CLAIM = Learns(
 )
 
 
-@method("chord@1", paper=157, base="grpo", claim=CLAIM, presets={"tiny": {**TINY, "sample.prompts": 16,
-            "sample.experts": 32, "sample.pool": 256,
-        "surrogate.weight.of.decay": 60, "regularise.focused_imitation.weight.decay": 60}})  # fmt: skip
+CHORD_TINY = {
+    **TINY,
+    "sample.prompts": 16,
+    "sample.experts": 32,
+    "sample.pool": 256,
+    "surrogate.weight.of.decay": 60,
+    "regularise.focused_imitation.weight.decay": 60,
+}
+MU_OF = "regularise.focused_imitation.weight"
+PUBLISHED: Published = {
+    "modelscope/Trinity-RFT, examples/mix_chord/mix_chord.yaml": {
+        "sample.prompts": 32,
+        "sample.group": 8,
+        "sample.experts": 64,
+        "sample.temperature": 1.0,
+        "surrogate.low": 0.2,
+        "surrogate.high": 0.2,
+        "regularise.kl.weight": None,
+        f"{MU_OF}.peak": 0.9,
+        f"{MU_OF}.valley": 0.05,
+        f"{MU_OF}.warmup": 0,
+        f"{MU_OF}.decay": 200,
+        "regularise.focused_imitation.focus": "p(1-p)",
+    },
+    "arXiv 2508.11408, §4.1": {"sample.pool": 5000, "update.lr": 1e-6},
+}
+"""μ as that file says it is for CHORD-μ, and φ as for CHORD-φ."""
+
+
+@method(
+    "chord@1",
+    paper=157,
+    base="grpo",
+    claim=CLAIM,
+    presets={"tiny": CHORD_TINY},
+    published=PUBLISHED,
+)
 def chord() -> OnPolicy:
     """CHORD (arXiv 2508.11408). L = (1 − μ)·GRPO on own episodes + μ·SFT-φ on experts' answers.
 

@@ -12,14 +12,17 @@ from panoply.costs import Lengths, Tokens
 from panoply.evidence.claims import Learns
 from panoply.experience import Experience, Segments
 from panoply.methods.base.grpo import TINY, grpo
-from panoply.methods.reasoning_data.spo_segment import doubtful
+from panoply.methods.reasoning_data.spo_segment import KL, PPO, doubtful, whitened
 from panoply.parts import Finding, part
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.seeds import torch_rng
 from panoply.slots.credit.groups import group
 from panoply.slots.reduce.averages import token_mean
+from panoply.slots.regularise.terms import kl
 from panoply.slots.sample.groups import LIMITS
+from panoply.slots.schedule.schedules import constant
+from panoply.slots.update.optimisers import adam
 
 if TYPE_CHECKING:
     from panoply.rollout.text import Collector
@@ -72,13 +75,18 @@ def tree(
 
 
 def _equation(held: Any) -> str:
-    over = " / std of siblings" if held.scale == "std" else ""
+    over = (" / std of siblings" if held.scale == "std" else "") + (", whitened" if held.whiten else "")
     return f"A = (V̂(end of an edge) − V̂(its start)){over}, where the probability is below {held.threshold:g}"
 
 
 @part("credit", equation=_equation, bounds={"most": "at least 0", "threshold": "from 0 to 1"})
 def edge_gain(
-    experience: Experience, *, threshold: float = 0.9, scale: Literal["none", "std"] = "none", most: int = 32
+    experience: Experience,
+    *,
+    threshold: float = 0.9,
+    scale: Literal["none", "std"] = "none",
+    most: int = 32,
+    whiten: bool = True,
 ) -> dict[str, Tensor]:
     """What an edge changed in the expected success. Edges that changed nothing do not learn and are not counted.
 
@@ -87,10 +95,12 @@ def edge_gain(
     threshold   the probability from which on a decision does not learn
     scale       `std` divides by the siblings' deviation, which is tiny where they hardly differ
     most        edges of a task that learn in a step; 0 means all
+    whiten      subtract the mean of what learns in the step, and divide by its deviation
     """
     advantage = group(baseline="mean", scale=scale, epsilon=1e-8)(experience)
     learns = doubtful(experience, threshold) & (advantage != 0)
-    return {"advantage": advantage, "train": learns & _drawn(experience, advantage, most) if most else learns}
+    learns = learns & _drawn(experience, advantage, most) if most else learns
+    return {"advantage": whitened(advantage, learns) if whiten else advantage, "train": learns}
 
 
 def _drawn(experience: Experience, advantage: Tensor, most: int) -> Tensor:
@@ -107,7 +117,14 @@ def _drawn(experience: Experience, advantage: Tensor, most: int) -> Tensor:
     return edges.rows(kept)
 
 
-TREE = {"sample.prompts": 8, "sample.branching": (4, 4, 2), "sample.segment": 6}
+TREE = {
+    **{path: value for path, value in TINY.items() if path != "sample.group"},
+    "sample.prompts": 8,
+    "sample.branching": (4, 4, 2),
+    "sample.segment": 6,
+    "sample.temperature": 1.0,
+    "update.minibatches": 1,
+}
 
 CLAIM = Learns(
     "Where one early mistake ruins an answer, credit for the branches of a tree of answers learns more than credit for "
@@ -119,12 +136,37 @@ CLAIM = Learns(
 )
 
 
+PUBLISHED: Published = {
+    "AIFrameResearch/SPO, configs/polIter_qwen1b_spo_tree_MATH.jsonnet": {
+        "sample.prompts": 32,
+        "sample.branching": (6, 6, 6),
+        "sample.segment": 600,
+        "update.epochs": 1,
+        "update.minibatches": 4,
+    },
+    "AIFrameResearch/SPO, configs/polIter_qwen1b_spo_chain_MATH.jsonnet": {"sample.temperature": 0.6},
+    PPO: {
+        "credit.whiten": True,
+        "surrogate.low": 0.2,
+        "surrogate.high": 0.2,
+        "update.lr": 1e-6,
+        "update.weight_decay": 0.0,
+        "update.schedule.warmup": 0.03,
+        "update.clip": 1.0,
+    },
+    KL: {"regularise.kl.weight": 1e-4, "regularise.kl.estimator": "k3"},
+    "AIFrameResearch/SPO, hybrid_episode_generator.py": {"credit.most": 32},
+    "arXiv 2505.23564, eq. 6": {"credit.threshold": 0.9, "reduce": "token_mean"},
+}
+
+
 @method(
     "spo-tree@1",
     paper=44,
     base="grpo",
     claim=CLAIM,
-    presets={"tiny": {k: v for k, v in TINY.items() if k != "sample.group"} | TREE},
+    presets={"tiny": TREE},
+    published=PUBLISHED,
 )
 def spo_tree() -> OnPolicy:
     """Segment Policy Optimization, SPO-tree (arXiv 2505.23564). A(edge) = V̂(child) − mean of its siblings' V̂.
@@ -133,4 +175,10 @@ def spo_tree() -> OnPolicy:
     prefix. Where SPO-chain pays for continuations that do not learn, here every token sampled is an edge's. The
     released code keeps edges beyond 32 a question for later steps; here they are forgotten.
     """
-    return grpo().but(sample=tree(), credit=edge_gain(), reduce=token_mean())
+    return grpo().but(
+        sample=tree(temperature=0.6),
+        credit=edge_gain(),
+        regularise=(kl(weight=1e-4, estimator="k3"),),
+        reduce=token_mean(),
+        update=adam(lr=1e-6, minibatches=4, schedule=constant(warmup=0.03)),
+    )

@@ -60,6 +60,30 @@ def minus_kl(
     return earned - beta * (experience["logp"] - experience[f"logp@{to}"])
 
 
+def _invalid_needs(held: Any) -> frozenset[str]:
+    return frozenset({"world:verify", f"signal:{held.name}"}) if held.penalty else frozenset()
+
+
+@part(
+    "reward",
+    equation=lambda held: (
+        held.reward.equation() + (f" − {held.penalty:g}·{held.name}" if held.penalty else "")
+    ),
+    needs=_invalid_needs,
+    inert=lambda held, method: [("name", "penalty is 0")] if held.penalty == 0 else [],
+    bounds={"penalty": "at least 0"},
+)
+def minus_invalid(
+    experience: Experience, *, reward: Part = _SIGNAL, penalty: float = 0.1, name: str = "invalid"
+) -> Tensor:
+    """A reward less a penalty for every turn that could not be done, on the turn itself.
+
+    name: the world's signal that is 1 for such a turn
+    """
+    earned: Tensor = reward(experience)
+    return earned - penalty * experience[f"signal:{name}"] if penalty else earned
+
+
 def _overlong_impossible(held: Any, method: Any) -> list[Finding]:
     fits = 0 < held.cache <= held.limit
     return [] if fits else [("cache", f"it must be between 1 and limit ({held.limit})")]

@@ -7,9 +7,15 @@ import math
 from panoply.parts import Part, part
 
 
-def _rise(step: int, warmup: int) -> float:
+def _rise(step: int, total: int, warmup: int | float) -> float:
     """A line from 1/warmup at the first step to 1."""
-    return min(1.0, (step + 1) / warmup) if warmup > 0 else 1.0
+    steps = warm_steps(warmup, total)
+    return min(1.0, (step + 1) / steps) if steps > 0 else 1.0
+
+
+def warm_steps(warmup: int | float, total: int) -> float:
+    """Steps of warm-up: as many as given, or, below 1, that share of the budget."""
+    return warmup * total if 0 < warmup < 1 else warmup
 
 
 def _fall(step: int, total: int, start: float) -> float:
@@ -18,9 +24,9 @@ def _fall(step: int, total: int, start: float) -> float:
 
 
 @part("schedule", equation="constant after {warmup} steps", bounds={"warmup": "at least 0"})
-def constant(step: int, total: int, *, warmup: int = 0) -> float:
+def constant(step: int, total: int, *, warmup: int | float = 0) -> float:
     """1, after a warm-up of so many steps."""
-    return _rise(step, warmup)
+    return _rise(step, total, warmup)
 
 
 @part(
@@ -28,9 +34,9 @@ def constant(step: int, total: int, *, warmup: int = 0) -> float:
     equation="linear to {end} after {warmup} steps",
     bounds={"end": "at least 0", "warmup": "at least 0", "start": "at least 0"},
 )
-def linear(step: int, total: int, *, end: float = 0.0, warmup: int = 0, start: float = 0.0) -> float:
+def linear(step: int, total: int, *, end: float = 0.0, warmup: int | float = 0, start: float = 0.0) -> float:
     """1 until the share `start` of the budget, then in a line to `end`."""
-    return _rise(step, warmup) * (1.0 + (end - 1.0) * _fall(step, total, start))
+    return _rise(step, total, warmup) * (1.0 + (end - 1.0) * _fall(step, total, start))
 
 
 @part(
@@ -48,10 +54,10 @@ def inverse(step: int, total: int, *, start: float = 1.0, floor: float = 0.05) -
     equation="cosine to {end} after {warmup} steps",
     bounds={"end": "at least 0", "warmup": "at least 0"},
 )
-def cosine(step: int, total: int, *, end: float = 0.0, warmup: int = 0) -> float:
+def cosine(step: int, total: int, *, end: float = 0.0, warmup: int | float = 0) -> float:
     """From 1 to `end` along half a cosine."""
-    fall = _fall(step, total, min(1.0, warmup / max(1, total)))
-    return _rise(step, warmup) * (end + (1.0 - end) * 0.5 * (1.0 + math.cos(math.pi * fall)))
+    fall = _fall(step, total, min(1.0, warm_steps(warmup, total) / max(1, total)))
+    return _rise(step, total, warmup) * (end + (1.0 - end) * 0.5 * (1.0 + math.cos(math.pi * fall)))
 
 
 @part("schedule", equation="√(warmup/step) after {warmup} steps", bounds={"warmup": "at least 1"})
