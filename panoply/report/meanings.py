@@ -47,6 +47,7 @@ SHARED = {
     "update.beta2": "decay of the squared gradient's moving average",
     "update.epsilon": "added to the root of the squared gradient's average",
     "update.weight_decay": "how fast weights shrink, times the learning rate",
+    "update.decay": "of the moving average of squared gradients",
     "update.momentum": "how much of the last step is added to the next",
     "update.clip": "longest gradient; 0 means any",
     "update.schedule": "what the learning rate is multiplied by over time",

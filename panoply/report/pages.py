@@ -186,13 +186,8 @@ def _part_page(cls: type[Part]) -> str:
     if rows:
         pieces += ["", "settings", indent(_settings(rows))]
     if info.slot in ("surrogate", "regularise", "loss"):
-<<<<<<< HEAD
         scored = ("log-probabilities", SCORES[info.scores])
         pieces += ["", indent(table([("unit", info.unit), ("stream", info.stream), scored]))]
-=======
-        facts = [("unit", info.unit), ("stream", info.stream), ("log-probabilities", SCORES[info.scores])]
-        pieces += ["", indent(table(facts))]
->>>>>>> 66a8b6a (As published is checked: every default that a paper or released code states stands beside its source; EAD, SPO, Dr. GRPO, RLOO, DPO, KTO, SPPO, SimPO and GiGPO follow theirs; OTC on PPO)
     return "\n".join(pieces)
 
 
