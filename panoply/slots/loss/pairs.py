@@ -142,7 +142,7 @@ def _flips_equation(held: Any) -> str:
     )
 
 
-FLIPS = {"beta": "above 0", "flips": "from 0 up to 0.5"}
+FLIPS = {"weight": "above 0", "beta": "above 0", "flips": "from 0 up to 0.5"}
 
 
 @part("loss", equation=_flips_equation, unit="pair", stream="imitation", needs=snapshot_needs, bounds=FLIPS)
@@ -179,7 +179,7 @@ def _exact_equation(held: Any) -> str:
     unit="pair",
     stream="imitation",
     needs=snapshot_needs,
-    bounds={"beta": "above 0", "smoothing": "from 0.000001 to 0.5"},
+    bounds={"weight": "above 0", "beta": "above 0", "smoothing": "from 0.000001 to 0.5"},
 )
 def reverse_kl(
     batch: Batch,
@@ -215,7 +215,7 @@ def _discovered_equation(held: Any) -> str:
     unit="pair",
     stream="imitation",
     needs=snapshot_needs,
-    bounds={"beta": "above 0", "tau": "above 0"},
+    bounds={"weight": "above 0", "beta": "above 0", "tau": "above 0"},
 )
 def discovered(
     batch: Batch,

@@ -12,7 +12,7 @@ from panoply.batch import Batch, Values
 from panoply.parts import Part, part
 from panoply.slots.loss.pairs import episode_scores, pair_stats, snapshot_needs
 
-POSITIVE = {"beta": "above 0"}
+POSITIVE = {"weight": "above 0", "beta": "above 0"}
 
 
 def _sides(batch: Batch, beta: float, to: str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -12,7 +12,7 @@ from panoply.batch import Batch, Values
 from panoply.parts import Part, part
 from panoply.slots.loss.pairs import episode_scores, pair_stats
 
-BOUNDS = {"beta": "above 0", "smoothing": "from 0 to 1"}
+BOUNDS = {"weight": "above 0", "beta": "above 0", "smoothing": "from 0 to 1"}
 
 
 def _facing(mine: Tensor, theirs: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from panoply.batch import Batch, Values
 from panoply.parts import Finding, Part, part
 from panoply.slots.surrogate.ratios import _needs, ratio_stats
 
-POSITIVE = dict.fromkeys(("positive", "negative"), "above 0")
+POSITIVE = dict.fromkeys(("weight", "positive", "negative"), "above 0")
 
 
 @part(
@@ -71,7 +71,8 @@ LOWEST = -18.420680743952367
     idle="advantage",
     needs=_needs,
     inert=_moves,
-    bounds=dict.fromkeys(("k_positive", "lam_positive", "k_negative", "lam_negative"), "at least 0"),
+    bounds={"weight": "above 0"}
+    | dict.fromkeys(("k_positive", "lam_positive", "k_negative", "lam_negative"), "at least 0"),
 )
 def gamma_weight(
     batch: Batch,
