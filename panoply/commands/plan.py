@@ -42,7 +42,16 @@ def _plan(chosen: argparse.Namespace) -> int:
         from panoply.report.text import planned
 
         print(planned(made))
+        _print_pace(made)
     return 0
+
+
+def _print_pace(made: Plan) -> None:
+    """What a step takes here, where that can be measured quickly."""
+    from panoply.pace import planned_lines
+
+    for line in planned_lines(made):
+        print(f"\n{line}")
 
 
 def _print_stages(chosen: argparse.Namespace, stages: Mapping[str, Plan]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from panoply import checkpoint
+from panoply import checkpoint, pace
 from panoply.errors import PanoplyError
 from panoply.evaluation.held_out import Evaluation, Ungraded
 from panoply.evaluation.pairs import evaluate_pairs
@@ -169,9 +169,16 @@ class Job:
         if found is not None:
             self.progress.say(f"Resuming {self.run.folder} at step {self.step} of {self.plan.options.steps}.")
             return
+        self._say_pace()
         self._evaluate()
         self.before = self.after
         self._save()
+
+    def _say_pace(self) -> None:
+        """What a step will take, measured before the first."""
+        if isinstance(self.policy, TextPolicy) and pace.worth_measuring(self.plan, opened=True):
+            for line in pace.estimate(self.plan, self.policy).lines():
+                self.progress.say(line)
 
     def steps(self) -> Iterator[int]:
         """The steps left in the budget."""
