@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -19,6 +20,7 @@ from panoply.planning import Options, world_settings
 from panoply.run import Run
 from panoply.stopping import Stopped
 from panoply.training import SLOT_NAMES, Trained, last_model, plan, plan_recipe, steps, train
+from panoply.trust import Untrusted, trusting
 from panoply.which import Which, take
 
 Source = str | os.PathLike[str]
@@ -80,6 +82,7 @@ def evaluate(
     ks: Sequence[int] = (),
     temperature: float = 1.0,
     seed: int = 0,
+    trust: bool = False,
     settings: Mapping[str, Any] | None = None,
     watch: Callable[[int, int], None] = lambda done, total: None,
     device: str = "auto",
@@ -96,6 +99,7 @@ def evaluate(
     problems, attempts   256 problems and 8 attempts at each (or the largest k); in control 100 starts and one
     ks         of pass@k; 1 and the number of attempts where none is given
     settings   of the world, such as `{"world.operations": 8}`, over those a run was trained with
+    trust      run the Python that a run of others names (see Runs in docs/architecture.md)
     watch      is told how many of all answers have been written
     threads    of the CPU; 0 takes torch's own number
     """
@@ -105,7 +109,8 @@ def evaluate(
         registry.load_plugin(plugin)
     source = os.fspath(source)
     name, given = _own_world(source, world, data, reward)
-    built = _world(source, name, {**given, **(settings or {})})
+    with trusting(trust):
+        built = _world(source, name, {**given, **(settings or {})})
     text = built.medium == "text"
     problems = (256 if text else 100) if problems is None else problems
     attempts = (max(8, *ks, 1) if text else 1) if attempts is None else attempts
@@ -229,7 +234,9 @@ def has_turns(source: Source) -> bool:
     from panoply.rollout.playing import several_turns
 
     source = os.fspath(source)
-    return os.path.isfile(os.path.join(source, "run.json")) and several_turns(_world(source, None, {}))
+    with contextlib.suppress(Untrusted):  # its model can be sampled from without its world
+        return os.path.isfile(os.path.join(source, "run.json")) and several_turns(_world(source, None, {}))
+    return False
 
 
 def play(
@@ -242,6 +249,7 @@ def play(
     temperature: float = 1.0,
     max_tokens: int = 2**20,
     seed: int = 0,
+    trust: bool = False,
     settings: Mapping[str, Any] | None = None,
     device: str = "auto",
     dtype: str = "float32",
@@ -264,7 +272,8 @@ def play(
     _at_least("max_tokens", max_tokens, 1)
     source = os.fspath(source)
     name, given = world_of(world)
-    built = _world(source, name, {**given, **(settings or {})})
+    with trusting(trust):
+        built = _world(source, name, {**given, **(settings or {})})
     if not isinstance(built, TextWorld):
         raise PanoplyError(f"{built.name} is no world of text: watch it with --video FILE.gif.")
     task = playing.problem(built, prompt)
@@ -283,6 +292,7 @@ def video(
     which: Which = None,
     temperature: float = 0.0,
     seed: int = 0,
+    trust: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> float:
     """Film one held-out episode of a control policy (its likeliest actions at temperature 0); what it earned.
@@ -297,7 +307,8 @@ def video(
     _at_least("temperature", temperature, 0)
     source = os.fspath(source)
     name, given = world_of(world)
-    built = _world(source, name, {**given, **(settings or {})})
+    with trusting(trust):
+        built = _world(source, name, {**given, **(settings or {})})
     if not isinstance(built, ControlWorld):
         raise PanoplyError(f"{built.name} is a world of text: there is nothing to film.")
     policy = kind_of(built).open_policy(

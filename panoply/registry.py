@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin
 
 from panoply import parts as part_module
+from panoply import trust
 from panoply.errors import PanoplyError, plain, unknown
-from panoply.files import NotYaml, parse_yaml
+from panoply.files import NotYaml, parse_yaml, read_bytes
 from panoply.parts import SLOTS, Part, fits, options
 from panoply.recipes import Recipe
 from panoply.regimes import Method
@@ -362,11 +363,15 @@ def load_plugin(file: str | Path) -> None:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise PanoplyError(f"The plug-in '{file}' is not a Python file.")
+    source = read_bytes(path)
+    trust.remember_key(hashlib.sha256(source).hexdigest(), str(path))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     _loading.append(str(file))
     try:
-        spec.loader.exec_module(module)
+        exec(
+            compile(source, str(path), "exec"), vars(module)
+        )  # what was hashed, and no cached byte code of others
     except PanoplyError:
         del sys.modules[name]
         raise

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-from panoply import checkpoint
+from panoply import checkpoint, trust
 from panoply.checkpoint import Checkpoint, DiskError, clear_errors, remove_unfinished, write_atomically
 from panoply.errors import PanoplyError, plain
 from panoply.files import BadFile, is_file, read_folder, read_json, read_lines
@@ -58,6 +58,7 @@ class Run:
         run.acquire()
         try:
             run._plan(plan)
+            trust.remember(run.config["plan"])
             with clear_errors(f"make the run folder {path}"):
                 run.checkpoints.mkdir(exist_ok=True)
             write_atomically(path / CONFIG, json.dumps(run.config, indent=1, ensure_ascii=False))
@@ -92,6 +93,7 @@ class Run:
             raise BadFile(f"'{plain(folder)}' cannot be read: {error}") from error
 
     def plan(self) -> Plan:
+        trust.check(self.folder / CONFIG, self.config["plan"])
         try:
             return Plan.from_json(self.config["plan"])
         except (LookupError, TypeError, ValueError, AttributeError) as error:

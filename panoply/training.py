@@ -22,6 +22,7 @@ from panoply.regimes import REGIMES
 from panoply.rewards import here
 from panoply.run import Run, fresh_folder
 from panoply.stopping import Stopped, patient
+from panoply.trust import trusting
 from panoply.which import Which, is_run, take
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def train(
     progress: Progress | None = None,
     on_step: Callable[[Step], None] | None = None,
     from_scratch: bool = False,
+    trust: bool = False,
     **choices: Any,
 ) -> Trained:
     """Train a method, or all stages of a recipe, on a world, or go on with a stopped run (`resume=FOLDER`).
@@ -145,11 +147,13 @@ def train(
     progress       who is told how the run goes (`panoply.Progress`); where none is given, a live panel or lines
     on_step        called after every step with a `Step`: its metrics, its experience, and `stop()`
     from_scratch   remake the world's warm start first, by imitating its teacher, instead of using the shipped one
+    trust          with `resume`, run the Python that a run of others names
 
     Ctrl-C stops the run after its step, which is saved, or at once the second time; either way it can be resumed.
     """
     with patient() as stop:
-        course = _course(method, world, run, resume, progress, from_scratch, choices)
+        with trusting(trust):
+            course = _course(method, world, run, resume, progress, from_scratch, choices)
         with contextlib.closing(course):
             while True:
                 try:
@@ -171,13 +175,15 @@ def steps(
     resume: str | Path | None = None,
     progress: Progress | None = None,
     from_scratch: bool = False,
+    trust: bool = False,
     **choices: Any,
 ) -> Steps:
     """The same as `train`, a step at a time: `for step in panoply.steps("grpo"): print(step.metrics["reward"])`.
 
     The plan is checked at once. `step.stop()` finishes the run early; leaving the loop pauses it (see `Steps`).
     """
-    return Steps(_course(method, world, run, resume, progress, from_scratch, choices))
+    with trusting(trust):
+        return Steps(_course(method, world, run, resume, progress, from_scratch, choices))
 
 
 def _course(

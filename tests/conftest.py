@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,9 @@ from panoply.worlds.text.chain import Chain
 
 torch.set_num_threads(1)
 os.environ["HF_HUB_OFFLINE"] = "1"  # a name that is no folder is looked up nowhere
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(
+    prefix="panoply-state-"
+)  # what tests run is not remembered for good
 os.environ["COLUMNS"] = "100"  # what is printed is compared, whatever terminal the tests run in
 
 

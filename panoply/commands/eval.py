@@ -10,6 +10,7 @@ from panoply.commands.parser import (
     add_json,
     add_machine,
     add_plugins,
+    add_trust,
     add_which,
     command,
     load_plugins,
@@ -39,6 +40,7 @@ def add(commands: Commands) -> None:
     option("--seed", type=int, default=0)
     option("--set", action="append", default=[], metavar="world.X=VALUE", dest="settings")
     add_plugins(parser)
+    add_trust(parser)
     add_machine(parser)
     add_json(parser)
 
@@ -58,6 +60,7 @@ def _eval(chosen: argparse.Namespace) -> int:
             chosen.source,
             chosen.world,
             which=chosen.which,
+            trust=chosen.trust,
             problems=chosen.problems,
             attempts=chosen.attempts,
             ks=ks,

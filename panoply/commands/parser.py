@@ -70,6 +70,11 @@ def load_plugins(chosen: argparse.Namespace) -> None:
         registry.load_plugin(plugin)
 
 
+def add_trust(parser: Parser) -> None:
+    parser.add_argument("--trust", action="store_true",
+                        help="run the Python files that a run of others names; read them first")  # fmt: skip
+
+
 def add_which(parser: Parser, of: str = "of a run") -> None:
     parser.add_argument("--which", metavar="best|last|N", help=f"the checkpoint {of}: the best on held-out "
                         "problems (the default), the last, or that of step N")  # fmt: skip

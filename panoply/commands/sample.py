@@ -9,6 +9,7 @@ from panoply.commands.parser import (
     Commands,
     add_machine,
     add_plugins,
+    add_trust,
     add_which,
     command,
     load_plugins,
@@ -43,10 +44,18 @@ def add(commands: Commands) -> None:
     option("--max-tokens", type=int, default=128)
     option("--seed", type=int, default=0)
     add_plugins(parser)
+    add_trust(parser)
     add_machine(parser)
 
 
 def _sample(chosen: argparse.Namespace) -> int:
+    from panoply.trust import trusting
+
+    with trusting(chosen.trust):
+        return _sampled(chosen)
+
+
+def _sampled(chosen: argparse.Namespace) -> int:
     from panoply import api
     from panoply.report.text import played
     from panoply.which import take

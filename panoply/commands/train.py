@@ -6,7 +6,7 @@ import argparse
 import json
 
 from panoply.commands.choices import add_choices, choices
-from panoply.commands.parser import Commands, add_json, command
+from panoply.commands.parser import Commands, add_json, add_trust, command
 from panoply.errors import PanoplyError
 
 EXAMPLES = """\
@@ -26,6 +26,7 @@ def add(commands: Commands) -> None:
     option("--resume", metavar="RUN", help="go on with a stopped run")
     option("--from-scratch", action="store_true", help="remake the warm start first")
     option("--sink", action="append", default=None, dest="sinks", help="tensorboard, wandb")
+    add_trust(parser)
     option("--quiet", action="store_true", help="print nothing but errors")
     add_json(parser, "the result as JSON")
 
@@ -47,6 +48,7 @@ def _train(chosen: argparse.Namespace) -> int:
         run=chosen.run,
         resume=chosen.resume,
         from_scratch=chosen.from_scratch,
+        trust=chosen.trust,
         progress=Progress() if chosen.quiet or chosen.json else None,
         **({} if chosen.resume else choices(chosen)),
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from panoply import trust
 from panoply.checkpoint import clear_errors, remove_unfinished, write_atomically
 from panoply.errors import PanoplyError, unknown
 from panoply.files import brief, is_file, read_json, read_text
@@ -82,6 +83,7 @@ def stored_recipe(folder: Path) -> tuple[str, str, dict[str, Any]] | None:
     if not is_file(folder / RECIPE):
         return None
     stored = read_json(folder / RECIPE, RecipeRecord)
+    trust.check(folder / RECIPE, stored["choices"])
     choices = dict(stored["choices"])
     world = choices.pop("world", None)
     if not isinstance(world, str):
