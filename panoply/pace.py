@@ -31,6 +31,8 @@ LONG = 60.0
 """Seconds of a step from which on smaller ones are suggested."""
 ROWS, TOKENS = 32, 6
 """The larger batch that is measured, and how many tokens each of its rows gets."""
+SLOTS = 512
+"""Rows that the engine decodes at once."""
 BRIEF = 0.2
 """Seconds; what takes less is measured again, for the least disturbed time."""
 LARGE = 4 * 2**30
@@ -55,17 +57,25 @@ class Pace:
 
 def measure(policy: TextPolicy, prompt: Sequence[int], rows: int = ROWS, tokens: int = TOKENS) -> Pace:
     """Write some short answers and take a gradient of them, without moving a weight or any random stream."""
-    engine = TextEngine(policy.model, policy.tokenizer)
+    engine = TextEngine(policy.model, policy.tokenizer, slots=SLOTS)
     found: dict[tuple[int, int], Any] = {}
 
     def write(rows: int, tokens: int) -> float:
         request = Request(list(prompt), list(range(rows)))
-        seconds, found[rows, tokens] = _timed(lambda: engine.generate([request], Sampling(max_tokens=tokens)))
+
+        def generate() -> Rollouts:
+            return engine.generate([request], Sampling(max_tokens=tokens))
+
+        if policy.device.type == "cuda":
+            generate()  # a GPU's graph for so many rows is made once
+        seconds, found[rows, tokens] = _timed(generate)
         return seconds
 
     write(2, 2)  # what happens once only: kernels compiled, memory taken
     began = write(2, 1)
-    if began < BRIEF:  # a small model, of which more is needed to tell anything
+    if policy.device.type == "cuda":
+        rows, tokens = engine.slots, 8 * tokens  # rows are next to free there: no fewer than there will be
+    elif began < BRIEF:  # a small model, of which more is needed to tell anything
         rows, tokens = 2 * rows, 4 * tokens
     many, few = rows, rows // 8
     each_few = max(0.0, write(few, tokens) - write(few, 1)) / (tokens - 1)
@@ -167,7 +177,7 @@ class Estimate:
         return Step(settings, answers, length, reading + self._decoding(answers, length), learning)
 
     def _decoding(self, rows: int, tokens: int) -> float:
-        waves = -(-rows // 512)
+        waves = -(-rows // SLOTS)
         return tokens * (waves * self.pace.token + rows * self.pace.row)
 
     def evaluation(self) -> float:
