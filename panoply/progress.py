@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from panoply.errors import plain
 
@@ -131,7 +131,9 @@ class Panel(Progress):
             self._held_out.insert(0, (0, shown))
         self._answers: list[tuple[bool | None, str]] = []
         self._evaluating: tuple[int, int] | None = None
-        self._live = Live(console=self._console or Console(file=Onlooker()), auto_refresh=False)
+        self._live = Live(
+            console=self._console or Console(file=cast(IO[str], Onlooker())), auto_refresh=False
+        )
         self._live.start()
         self._next = 0.0
 

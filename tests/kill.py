@@ -30,6 +30,8 @@ from typing import Any
 
 import tiny
 
+from panoply import registry
+
 RECORDS = {"run.checkpoint_every": 3, "run.evaluate_every": 7, "run.episodes_every": 2}
 CONTROL = {
     **RECORDS,
@@ -241,10 +243,12 @@ def warm_up() -> None:
     """Import what runs import, so that forks need not."""
     for module in (
         "panoply.loops.dataset", "panoply.loops.on_policy", "panoply.loops.off_policy", "panoply.loops.recipe",
-        "panoply.api", "panoply.kernels.host", "transformers",
+        "panoply.api", "panoply.kernels.compiled", "numba", "scipy.linalg", "yaml",
         "torch._dynamo",  # torch.optim imports it on first use, which takes seconds
     ):  # fmt: skip
         importlib.import_module(module)
+    for entry in (*registry.entries("method"), *registry.entries("world")):
+        assert entry.build
 
 
 # ------------------------------------------------------------------ the same to the last bit
@@ -397,6 +401,7 @@ def main() -> int:
     names = chosen.methods.split(",")
     if wrong := [name for name in names if name not in CASES]:
         parser.error(f"there is no {wrong[0]}, but {', '.join(CASES)}")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: a fork must not inherit threads
     began, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="kills-"))
     warm_up()
     lives = kill_many(names, chosen.kills, chosen.jobs, chosen.seed, folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import tiny
 
 import panoply as pp
 from panoply import cli, registry
+from panoply.errors import memory_errors
+from panoply.loops.job import Job
 from panoply.report.text import pasted
 
 COMMANDS = ("train", "plan", "list", "show", "eval", "sample", "runs", "export")
@@ -312,3 +315,65 @@ class TestProcess:
         assert stored.startswith("panoply train grpo --set ")
         assert " --set world.operations=2 " in stored
         assert stored.endswith(f"--run '{tmp_path}/a b'")
+
+
+class TestSurroundings:
+    """What a shell or a machine can do to a command: one sentence and a code, never a traceback."""
+
+    @staticmethod
+    def run(words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """A command in a shell, so that its streams can be closed."""
+        quoted = shlex.join(tiny.command())
+        return subprocess.run(
+            words.replace("panoply", quoted, 1), shell=True, executable="/bin/bash", env=tiny.environment(**more),
+            capture_output=True, text=True, timeout=120, errors="replace",
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+    def test_closed_streams(self, closed: str, tmp_path: Path) -> None:
+        done = self.run(f"panoply list {closed}")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+    def test_a_full_disk_behind_standard_output(self) -> None:
+        if not os.path.exists("/dev/full"):
+            pytest.skip("this system has no /dev/full")
+        done = self.run("panoply list > /dev/full")
+        assert (done.returncode, done.stderr) == (2, "panoply: No space left on device.\n")
+
+    def test_a_folder_whose_name_is_not_text(self) -> None:
+        done = self.run(r"panoply train grpo --run $'bad\xff'")
+        assert done.returncode == 2
+        assert done.stderr.startswith(r"panoply: 'bad\udcff' is not text in UTF-8")
+        assert done.stderr.count("\n") == 1
+
+    def test_too_little_memory(self, monkeypatch: pytest.MonkeyPatch, panoply: Terminal) -> None:
+        problems: list[BaseException] = [
+            MemoryError(),
+            RuntimeError(
+                "[enforce fail at x] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1048576 bytes."
+            ),
+            ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        ]
+        for problem in problems:
+
+            def refuse(_: object, problem: BaseException = problem) -> int:
+                raise problem
+
+            monkeypatch.setattr(cli, "_main", refuse)
+            code, _, said = panoply.run("list")
+            assert code == 2
+            assert said.startswith("panoply: There is too little memory")
+            assert ("1 MiB" in said) == isinstance(problem, RuntimeError)
+        with pytest.raises(RuntimeError, match="another"), memory_errors():
+            raise RuntimeError("another")
+
+    def test_a_run_without_memory_can_be_resumed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Job, "sample", lambda job: bytearray(2**62))
+            with pytest.raises(
+                pp.PanoplyError, match=r"too little memory.*Go on with panoply train --resume"
+            ):
+                tiny.train(tmp_path / "run")
+        assert tiny.resume(tmp_path / "run").after["step"] == 4
