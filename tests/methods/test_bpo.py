@@ -83,6 +83,68 @@ def test_what_q_is_compared_with() -> None:
     assert slopes(bounded_ratio(temperature=SHARP)(made)[0], made.now["logp"])[0] == pytest.approx(-2.0)
 
 
+def test_median_and_advantage_are_those_of_each_mini_batch() -> None:
+    """Collected with median 4 and V 4.5, the critic says 6 and 1 by now: Q = 5 is below the median, and A is 4.
+
+    `collection` keeps what it said then; a critic that learns on its own has nothing to say now.
+    """
+    columns, said = decided(), {"median": [6.0] * 4, "value": [1.0] * 4}
+    now = ratios(1.0, 1.0, 1.0, 1.0)
+
+    def pulls(**settings: Any) -> list[float]:
+        made = batch(hand(**columns), logp=now, **said)
+        value, _ = bounded_ratio(temperature=SHARP, low=0.1, high=0.2, **settings)(made)
+        assert not value.grad_fn or all(
+            g is None
+            for g in torch.autograd.grad(
+                value.sum(), [made.now["value"], made.now["median"]], allow_unused=True, retain_graph=True
+            )
+        ), "neither is moved by the policy's loss"
+        return slopes(value, made.now["logp"])
+
+    assert pulls() == pytest.approx([-4.0, -2.0, -4.0, -2.0])
+    assert pulls(centre="value") == pytest.approx([4.0, 2.0, 4.0, 2.0])
+    frozen = [2.0, -2.0, 1.0, -3.0]
+    assert pulls(at="collection") == pytest.approx(frozen)
+    said = {}
+    made = batch(hand(**columns), logp=now)
+    assert slopes(bounded_ratio(temperature=SHARP)(made)[0], made.now["logp"]) == pytest.approx(frozen)
+
+
+def test_a_run_judges_anew_in_every_mini_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of forty updates on one batch the aims of some decisions turn, since the median moves; frozen ones never do."""
+    from panoply.methods.objectives import bpo
+
+    seen: list[torch.Tensor] = []
+    real = bpo._pulled
+    monkeypatch.setattr(
+        bpo, "_pulled", lambda b, a, aim, *more: (seen.append(aim), real(b, a, aim, *more))[1]
+    )
+    turned = {}
+    for at in ("now", "collection"):
+        seen.clear()
+        settings = {
+            "sample.envs": 2,
+            "sample.length": 32,
+            "update.epochs": 40,
+            "surrogate.at": at,
+            "run.episodes_every": 0,
+        }
+        pp.train(
+            "bpo",
+            "cartpole",
+            run=tmp_path / at,
+            settings=settings,
+            steps=1,
+            threads=1,
+            held_out=2,
+            progress=Progress(),
+        )
+        turned[at] = int((torch.stack(seen[1:40]) != seen[0]).any(0).sum())
+    assert turned["collection"] == 0
+    assert turned["now"] > 0
+
+
 def test_advantages_weigh_and_do_not_aim() -> None:
     """Another sign changes nothing, another size the size."""
     now = ratios(1.1, 0.9, 1.5, 0.5)
@@ -255,7 +317,7 @@ def test_the_gradient_is_the_equations_however_the_batch_is_split(micro: int) ->
         advantage=torch.tensor([advantage[e] for e in made["episode"].tolist()]).double()
     )
     part = group_bounded_ratio(low=0.2, high=0.3, temperature=0.5)
-    method = gbpo().but(surrogate=part, reduce=token_mean(), update=sgd(lr=1.0))
+    method = gbpo().but(surrogate=part, regularise=(), reduce=token_mean(), update=sgd(lr=1.0))
     expected = slow_gradient(0.2, 0.3, 0.5)
     for each in (rows, shuffled(rows)):
         assert_same(learner(Tabular(), method, micro_tokens=micro).gradient(each)["logits"], expected)

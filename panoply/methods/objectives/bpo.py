@@ -21,7 +21,10 @@ from panoply.slots.credit.gae import gae
 from panoply.slots.credit.groups import episode_returns, group
 from panoply.slots.loss.values import smooth_pinball, squared_value
 from panoply.slots.model import values
+from panoply.slots.reduce.averages import token_mean
+from panoply.slots.regularise.terms import kl
 from panoply.slots.sample.groups import groups
+from panoply.slots.schedule.schedules import cosine
 from panoply.slots.surrogate.ratios import _needs as _snapshot
 from panoply.slots.surrogate.ratios import ratio_stats
 from panoply.slots.update.optimisers import adam
@@ -38,12 +41,12 @@ def _aim(above: Tensor, low: float, high: float) -> Tensor:
     return 1 - low + (low + high) * torch.sigmoid(above)
 
 
-def _pulled(batch: Batch, aim: Tensor, low: float, high: float, against: str) -> Values:
+def _pulled(batch: Batch, advantage: Tensor, aim: Tensor, low: float, high: float, against: str) -> Values:
     """−|A|·|ρ − aim|."""
     ratio = batch.log_ratio(against).exp()
     now = ratio.detach()
     stats = {"band_high": now > 1 + high, "band_low": now < 1 - low, "off_aim": (now - aim).abs()}
-    return -batch["advantage"].abs() * (ratio - aim).abs(), {**ratio_stats(batch, against), **stats}
+    return -advantage.abs() * (ratio - aim).abs(), {**ratio_stats(batch, against), **stats}
 
 
 def _needs(held: Any) -> frozenset[str]:
@@ -61,9 +64,14 @@ def _equation(held: Any) -> str:
 
 
 def _inert(held: Any, method: Any) -> list[Finding]:
-    if held.centre != "auto" or _gives_median(method):
-        return []
-    return [("centre", "nothing here gives a median of Q (models=bpo does), so V stands in for it")]
+    found = []
+    if held.centre == "auto" and not _gives_median(method):
+        found.append(("centre", "nothing here gives a median of Q (models=bpo does), so V stands in for it"))
+    if all(held.settings().get("update") is not None for held in method.models):
+        found.append(
+            ("at", "the critic learns on its own (models.NAME.update), so it stands still in a step")
+        )
+    return found
 
 
 @part(
@@ -81,6 +89,7 @@ def bounded_ratio(
     high: float = 0.3,
     temperature: float = 1e-3,
     centre: Literal["auto", "median", "value"] = "auto",
+    at: Literal["now", "collection"] = "now",
     against: str = "behaviour",
     weight: float | Part = 1.0,
 ) -> Values:
@@ -93,10 +102,19 @@ def bounded_ratio(
     temperature: of Q − median, over which the aim goes from one edge to the other
     centre: what Q is compared with: its `median`, or its mean V(s) (`value`, which loses the guarantee); `auto` is
             the median where a critic gives one, else V
+    at: whose word on median and V counts. `now`: that of the critic as it is in each mini-batch, so that A is Q − V of
+        now, as in the released code, wherever the critic learns with the policy; `collection`: that of the critic
+        when the batch was collected, and the column `advantage`
     """
-    middle = batch["median"] if centre != "value" and "median" in batch else batch["value"]
+
+    def judged(name: str) -> Tensor:
+        return batch.now[name].detach() if at == "now" and name in batch.now else batch[name]
+
+    middle = judged("median" if centre != "value" and "median" in batch else "value")
     aim = _aim((batch["target"] - middle) / temperature, low, high)
-    return _pulled(batch, aim, low, high, against)
+    live = at == "now" and "value" in batch.now
+    advantage = batch["target"] - judged("value") if live else batch["advantage"]
+    return _pulled(batch, advantage, aim, low, high, against)
 
 
 _VALUE, _MEDIAN = squared_value(), smooth_pinball()
@@ -127,10 +145,7 @@ TINY = {
     "update.beta2": 0.95,
     "update.epochs": 2,
     "update.minibatches": 2,
-    "models.median_critic.update": "adam",
     "models.median_critic.update.lr": 1e-3,
-    "models.median_critic.update.epochs": 4,
-    "models.median_critic.update.minibatches": 4,
     "run.steps": 200,
 }
 CONTROL = {
@@ -138,13 +153,47 @@ CONTROL = {
     "sample.envs": 1,
     "sample.length": 2048,
     "credit.gamma": 0.99,
+    "update.lr": 3e-4,
+    "update.epochs": 10,
+    "update.minibatches": 32,
+    "models.median_critic.update": None,
     "policy.hidden": (256, 256),
     "policy.activation": "relu",
     "run.steps": 500,
     "run.evaluate_every": 10,
 }
-CARTPOLE = {k: v for k, v in PPO_CARTPOLE.items() if not k.startswith("models.")}
+"""The released code's for MuJoCo: critic and policy learn together."""
+CARTPOLE = {
+    **{k: v for k, v in PPO_CARTPOLE.items() if not k.startswith("models.")},
+    "models.median_critic.update": None,
+}
 """PPO's numbers for CartPole-v1 (RL Baselines3 Zoo's)."""
+PUBLISHED = {
+    "released code, cfgs/algo/bpo/mujoco.yaml": {
+        "surrogate.low": 0.3,
+        "surrogate.high": 0.3,
+        "surrogate.temperature": 1e-3,
+        "credit.lam": 0.95,
+        "update.clip": 1.0,
+        "models.median_critic.loss.weight": 1.0,
+        "models.median_critic.median.weight": 0.5,
+        "control:sample.length": 2048,
+        "control:sample.envs": 1,
+        "control:credit.gamma": 0.99,
+        "control:update.lr": 3e-4,
+        "control:update.epochs": 10,
+        "control:update.minibatches": 32,
+        "control:policy.hidden": (256, 256),
+        "control:policy.activation": "relu",
+    },
+    "released code, src/sb3/BPO.py": {
+        "surrogate.at": "now",
+        "surrogate.centre": "auto",
+        "credit.normalise": False,
+        "control:models.median_critic.update": None,
+    },
+}
+"""½·error² with weight 1 is the code's 0.5·error². On language the authors have GBPO alone; the numbers are PPO's."""
 
 
 CLAIM = Learns(
@@ -175,6 +224,7 @@ CLAIM = Learns(
     base="ppo",
     presets={"tiny": TINY, "control": CONTROL, "cartpole": CARTPOLE},
     claim=CLAIM,
+    published=PUBLISHED,
 )
 def bpo() -> OnPolicy:
     """Bounded Policy Optimization (arXiv 2604.18578). −|A|·|ρ − (1 ± ε)|.
@@ -182,12 +232,14 @@ def bpo() -> OnPolicy:
     Of all policies whose ratio stays within 1 ± ε the best one takes every action above the median of Q with 1 + ε and
     every one below with 1 − ε. PPO's clip goes by the sign of A instead, Q against its mean, and lets go of a ratio
     that has left the band; here the ratio is regressed on that optimum, by a critic that learns the median beside V.
+    Where the critic learns with the policy, as in control, median and V are those of every mini-batch anew. The authors
+    did not try it on language: there the sizes of batches and steps are PPO's, and its critic learns on its own.
     """
     return ppo().but(
         credit=gae(gamma=1.0, lam=0.95, normalise=False),
         surrogate=bounded_ratio(low=0.3, high=0.3),
-        update=adam(lr=3e-4, clip=1.0, epochs=10, minibatches=32),
-        models=(median_critic(),),
+        update=adam(lr=1e-6, clip=1.0, epochs=4, minibatches=4),
+        models=(median_critic(update=adam(lr=1e-5, epochs=4, minibatches=4)),),
     )
 
 
@@ -235,12 +287,46 @@ def group_bounded_ratio(
     deviation = peers.rows(peers.std(returns).nan_to_num()) + epsilon
     above = (returns - peers.rows(peers.median(returns))) / (deviation * temperature)
     aim = batch.by("episode").rows(_aim(above, low, high))
-    return _pulled(batch, aim, low, high, against)
+    return _pulled(batch, batch["advantage"], aim, low, high, against)
 
 
-GROUP_TINY = {**GRPO_TINY, "update.epochs": 4}
-del GROUP_TINY["surrogate.high"], GROUP_TINY["regularise.kl"]
-GROUP_CONTROL = {k: v for k, v in GRPO_CONTROL.items() if k != "regularise.kl"}
+GROUP_TINY = {
+    "update.schedule": "constant",
+    **{k: v for k, v in GRPO_TINY.items() if k not in ("surrogate.high", "reduce")},
+    "sample.prompts": 16,
+    "update.epochs": 4,
+    "update.minibatches": 1,
+}
+GROUP_CONTROL = {
+    "update.schedule": "constant",
+    **{k: v for k, v in GRPO_CONTROL.items() if k != "reduce"},
+}
+GROUP_PUBLISHED = {
+    "released code, ttrl/Qwen2.5-Math/amc.sh": {
+        "surrogate.low": 0.3,
+        "surrogate.high": 0.3,
+        "surrogate.temperature": 1e-4,
+        "sample.prompts": 8,
+        "sample.group": 32,
+        "sample.temperature": 1.0,
+        "update.lr": 5e-7,
+        "update.schedule": "cosine",
+        "update.epochs": 10,
+        "update.minibatches": 4,
+    },
+    "released code, src/verl/trainer/config/ppo_trainer.yaml": {
+        "reduce": "token_mean",
+        "regularise.kl.weight": 1e-3,
+        "regularise.kl.estimator": "k3",
+        "update.clip": 1.0,
+    },
+    "released code, src/verl/trainer/ppo/core_algos.py": {
+        "surrogate.epsilon": 1e-6,
+        "credit.epsilon": 1e-6,
+        "credit.scale": "std",
+    },
+}
+"""The code also warms the rate up over 3 % of the run; here warm-ups are counted in steps (update.schedule.warmup)."""
 
 
 GROUP_CLAIM = Learns(
@@ -261,6 +347,7 @@ GROUP_CLAIM = Learns(
     base="grpo",
     presets={"tiny": GROUP_TINY, "control": GROUP_CONTROL},
     claim=GROUP_CLAIM,
+    published=GROUP_PUBLISHED,
 )
 def gbpo() -> OnPolicy:
     """Group Bounded Policy Optimization (arXiv 2604.18578): BPO with GRPO's groups in place of the critic.
@@ -269,9 +356,10 @@ def gbpo() -> OnPolicy:
     to 1 − ε where less, with the weight of its advantage's size. Made for many epochs on one batch.
     """
     return grpo().but(
-        sample=groups(prompts=16, group=32),
+        sample=groups(prompts=8, group=32),
         credit=group(baseline="mean", scale="std", epsilon=1e-6),
         surrogate=group_bounded_ratio(low=0.3, high=0.3),
-        regularise=(),
-        update=adam(lr=1e-6, epochs=10),
+        regularise=(kl(weight=1e-3, estimator="k3"),),
+        reduce=token_mean(),
+        update=adam(lr=5e-7, epochs=10, minibatches=4, schedule=cosine()),
     )
