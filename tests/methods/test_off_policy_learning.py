@@ -53,3 +53,17 @@ def test_critic_weighted_imitation(name: str, tmp_path: Path) -> None:
         progress=Progress(),
     )
     assert done.after["greedy"] > -700
+
+
+@pytest.mark.learn
+def test_impala(tmp_path: Path) -> None:
+    """Half of CartPole's 500 with actors two steps behind."""
+    done = pp.train(
+        "impala",
+        "cartpole",
+        run=tmp_path / "run",
+        threads=1,
+        settings={"sample.lag": 2, "run.evaluate_every": 2500},
+        progress=Progress(),
+    )
+    assert done.after["sampled"] > 200
