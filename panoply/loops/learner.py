@@ -72,10 +72,18 @@ class _Look:
     def logp(self) -> Tensor:
         return self.learner.policy.score(self.rows, frozenset())["logp"]
 
+    def law(self) -> tuple[Any, Tensor]:
+        policy: Any = self.learner.policy
+        policy = getattr(policy, "policy", policy)  # without models that learn with it
+        return policy.head, policy.law(self.rows)
+
     @torch.no_grad()
-    def judge(self) -> tuple[float, float]:
+    def judge(self, before: Tensor | None = None) -> tuple[float, float]:
         batch = Batch(self.learner._beside(self.rows), self.learner._now(self.rows, self.active))
         loss = self.learner._loss(batch, self.active, Totals())
+        if before is not None:
+            head, law = self.law()
+            return float(loss), float(head.divergence(before, law, 1.0).mean())
         gap = batch.log_ratio("behaviour")
         return float(loss), float((gap.exp() - 1 - gap).mean())
 

@@ -77,6 +77,10 @@ class Head(nn.Module, ABC):
         """E_π[ln_q π − ln_q π′] of each row, which at q = 1 is KL(π‖π′) (see policies/divergence.py)."""
         raise NotImplementedError
 
+    def curved(self, law: Tensor, change: Tensor) -> Tensor:
+        """The Fisher matrix of each row's distribution, in the coordinates of its law, times a change of the law."""
+        raise NotImplementedError
+
 
 class Bounds:
     """The bounds of a continuous action, and the actions between them as numbers from −1 to 1."""
@@ -214,6 +218,10 @@ class Categorical(Head):
     def divergence(self, law: Tensor, other: Tensor, q: float) -> Tensor:
         return divergence.independent(zip(self._split(law), self._split(other), strict=True), q)
 
+    def curved(self, law: Tensor, change: Tensor) -> Tensor:
+        """Σ_a p(a)·(∂log p(a))²: each log-probability counts as much as it is likely."""
+        return law.exp() * change
+
     def _logits(self, out: Tensor, mask: Tensor | None, heat: Tensor | None) -> Tensor:
         logits = out if heat is None else out / heat[:, None]
         return logits if mask is None else logits.masked_fill(~mask, -torch.inf)
@@ -324,6 +332,12 @@ class Gaussian(Continuous):
             )
         (mean, log_std), (mean2, log_std2) = law.chunk(2, -1), other.chunk(2, -1)
         return divergence.normal(mean, log_std, mean2, log_std2, q)
+
+    def curved(self, law: Tensor, change: Tensor) -> Tensor:
+        """1/σ² of a mean and 2 of a log-deviation; squashing changes nothing."""
+        log_std = law.chunk(2, -1)[1]
+        by_mean, by_log_std = change.chunk(2, -1)
+        return torch.cat([by_mean * (-2 * log_std).exp(), 2 * by_log_std], -1)
 
     def _heated(self, out: Tensor, heat: Tensor | None) -> tuple[Tensor, Tensor]:
         mean, log_std = self.moments(out)

@@ -15,6 +15,6 @@ def trpo() -> OnPolicy:
     """Trust region policy optimization (arXiv 1502.05477).
 
     The natural gradient's step, shortened until the surrogate has really improved and the policy has moved by a KL of
-    δ at most. The numbers are those of SB3-contrib.
+    δ at most. Fisher matrix and KL(old‖new) are of whole distributions. The numbers are those of SB3-contrib.
     """
     return npg().but(update=natural(delta=0.01, search=10))

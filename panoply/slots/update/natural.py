@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -24,16 +25,23 @@ class Look(Protocol):
     def logp(self) -> Tensor:
         """Log-probabilities of the decisions, with their graph."""
 
-    def judge(self) -> tuple[float, float]:
-        """At the weights as they are: the loss, and how far the policy is from the one that acted (KL)."""
+    def law(self) -> tuple[Any, Tensor]:
+        """The head of the policy, and all of the distributions that decisions were drawn from, with their graph."""
+
+    def judge(self, before: Tensor | None = None) -> tuple[float, float]:
+        """At the weights as they are: the loss, and how far the policy is from the one that acted (KL).
+
+        before: the laws of the one that acted, for KL(then‖now) of whole distributions; without, it is estimated
+        """
 
 
 class Natural(torch.optim.Optimizer):
-    """Moves along F⁻¹g, the Fisher matrix F being that of the policy's own decisions.
+    """Moves along F⁻¹g, the Fisher matrix F being that of the policy in the states that were visited.
 
-    F·v = mean of ∇log π·(∇log π·v) is two passes through the graph of the log-probabilities; F⁻¹g comes from conjugate
-    gradients. The step is as long as the quadratic model allows for a KL of `delta`; with `search` it is shortened
-    until the loss has really fallen and the KL really stays below it.
+    F·v = mean of Jᵀ·M·(J·v) is two passes through the graph of the distributions, J being their slope in the weights
+    and M the Fisher matrix of each by itself; F⁻¹g comes from conjugate gradients. The step is as long as the quadratic
+    model allows for a KL of `delta`; with `search` it is shortened until the loss has really fallen and the KL really
+    stays below it.
     """
 
     looks = True
@@ -50,29 +58,43 @@ class Natural(torch.optim.Optimizer):
         )
         if not bool(gradient.any()):
             return
-        product = fisher(look.logp(), look.leaves, group["damping"])
+        before: Tensor | None = None
+        if group["fisher"] == "exact":
+            head, law = look.law()
+            before = law.detach()
+            product = fisher(law, look.leaves, group["damping"], partial(head.curved, before))
+        else:
+            product = fisher(look.logp(), look.leaves, group["damping"])
         direction = conjugate(product, gradient, group["iterations"])
         curvature = float(direction @ product(direction))
         if not curvature > 0:
             return
         stride = group["lr"] * (2 * group["delta"] / curvature) ** 0.5
         start = torch.cat([w.detach().flatten() for w in weights])
-        before, _ = look.judge() if group["search"] else (0.0, 0.0)
+        loss_before, _ = look.judge(before) if group["search"] else (0.0, 0.0)
         for _ in range(max(1, group["search"])):
             _write(weights, start - stride * direction)
             if not group["search"]:
                 return
-            loss, kl = look.judge()
-            if loss < before and kl <= group["delta"]:
+            loss, kl = look.judge(before)
+            if loss < loss_before and kl <= group["delta"]:
                 return
             stride *= group["shrink"]
         _write(weights, start)
 
 
-def fisher(logp: Tensor, leaves: list[Tensor], damping: float) -> Callable[[Tensor], Tensor]:
-    """v ↦ (F + damping)·v."""
-    weight = torch.ones_like(logp, requires_grad=True)
-    slopes = torch.autograd.grad(logp, leaves, weight, create_graph=True, allow_unused=True)
+def fisher(
+    outputs: Tensor,
+    leaves: list[Tensor],
+    damping: float,
+    curved: Callable[[Tensor], Tensor] = lambda change: change,
+) -> Callable[[Tensor], Tensor]:
+    """v ↦ (F + damping)·v, F = mean over rows of Jᵀ·M·J, J the slope of a row's outputs and M what `curved` applies.
+
+    Of the log-probabilities of decisions, and without M, it is the Fisher matrix as the actions drawn estimate it.
+    """
+    weight = torch.ones_like(outputs, requires_grad=True)
+    slopes = torch.autograd.grad(outputs, leaves, weight, create_graph=True, allow_unused=True)
     used = [(s, leaf) for s, leaf in zip(slopes, leaves, strict=True) if s is not None]
     sizes = [leaf.numel() for leaf in leaves]
 
@@ -80,7 +102,8 @@ def fisher(logp: Tensor, leaves: list[Tensor], damping: float) -> Callable[[Tens
         pieces = dict(zip(map(id, leaves), v.split(sizes), strict=True))  # type: ignore[no-untyped-call]
         along = sum((s.flatten() * pieces[id(leaf)]).sum() for s, leaf in used)
         (forward,) = torch.autograd.grad(along, weight, retain_graph=True)
-        back = torch.autograd.grad(logp, leaves, forward / len(logp), retain_graph=True, allow_unused=True)
+        bent = curved(forward) / len(outputs)
+        back = torch.autograd.grad(outputs, leaves, bent, retain_graph=True, allow_unused=True)
         flat = [torch.zeros_like(x) if b is None else b for b, x in zip(back, leaves, strict=True)]
         return torch.cat([b.flatten() for b in flat]) + damping * v
 
@@ -113,6 +136,7 @@ def _write(weights: list[Tensor], flat: Tensor) -> None:
 @part(
     "update",
     equation="F⁻¹g to a KL of {delta}",
+    needs=lambda held: frozenset({"world:control"} if held.fisher == "exact" else ()),
     bounds={
         **LIMITS,
         "delta": "above 0",
@@ -131,6 +155,7 @@ def natural(
     iterations: int = 15,
     search: int = 0,
     shrink: float = 0.8,
+    fisher: Literal["exact", "sampled"] = "exact",
     lr: float = 1.0,
     clip: float = 0.0,
     schedule: Part = _FLAT,
@@ -141,7 +166,10 @@ def natural(
 
     search: how many shorter steps are tried, each `shrink` of the one before, until the surrogate has improved within
     the KL; if none has, the weights stay. lr: a share of the full step.
+    fisher: `exact` is over all actions in the states visited, as published, and so is the KL(old‖new); `sampled` is
+    over the actions that were drawn, for policies whose distributions are too large to keep (language models).
     """
     return Natural(
-        parameters, lr=lr, delta=delta, damping=damping, iterations=iterations, search=search, shrink=shrink
-    )
+        parameters, lr=lr, delta=delta, damping=damping, iterations=iterations, search=search, shrink=shrink,
+        fisher=fisher,
+    )  # fmt: skip
