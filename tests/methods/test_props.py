@@ -12,6 +12,7 @@ from panoply.checkpoint import join_tensors, split_tensors
 from panoply.errors import PanoplyError
 from panoply.evaluation.sampling_error import tabular_error
 from panoply.experience import OWN, REPLAY, Experience
+from panoply.methods.control import props as props_file
 from panoply.methods.control.props import Pushing, pack, props, push_loss, pushed_off, robust, unpack
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.rollout.control import ControlCollector
@@ -143,6 +144,51 @@ def test_the_last_batches_are_kept_and_scored_again() -> None:
     assert last.context.rows <= 2 * 64, "observations of dropped rounds are gone"
 
 
+def test_the_optimiser_remembers_earlier_rounds() -> None:
+    """Adam's averages and its count go on from round to round and from batch to batch, and change where it pushes."""
+    collect, part = collector(Cartpole()), robust(envs=2, length=16, rounds=2, batches=2, lr=0.01, limit=10.0)
+    state, _ = part({}, collect)
+    kept = {name: value.clone() for name, value in state.items() if name.startswith("adam:")}
+    assert {name.rpartition(":")[2] for name in kept} == {"step", "exp_avg", "exp_avg_sq"}
+    assert float(kept["adam:0:step"]) == 16  # 4 epochs of 4 mini-batches, in the second of two rounds
+    later, _ = part(state, collect)
+    assert float(later["adam:0:step"]) == 48
+    done = unpack(state)
+    how = PUSH._replace(epochs=1, minibatches=1)
+    fresh, going_on = (
+        pushed_off(collect.policy, done, how, torch.Generator(), memory).score(done)["logp"]
+        for memory in ({}, dict(kept))
+    )
+    assert not torch.allclose(fresh, going_on)
+    assert float(kept["adam:0:step"]) == 16, "what was given is not changed"
+
+
+def test_the_kl_is_from_the_learning_policy_to_the_acting_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KL(π_θ‖π_φ) of whole distributions, by hand, in the loss that is descended."""
+    collect = collector(Bandit(arms=4), hidden=())
+    with torch.no_grad():
+        for weight in collect.policy.model.parameters():
+            weight += torch.tensor([1.0, 0.0, -1.0, 0.5]).view(-1, *(1,) * (weight.dim() - 1))
+    done = collect.rollout(1, 8)
+    seen = []
+    real = props_file.push_loss
+    monkeypatch.setattr(
+        props_file,
+        "push_loss",
+        lambda ratio, kl, *more: (seen.append(kl.detach()), real(ratio, kl, *more))[1],
+    )
+    steps = PUSH._replace(epochs=3, minibatches=1, lr=0.3, limit=10.0)
+    acting = pushed_off(collect.policy, done, steps._replace(epochs=2), torch.Generator())
+    seen.clear()
+    pushed_off(collect.policy, done, steps, torch.Generator())
+    with torch.no_grad():
+        theta, phi = collect.policy.law(done), acting.law(done)
+    found, expected = seen[2].sort()[0], (theta.exp() * (theta - phi)).sum(-1).sort()[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    reverse = (phi.exp() * (phi - theta)).sum(-1).sort()[0]
+    assert (reverse - expected).abs().max() > 1e-3
+
+
 def test_the_buffer_survives_a_checkpoint() -> None:
     collect, part = collector(Cartpole()), robust(envs=2, length=16, rounds=2)
     state, found = part({}, collect)
@@ -152,7 +198,8 @@ def test_the_buffer_survives_a_checkpoint() -> None:
     for name in again.decisions:
         assert torch.equal(again[name], found[name])
     assert torch.equal(again.looked_up("observation"), found.looked_up("observation"))
-    assert pack(again).keys() == state.keys()
+    assert pack(again).keys() == {name for name in state if not name.startswith("adam:")}
+    assert kept.keys() == state.keys()
 
 
 def test_fewer_repeats_of_what_there_is_enough_of() -> None:

@@ -41,7 +41,8 @@ def unpack(state: State) -> Experience:
     tables: dict[str, dict[str, Tensor]] = {"decisions": {}, "context": {}}
     for name, column in state.items():
         table, _, short = name.partition(":")
-        tables[table][short] = column
+        if table in tables:
+            tables[table][short] = column
     return Experience(Table(tables["decisions"]), Table(tables["context"]))
 
 
@@ -70,10 +71,21 @@ class Pushing(NamedTuple):
     clip: float
 
 
+ADAM = "adam:"
+"""How what Adam remembers is named among what is kept."""
+
+
 def pushed_off(
-    target: ControlPolicy, done: Experience, how: Pushing, generator: torch.Generator
+    target: ControlPolicy,
+    done: Experience,
+    how: Pushing,
+    generator: torch.Generator,
+    memory: State | None = None,
 ) -> ControlPolicy:
-    """A copy of the target policy, pushed off the actions that were taken."""
+    """A copy of the target policy, pushed off the actions that were taken.
+
+    memory: what Adam remembers of earlier rounds, and from now on of this one
+    """
     acting = target.copy()
     acting.model.requires_grad_(True)
     weights = list(acting.model.parameters())
@@ -86,6 +98,9 @@ def pushed_off(
     with torch.no_grad():
         before, law = target.score(done)["logp"], target.law(done)
     adam = torch.optim.Adam(weights, lr=how.lr)
+    for name, kept in (memory or {}).items():
+        number, _, key = name.removeprefix(ADAM).partition(":")
+        adam.state[weights[int(number)]][key] = kept.clone()
     for rows in _mixed(len(done), how, generator):
         some = done.take(rows)
         log_ratio = acting.score(some)["logp"] - before[rows]
@@ -97,6 +112,9 @@ def pushed_off(
         push_loss(log_ratio, kl, how.epsilon, how.anchor).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(weights, how.clip)
         adam.step()
+    if memory is not None:
+        for number, weight in enumerate(weights):
+            memory |= {f"{ADAM}{number}:{key}": kept for key, kept in adam.state[weight].items()}
     return acting
 
 
@@ -158,7 +176,8 @@ def robust(
 ) -> tuple[State, Experience]:
     """A batch in rounds, each by a policy pushed off what the last batches hold too much of; and those batches.
 
-    The acting policy starts from the learning one in every round. What comes out is as if that one had acted: `logp` is
+    The acting policy starts from the learning one in every round, but for what its optimiser remembers, which is kept
+    over rounds and batches as in the released code. What comes out is as if that one had acted: `logp` is
     its own, of old batches as well, so nothing is weighted by importance. What the next round drops pushes nobody.
 
     push     `clipped` is PROPS; `plain` is ROS, one plain step down the log-likelihood; `none` acts as it learns
@@ -169,6 +188,7 @@ def robust(
     target = collect.policy
     how = Pushing(push, epsilon, anchor, limit, lr, epochs, minibatches, clip)
     pool = unpack(state) if state else None
+    memory = {name: kept for name, kept in state.items() if name.startswith(ADAM)}
     for _ in range(rounds):
         acting, number = target, 0
         if pool is not None:
@@ -176,7 +196,7 @@ def robust(
             pool = pool.take(pool["round"] > number - batches * rounds)
             if push != "none" and len(pool):
                 dice = torch_rng("push", collect.seed, collect.state["decisions"])
-                acting = pushed_off(target, pool, how, dice)
+                acting = pushed_off(target, pool, how, dice, memory)
         with collect.acted_by(acting):
             new = collect.rollout(envs, length // rounds)
         new = new.with_columns(round=torch.full((len(new),), number))
@@ -187,7 +207,7 @@ def robust(
         logp = target.score(pool)["logp"].cpu()
     pool = pool.with_columns(logp=logp, source=torch.where(old, REPLAY, OWN))
     state = pack(pool)
-    return state, unpack(state)
+    return {**state, **memory}, unpack(state)
 
 
 # ------------------------------------------------------------------ how far data are from the policy

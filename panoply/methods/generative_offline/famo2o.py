@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import torch
+from torch import Tensor
 
 from panoply.batch import Values
 from panoply.evidence.claims import Ranks
+from panoply.methods.base.cql import cql
 from panoply.methods.base.iql import CONTROL, iql
 from panoply.parts import Part, part
 from panoply.policies.balance import Balance
 from panoply.regimes import Offline
 from panoply.registry import method
 from panoply.slots.data.logged import logged
-from panoply.slots.loss.bellman import expectile_v, q_of_v, wanted
+from panoply.slots.loss.bellman import conservative, expectile_v, q_of_v, wanted
 from panoply.slots.network.critics import q, temperature, v
 from panoply.slots.sample.explore import explore
 from panoply.transitions import Agent, Transitions
@@ -22,6 +26,28 @@ def _balance(agent: Agent) -> Balance:
     found = agent.policy.model.balance
     assert found is not None
     return found
+
+
+def _chosen(agent: Agent, rows: Transitions) -> Tensor:
+    """β ~ π_b(β|s), once an update."""
+
+    def drawn() -> Tensor:
+        seen = agent.policy.model.features(rows.observation)
+        return _balance(agent).draw(seen, agent.noise(len(rows), 1))[0].detach()
+
+    return rows.once("chosen beta", drawn)
+
+
+def _members(agent: Agent, rows: Transitions) -> Tensor:
+    """The β to learn for, once an update: any of the range, and as soon as the policy acts those it acts by."""
+    if agent.acting:
+        return _chosen(agent, rows)
+
+    def drawn() -> Tensor:
+        share = 2 * torch.rand(len(rows), generator=agent.generator).to(agent.policy.device) - 1
+        return _balance(agent).scaled(share)
+
+    return rows.once("any beta", drawn)
 
 
 @part(
@@ -37,43 +63,152 @@ def family_weighted(
 ) -> Values:
     """IQL's weighted imitation for every β of the range at once, and, once the policy acts, for the β it acts by."""
     with torch.no_grad():
-        balance = _balance(agent)
-        if agent.acting:
-            beta, _ = balance.draw(agent.policy.model.features(rows.observation), agent.noise(len(rows), 1))
-        else:
-            share = 2 * torch.rand(len(rows), generator=agent.generator).to(agent.policy.device) - 1
-            beta = balance.scaled(share)
+        beta = _members(agent, rows)
         gain = wanted(agent, rows) - agent.baseline(rows)
         weight = (beta * gain).exp().clamp(max=most)
     return -weight * agent.logp(rows, beta), {"advantage": gain, "weight": weight}
 
 
+def _balanced_needs(held: Any) -> frozenset[str]:
+    needed = {"network:q", "policy:balanced", "world:continuous actions"}
+    more = {"target:q"} if held.critics == "target" else set()
+    return frozenset(needed | more | ({"network:temperature"} if held.entropy is not None else set()))
+
+
+def _balanced_equation(held: Any) -> str:
+    climbed = f"min_j Q{'′' if held.critics == 'target' else ''}_j(s,a), a ~ π(a|s,β), β ~ π_b"
+    if held.entropy is None:
+        return f"−{climbed}"
+    return f"α·log π_b(β|s) − log α·(log π_b(β|s) + {held.entropy:g}) − {climbed}"
+
+
 @part(
     "loss",
-    equation="α·log π_b(β|s) − min_j Q′_j(s,a) − log α·(log π_b(β|s) + {entropy}), a ~ π(a|s,β), β ~ π_b",
+    equation=_balanced_equation,
     unit="transition",
-    learns=("policy.balance", "temperature"),
-    needs={"target:q", "network:q", "network:temperature", "policy:balanced", "world:continuous actions"},
+    learns=lambda held: ("policy.balance",) + (("temperature",) if held.entropy is not None else ()),
+    needs=_balanced_needs,
     bounds={"entropy": "any number"},
 )
-def balanced(agent: Agent, rows: Transitions, *, entropy: float = -0.5, update: Part | None = None) -> Values:
+def balanced(
+    agent: Agent,
+    rows: Transitions,
+    *,
+    entropy: float | None = -0.5,
+    critics: Literal["target", "now"] = "target",
+    update: Part | None = None,
+) -> Values:
     """The balance policy climbs the critics through the family, which is held fixed: gradients reach β alone.
 
-    entropy: of β in units of half its range; its weight α is tuned to hold it there
+    entropy: of β in units of half its range, whose weight α is tuned to hold it there; none: it has no weight
+    critics: whose word is climbed, that of the targets (with IQL) or of the critics themselves (with CQL)
     """
-    balance, alpha = _balance(agent), agent.networks["temperature"]
+    balance = _balance(agent)
     features = agent.policy.model.features(rows.observation)
     beta, logp = balance.draw(features, agent.noise(len(rows), 1))
     action, _ = agent.draw(rows.observation, beta)
-    value = alpha() * logp - agent.targets["q"].least(rows.observation, action)
-    if alpha.learned:
-        value = value - alpha.log * (logp.detach() + entropy)
+    judges = agent.targets["q"] if critics == "target" else agent.networks["q"]
+    value = -judges.least(rows.observation, action)
+    if entropy is not None:
+        alpha = agent.networks["temperature"]
+        value = value + alpha() * logp
+        if alpha.learned:
+            value = value - alpha.log * (logp.detach() + entropy)
     chosen = balance(features).detach()
     stats = {"beta": chosen, "beta_spread": chosen.std()[None], "balance_entropy": -logp.detach()}
     return value, stats
 
 
+# ------------------------------------------------------------------ with conservative critics
+
+
+@part(
+    "loss",
+    equation="α·log π(a|s,β) − β·min_j Q_j(s,a) − log α·(log π(a|s,β) + H̄), a ~ π(a|s,β), β ~ any, later ~ π_b(β|s)",
+    unit="transition",
+    learns=("policy.layers", "policy.head", "temperature"),
+    needs={
+        "network:q",
+        "network:temperature",
+        "policy:balanced",
+        "policy:squashed",
+        "world:continuous actions",
+    },
+)
+def family_policy(agent: Agent, rows: Transitions, *, update: Part | None = None) -> Values:
+    """Soft policy improvement for every β of the range at once, the critics' word counting β times.
+
+    The entropy is held at minus the number of actions' dimensions.
+    """
+    beta, temperature = _members(agent, rows), agent.networks["temperature"]
+    action, logp = agent.draw(rows.observation, beta)
+    value = temperature() * logp - beta * agent.networks["q"].least(rows.observation, action)
+    if temperature.learned:
+        value = value - temperature.log * (logp.detach() - action.shape[-1])
+    return value, {"entropy": -logp.detach(), "temperature": temperature()}
+
+
+@part(
+    "loss",
+    equation="conservative_q with weight {weight}, of actions by β at s, and at s′ by the β chosen at s",
+    unit="transition",
+    learns=("q",),
+    needs={
+        "target:q",
+        "network:q",
+        "network:temperature",
+        "policy:balanced",
+        "policy:squashed",
+        "world:continuous actions",
+    },
+    bounds={"weight": "at least 0", "samples": "at least 1"},
+)
+def family_conservative_q(
+    agent: Agent, rows: Transitions, *, weight: float = 1.0, samples: int = 10, update: Part | None = None
+) -> Values:
+    """CQL's critics (`conservative_q`) of a family: who acts at s is the member learned for, at s′ the one chosen."""
+    here, there = _members(agent, rows), _chosen(agent, rows)
+    return conservative(agent, rows, weight, samples, False, None, here, there)
+
+
 SETTINGS = {**CONTROL, "policy.betas": (1.0, 5.0)}
+CONSERVATIVE = {k: v for k, v in SETTINGS.items() if k != "policy.head"} | {"policy.betas": (0.5, 1.5)}
+PUBLISHED = {
+    "released code, jax_iql/configs/family_antmaze_finetune_config.py": {
+        "update.lr": 3e-4,
+        "update.schedule": "constant",
+        "replay.gamma": 0.99,
+        "targets.tau": 0.005,
+        "networks.temperature.start": 1.0,
+        "control:policy.hidden": (256, 256),
+    },
+    "released code, jax_iql/family_train_finetune.py": {"replay.batch": 256},
+    "released code, jax_iql/family_actor.py": {
+        "losses.family_weighted.most": 100.0,
+        "losses.balanced.entropy": -0.5,
+        "losses.balanced.critics": "target",
+    },
+    "arXiv 2310.17966, locomotion": {
+        "control:policy.betas": (1.0, 5.0),
+        "losses.expectile_v.expectile": 0.7,
+    },
+}
+CONSERVATIVE_PUBLISHED = {
+    "released code, jax_cql/cql_finetune/finetune_configs/family.py": {
+        "control:policy.betas": (0.5, 1.5),
+        "losses.family_conservative_q.weight": 1.0,
+    },
+    "released code, jax_cql/JaxCQL/conservative_sac.py": {
+        "losses.family_conservative_q.samples": 10,
+        "update.lr": 3e-4,
+        "targets.tau": 0.005,
+        "replay.gamma": 0.99,
+    },
+    "released code, jax_cql/JaxCQL/family_conservative_sac.py": {
+        "losses.balanced.entropy": None,
+        "losses.balanced.critics": "now",
+    },
+}
 ONLINE = "+sample=explore:sample.random=0,losses.advantage_weighted.beta="
 CLAIM = Ranks(
     "In a maze whose data is good in one half and random in the other, choosing β in every state earns no less after "
@@ -107,6 +242,7 @@ CLAIM = Ranks(
     presets={"control": SETTINGS},
     world="logged:pointmass-halves",
     claim=CLAIM,
+    published=PUBLISHED,
 )
 def famo2o() -> Offline:
     """FamO2O (arXiv 2310.17966): IQL for a whole range of β, and a second policy that picks β in every state.
@@ -119,4 +255,28 @@ def famo2o() -> Offline:
         sample=explore(length=500, random=0),
         networks=(q(count=2), v(), temperature(start=1.0)),
         losses=(expectile_v(expectile=0.7), balanced(), family_weighted(), q_of_v()),
+    )
+
+
+@method(
+    "famo2o-cql@1",
+    paper=142,
+    base="cql",
+    presets={"control": CONSERVATIVE},
+    world="logged:pointmass-halves",
+    published=CONSERVATIVE_PUBLISHED,
+)
+def famo2o_cql() -> Offline:
+    """FamO2O on CQL (arXiv 2310.17966): β is how much the critics' word counts against entropy.
+
+    The family climbs β·Q for a whole range of β on conservative critics, and the balance policy climbs Q itself. What
+    the released code does to the penalty and to the data once it acts is left as it is offline.
+    """
+    return cql().but(
+        sample=explore(length=500, random=0),
+        losses=(
+            family_conservative_q(weight=1.0),
+            balanced(entropy=None, critics="now"),
+            family_policy(),
+        ),
     )
