@@ -17,7 +17,32 @@ SETTINGS = {**CONTROL, "replay.batch": 256}
 """Smaller batches, for runs of thousands of updates and not of millions."""
 
 
-@method("awac@1", base="awr", presets={"control": SETTINGS}, world="logged:pendulum-mixed")
+PUBLISHED = {
+    "released code, examples/awac/mujoco/awac1.py": {
+        "replay.batch": 1024,
+        "replay.gamma": 0.99,
+        "targets.tau": 0.005,
+        "update.lr": 0.0003,
+        "losses.critic_weighted.update.lr": 0.0003,
+        "losses.critic_weighted.update.weight_decay": 0.0001,
+        "losses.critic_weighted.beta": 2.0,
+    },
+    "released code, rlkit/torch/sac/awac_trainer.py": {
+        "losses.critic_weighted.form": "softmax",
+        "losses.critic_weighted.over": "mean",
+        "losses.critic_weighted.samples": 1,
+        "losses.expected_q.follow": "policy",
+    },
+}
+
+
+@method(
+    "awac@1",
+    base="awr",
+    presets={"control": SETTINGS},
+    world="logged:pendulum-mixed",
+    published=PUBLISHED,
+)
 def awac() -> Offline:
     """AWAC (arXiv 2006.09359): imitate what was done, weighted by how much better critics find it than the policy.
 

@@ -13,8 +13,25 @@ from panoply.slots.replay.uniform import uniform
 from panoply.slots.targets.following import polyak
 from panoply.slots.update.optimisers import adam
 
+PUBLISHED = {
+    "released code, learning/awr_agent.py": {
+        "losses.return_v.lam": 0.95,
+        "losses.return_weighted.beta": 1.0,
+        "losses.return_weighted.most": 20.0,
+    },
+    "released code, awr_configs.py": {
+        "replay.batch": 256,
+        "replay.gamma": 0.99,
+    },
+}
 
-@method("awr@1", presets={"control": CONTROL}, world="logged:pendulum-mixed")
+
+@method(
+    "awr@1",
+    presets={"control": CONTROL},
+    world="logged:pendulum-mixed",
+    published=PUBLISHED,
+)
 def awr() -> Offline:
     """Advantage-Weighted Regression (arXiv 1910.00177) on logged data: two regressions, of V on returns and of the
     policy on actions, weighted by how much better it went than V said.

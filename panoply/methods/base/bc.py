@@ -19,7 +19,22 @@ CONTROL = {
 }
 
 
-@method("bc@1", base="sft", presets={"control": CONTROL}, world="logged:pendulum-expert")
+PUBLISHED = {
+    "d3rlpy 2.8": {
+        "update.lr": 0.001,
+        "control:policy.hidden": (256, 256),
+        "control:policy.activation": "relu",
+    },
+}
+
+
+@method(
+    "bc@1",
+    base="sft",
+    presets={"control": CONTROL},
+    world="logged:pendulum-expert",
+    published=PUBLISHED,
+)
 def bc() -> Dataset:
     """Behaviour cloning (Pomerleau 1988): supervised fine-tuning on logged actions, good and bad alike.
 

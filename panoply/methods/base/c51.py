@@ -11,7 +11,23 @@ from panoply.slots.update.optimisers import adam
 LONG = {"policy.span": (0.0, 100.0), "update.lr": 1e-3}
 
 
-@method("c51@1", base="dqn", presets={"control": CONTROL, "cartpole": CARTPOLE | LONG}, world="cartpole")
+PUBLISHED = {
+    "arXiv 1707.06887": {
+        "update.lr": 0.00025,
+        "update.epsilon": 0.0003125,
+        "replay.batch": 32,
+    },
+}
+"""51 points of −10 to 10 are `policy.atoms` and `policy.span`, whose defaults they are."""
+
+
+@method(
+    "c51@1",
+    base="dqn",
+    presets={"control": CONTROL, "cartpole": CARTPOLE | LONG},
+    world="cartpole",
+    published=PUBLISHED,
+)
 def c51() -> OffPolicy:
     """C51 (arXiv 1707.06887): the whole distribution of the return, over 51 points of `policy.span`."""
     return dqn().but(losses=categorical_q(), update=adam(lr=2.5e-4, epsilon=0.01 / 32, clip=0.0))

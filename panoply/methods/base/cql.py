@@ -27,8 +27,36 @@ LAGRANGE = {
 }
 
 
+PUBLISHED = {
+    "released code, d4rl/examples/cql_mujoco_new.py": {
+        "losses.conservative_q.weight": 5.0,
+        "losses.conservative_q.samples": 10,
+        "losses.conservative_q.soft": False,
+        "losses.soft_policy.imitate": 40000,
+        "losses.soft_policy.update.lr": 0.0001,
+        "update.lr": 0.0003,
+        "replay.batch": 256,
+        "replay.gamma": 0.99,
+        "targets.tau": 0.005,
+        "networks.q.count": 2,
+        "control:policy.hidden": (256, 256, 256),
+        "lagrange:losses.conservative_q.weight": 1.0,
+        "lagrange:losses.conservative_q.threshold": 5.0,
+    },
+    "released code, d4rl/rlkit/torch/sac/cql.py": {
+        "networks.temperature.start": 1.0,
+        "lagrange:networks.multiplier.start": 1.0,
+    },
+}
+"""5 or 10 is the weight without a threshold."""
+
+
 @method(
-    "cql@1", base="sac", presets={"control": SETTINGS, "lagrange": LAGRANGE}, world="logged:pendulum-mixed"
+    "cql@1",
+    base="sac",
+    presets={"control": SETTINGS, "lagrange": LAGRANGE},
+    world="logged:pendulum-mixed",
+    published=PUBLISHED,
 )
 def cql() -> Offline:
     """Conservative Q-Learning (arXiv 2006.04779): SAC on logged data, with actions the data lacks pressed down.

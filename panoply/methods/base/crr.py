@@ -13,8 +13,32 @@ from panoply.slots.replay.uniform import uniform
 from panoply.slots.targets.following import polyak
 from panoply.slots.update.optimisers import adam
 
+PUBLISHED = {
+    "arXiv 2006.15134": {
+        "losses.critic_weighted.form": "exp",
+        "losses.critic_weighted.beta": 1.0,
+        "losses.critic_weighted.most": 20.0,
+        "losses.critic_weighted.samples": 4,
+        "losses.expected_q.follow": "target",
+        "targets.every": 100,
+    },
+    "d3rlpy 2.8": {
+        "replay.batch": 100,
+        "replay.gamma": 0.99,
+        "update.lr": 0.0003,
+        "networks.q.count": 1,
+        "targets.tau": 1.0,
+    },
+}
 
-@method("crr@1", base="awac", presets={"control": CONTROL}, world="logged:pendulum-mixed")
+
+@method(
+    "crr@1",
+    base="awac",
+    presets={"control": CONTROL},
+    world="logged:pendulum-mixed",
+    published=PUBLISHED,
+)
 def crr() -> Offline:
     """Critic-regularised regression (arXiv 2006.15134): imitate what a critic finds better than the policy's own.
 

@@ -13,20 +13,35 @@ from panoply.slots.replay.uniform import uniform
 from panoply.slots.targets.following import polyak
 from panoply.slots.update.optimisers import adam
 
-PUBLISHED = {"policy.hidden": (400, 300)}
+WIDE = {"policy.hidden": (400, 300)}
 QUICK = {"losses.best_action.update.lr": 1e-3, "targets.tau": 0.005, "replay.batch": 256}
+
+
+PUBLISHED = {
+    "arXiv 1509.02971, §7": {
+        "update.lr": 0.001,
+        "losses.best_action.update.lr": 0.0001,
+        "replay.batch": 64,
+        "replay.size": 1000000,
+        "replay.gamma": 0.99,
+        "targets.tau": 0.001,
+        "networks.q.count": 1,
+        "control:policy.hidden": (400, 300),
+    },
+}
 
 
 @method(
     "ddpg@1",
     base="td3",
-    presets={"control": CONTROL | NOISE | PUBLISHED, "pendulum": PENDULUM | NOISE | QUICK},
+    presets={"control": CONTROL | NOISE | WIDE, "pendulum": PENDULUM | NOISE | QUICK},
     world="pendulum",
+    published=PUBLISHED,
 )
 def ddpg() -> OffPolicy:
     """Deep Deterministic Policy Gradient (arXiv 1509.02971): one critic, and a policy that climbs it.
 
-    Exploration is normal noise; the paper's is correlated in time.
+    Exploration is normal noise; the paper's is correlated in time. Its weight decay of the critic is left out.
     """
     return td3().but(
         replay=uniform(batch=64, gamma=0.99, warmup=100),

@@ -22,7 +22,28 @@ CONTROL = {
 """Targets that are copied sooner, and a larger rate: for runs of thousands of updates and not of millions."""
 
 
-@method("discrete-cql@1", base="double-dqn", presets={"control": CONTROL}, world="logged:cartpole-mixed")
+PUBLISHED = {
+    "d3rlpy 2.8": {
+        "losses.q_learning.conservative": 1.0,
+        "losses.q_learning.double": True,
+        "replay.batch": 32,
+        "replay.gamma": 0.99,
+        "targets.every": 8000,
+        "targets.tau": 1.0,
+        "update.lr": 6.25e-05,
+        "control:policy.hidden": (256, 256),
+        "control:policy.activation": "relu",
+    },
+}
+
+
+@method(
+    "discrete-cql@1",
+    base="double-dqn",
+    presets={"control": CONTROL},
+    world="logged:cartpole-mixed",
+    published=PUBLISHED,
+)
 def discrete_cql() -> Offline:
     """Conservative Q-Learning (arXiv 2006.04779) of n actions: Double DQN on logged data, with actions the data lacks
     pressed down.

@@ -44,7 +44,45 @@ CARTPOLE = {
 on the way in either library, so the best checkpoint is the one to keep."""
 
 
-@method("dqn@1", presets={"control": CONTROL, "cartpole": CARTPOLE}, world="cartpole")
+PUBLISHED = {
+    "doi 10.1038/nature14236, extended data table 1": {
+        "replay.batch": 32,
+        "replay.size": 1000000,
+        "replay.gamma": 0.99,
+        "replay.every": 4,
+        "replay.warmup": 50000,
+        "sample.random": 50000,
+        "sample.fade": 1000000,
+        "targets.every": 10000,
+        "targets.tau": 1.0,
+    },
+    "Stable-Baselines3 2.9": {
+        "update.lr": 0.0001,
+        "update.clip": 10.0,
+        "control:policy.epsilon": 0.05,
+        "control:replay.warmup": 100,
+        "control:targets.every": 2500,
+    },
+    "RL Baselines3 Zoo, CartPole-v1": {
+        "cartpole:policy.hidden": (256, 256),
+        "cartpole:policy.epsilon": 0.04,
+        "cartpole:replay.batch": 64,
+        "cartpole:replay.size": 100000,
+        "cartpole:replay.warmup": 1000,
+        "cartpole:replay.every": 256,
+        "cartpole:replay.updates": 128,
+        "cartpole:update.lr": 0.0023,
+    },
+}
+"""SB3 counts the 10,000 steps between copies in steps of the world, four to an update."""
+
+
+@method(
+    "dqn@1",
+    presets={"control": CONTROL, "cartpole": CARTPOLE},
+    world="cartpole",
+    published=PUBLISHED,
+)
 def dqn() -> OffPolicy:
     """Deep Q-learning (doi 10.1038/nature14236): the policy is what each action is worth, and takes the best.
 

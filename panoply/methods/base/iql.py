@@ -23,7 +23,37 @@ CONTROL = {
 }
 
 
-@method("iql@1", presets={"control": CONTROL}, world="logged:pendulum-mixed")
+PUBLISHED = {
+    "released code, configs/mujoco_config.py": {
+        "update.lr": 0.0003,
+        "losses.advantage_weighted.update.lr": 0.0003,
+        "losses.expectile_v.expectile": 0.7,
+        "losses.advantage_weighted.beta": 3.0,
+        "replay.gamma": 0.99,
+        "targets.tau": 0.005,
+        "control:policy.hidden": (256, 256),
+    },
+    "released code, learner.py": {
+        "losses.advantage_weighted.update.schedule": "cosine",
+        "networks.q.count": 2,
+        "control:policy.head": "bounded",
+        "control:policy.activation": "relu",
+    },
+    "released code, actor.py": {
+        "losses.advantage_weighted.most": 100.0,
+    },
+    "released code, train_offline.py": {
+        "replay.batch": 256,
+    },
+}
+
+
+@method(
+    "iql@1",
+    presets={"control": CONTROL},
+    world="logged:pendulum-mixed",
+    published=PUBLISHED,
+)
 def iql() -> Offline:
     """Implicit Q-Learning (arXiv 2110.06169): never ask what an action is worth that the data does not have.
 

@@ -17,7 +17,27 @@ from panoply.slots.update.optimisers import adam
 CONTROL = {"run.steps": 50, "run.evaluate_every": 10}
 
 
-@method("npg@1", world="cartpole", presets={"control": CONTROL})
+PUBLISHED = {
+    "SB3-contrib 2.9, TRPO": {
+        "credit.gamma": 0.99,
+        "credit.lam": 0.95,
+        "update.delta": 0.01,
+        "update.damping": 0.1,
+        "update.iterations": 15,
+        "models.critic.update.lr": 0.001,
+        "models.critic.update.epochs": 10,
+        "models.critic.update.minibatches": 16,
+    },
+}
+"""2,048 steps in mini-batches of 128."""
+
+
+@method(
+    "npg@1",
+    world="cartpole",
+    presets={"control": CONTROL},
+    published=PUBLISHED,
+)
 def npg() -> OnPolicy:
     """The natural policy gradient (Kakade 2001), with GAE and a step as long as a KL of δ allows.
 

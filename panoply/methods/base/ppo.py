@@ -56,7 +56,38 @@ CARTPOLE = {
 """RL Baselines3 Zoo's numbers for CartPole-v1."""
 
 
-@method("ppo@1", presets={"tiny": TINY, "control": CONTROL, "cartpole": CARTPOLE})
+PUBLISHED = {
+    "arXiv 1707.06347, table 3": {
+        "credit.lam": 0.95,
+        "control:sample.length": 2048,
+        "control:credit.gamma": 0.99,
+        "control:update.lr": 3e-4,
+        "control:update.epochs": 10,
+        "control:update.minibatches": 32,
+    },
+    "arXiv 1707.06347, table 1": {"surrogate.low": 0.2, "surrogate.high": 0.2},
+    "Stable-Baselines3 2.9": {
+        "control:sample.envs": 1,
+        "control:update.epsilon": 1e-5,
+        "control:update.clip": 0.5,
+        "control:models.critic.loss.weight": 1.0,
+        "control:models.critic.loss.clip": None,
+        "control:models.critic.update": None,
+    },
+    "RL Baselines3 Zoo, CartPole-v1": {
+        "cartpole:sample.envs": 8,
+        "cartpole:sample.length": 32,
+        "cartpole:credit.gamma": 0.98,
+        "cartpole:credit.lam": 0.8,
+        "cartpole:update.lr": 1e-3,
+        "cartpole:update.schedule": "linear",
+        "cartpole:update.epochs": 20,
+        "cartpole:update.minibatches": 1,
+    },
+}
+
+
+@method("ppo@1", presets={"tiny": TINY, "control": CONTROL, "cartpole": CARTPOLE}, published=PUBLISHED)
 def ppo() -> OnPolicy:
     """Proximal Policy Optimization (arXiv 1707.06347) with a critic and GAE.
 

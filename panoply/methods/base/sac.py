@@ -30,7 +30,32 @@ PENDULUM = {
 """RL Baselines3 Zoo's rate of learning for Pendulum-v1, and half its steps."""
 
 
-@method("sac@1", presets={"control": CONTROL, "pendulum": PENDULUM}, world="pendulum")
+PUBLISHED = {
+    "arXiv 1812.05905, table 1": {
+        "update.lr": 0.0003,
+        "replay.batch": 256,
+        "replay.size": 1000000,
+        "replay.gamma": 0.99,
+        "targets.tau": 0.005,
+        "losses.soft_policy.entropy": None,
+        "control:policy.hidden": (256, 256),
+        "control:policy.activation": "relu",
+    },
+    "Stable-Baselines3 2.9": {
+        "replay.warmup": 100,
+        "sample.random": 100,
+        "networks.temperature.start": 1.0,
+    },
+}
+"""No number for the entropy means minus the number of dimensions."""
+
+
+@method(
+    "sac@1",
+    presets={"control": CONTROL, "pendulum": PENDULUM},
+    world="pendulum",
+    published=PUBLISHED,
+)
 def sac() -> OffPolicy:
     """Soft Actor-Critic (arXiv 1812.05905): earn much and stay as random as a target asks.
 

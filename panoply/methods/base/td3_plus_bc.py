@@ -17,7 +17,33 @@ from panoply.slots.update.optimisers import adam
 SETTINGS = {**CONTROL, **NOISE, "policy.std": "fixed", "policy.normalise": True}
 
 
-@method("td3+bc@1", base="td3", presets={"control": SETTINGS}, world="logged:pendulum-mixed")
+PUBLISHED = {
+    "released code, main.py": {
+        "losses.best_action.alpha": 2.5,
+        "losses.best_action.every": 2,
+        "losses.smooth_q.noise": 0.2,
+        "losses.smooth_q.clip": 0.5,
+        "replay.batch": 256,
+        "replay.gamma": 0.99,
+        "targets.tau": 0.005,
+        "targets.every": 2,
+        "control:policy.normalise": True,
+    },
+    "released code, TD3_BC.py": {
+        "update.lr": 0.0003,
+        "control:policy.hidden": (256, 256),
+        "control:policy.activation": "relu",
+    },
+}
+
+
+@method(
+    "td3+bc@1",
+    base="td3",
+    presets={"control": SETTINGS},
+    world="logged:pendulum-mixed",
+    published=PUBLISHED,
+)
 def td3_plus_bc() -> Offline:
     """TD3+BC (arXiv 2106.06860): TD3 on logged data, with a policy that stays near the actions in it.
 

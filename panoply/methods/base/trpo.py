@@ -10,7 +10,32 @@ from panoply.slots.update.natural import natural
 CONTROL = {"run.steps": 50, "run.evaluate_every": 10}
 
 
-@method("trpo@1", base="npg", world="cartpole", presets={"control": CONTROL})
+PUBLISHED = {
+    "arXiv 1502.05477, appendix D": {
+        "update.delta": 0.01,
+        "credit.gamma": 0.99,
+        "update.fisher": "exact",
+    },
+    "SB3-contrib 2.9": {
+        "credit.lam": 0.95,
+        "update.damping": 0.1,
+        "update.iterations": 15,
+        "update.search": 10,
+        "update.shrink": 0.8,
+        "models.critic.update.lr": 0.001,
+        "models.critic.update.epochs": 10,
+        "models.critic.update.minibatches": 16,
+    },
+}
+
+
+@method(
+    "trpo@1",
+    base="npg",
+    world="cartpole",
+    presets={"control": CONTROL},
+    published=PUBLISHED,
+)
 def trpo() -> OnPolicy:
     """Trust region policy optimization (arXiv 1502.05477).
 

@@ -104,7 +104,26 @@ CLAIM = Learns(
 )
 
 
-@method("hdpo@1", paper=60, presets={"control": CONTROL}, world="inventory", claim=CLAIM)
+PUBLISHED = {
+    "released code, config_files": {
+        "data.batch": 8192,
+        "data.pool": 32768,
+        "update.lr": 0.003,
+        "update.clip": 1.0,
+        "control:policy.hidden": (32, 32, 32),
+        "control:policy.activation": "elu",
+    },
+}
+
+
+@method(
+    "hdpo@1",
+    paper=60,
+    presets={"control": CONTROL},
+    world="inventory",
+    claim=CLAIM,
+    published=PUBLISHED,
+)
 def hdpo() -> Dataset:
     """Hindsight differentiable policy optimization (arXiv 2306.11246): replay what chance did, and backpropagate.
 

@@ -102,8 +102,30 @@ CLAIM = Ahead(
 )
 
 
+PUBLISHED = {
+    "arXiv 2302.01734, schedules": {
+        "update.eta": "decaying",
+        "update.eta.power": 0.8,
+        "update.schedule": "decaying",
+        "update.schedule.power": 1.0,
+        "update.correction": "extrapolate",
+        "harpg:update.eta.power": 1.0,
+        "harpg:update.schedule.power": 0.5,
+        "harpg:update.normalise": False,
+        "n-harpg:update.eta.power": 1.0,
+        "n-harpg:update.schedule.power": 1.0,
+        "n-harpg:update.normalise": True,
+    },
+    "arXiv 2302.01734, experiments": {
+        "update.lr": 0.1,
+        "credit.gamma": 0.99,
+        "control:policy.hidden": (32, 32),
+    },
+}
+
+
 @method("n-pg-igt@1", paper=126, base="reinforce", world="cartpole", claim=CLAIM,
-        presets={"control": CONTROL, "harpg": HARPG, "n-harpg": N_HARPG})  # fmt: skip
+        presets={"control": CONTROL, "harpg": HARPG, "n-harpg": N_HARPG}, published=PUBLISHED)  # fmt: skip
 def n_pg_igt() -> OnPolicy:
     """N-PG-IGT (arXiv 2302.01734). θ̃ = θ + (1−η)/η·(θ − θ_before); d = (1−η)d + η·g(τ ~ π_θ̃); θ + γ·d/‖d‖.
 

@@ -256,11 +256,31 @@ CLAIM = Ahead(
 )
 
 
+PUBLISHED = {
+    "arXiv 2311.08290, released code": {
+        "sample.epsilon": 0.3,
+        "sample.anchor": 0.1,
+        "sample.limit": 0.1,
+        "sample.lr": 0.001,
+        "sample.epochs": 4,
+        "sample.minibatches": 4,
+        "sample.clip": 0.5,
+        "sample.batches": 2,
+        "surrogate.low": 0.2,
+        "surrogate.high": 0.2,
+        "credit.lam": 0.95,
+        "control:credit.gamma": 0.99,
+        "cartpole:sample.rounds": 8,
+    },
+}
+"""Of the ranges that were swept: λ 0.1 to 0.3, δ 0.03 to 0.1. CartPole has 128 steps a batch there, in rounds of 16."""
+
+
 @method("props@1", paper=20, base="ppo", world="cartpole", claim=CLAIM,
         presets={
             "control": {k: v for k, v in CONTROL.items() if k != "sample"},
             "cartpole": {k: v for k, v in CARTPOLE.items() if k != "sample"} | {"sample.rounds": 8},
-        })  # fmt: skip
+        }, published=PUBLISHED)  # fmt: skip
 def props() -> OnPolicy:
     """Proximal robust on-policy sampling (arXiv 2311.08290). φ ← argmin E_D max(g, clip(g)) + λ·KL, g = π_φ/π_θ.
 

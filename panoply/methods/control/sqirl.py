@@ -125,7 +125,25 @@ CLAIM = Ahead(
 )
 
 
-@method("sqirl@1", paper=174, presets={"control": CONTROL, "tabular": TABULAR}, world="tabular", claim=CLAIM)
+PUBLISHED = {
+    "released code, effective_horizon/sb3/algorithms/sqirl.py": {
+        "update.lr": 0.0001,
+        "update.clip": 10.0,
+        "replay.batch": 256,
+        "replay.gamma": 1.0,
+        "replay.size": 1000000,
+    },
+}
+
+
+@method(
+    "sqirl@1",
+    paper=174,
+    presets={"control": CONTROL, "tabular": TABULAR},
+    world="tabular",
+    claim=CLAIM,
+    published=PUBLISHED,
+)
 def sqirl(k: int = 1) -> Offline:
     """SQIRL (arXiv 2312.08369): explore at random, regress, act greedily in one more turn, and so on.
 

@@ -141,6 +141,28 @@ CLAIM = Ranks(
 )
 
 
+PUBLISHED = {
+    "released code, A2PR.py": {
+        "losses.guided_action.alpha": 2.5,
+        "losses.guided_action.every": 2,
+        "losses.guided_action.weight": 1.0,
+        "losses.better_behaviour.weight": 1.0,
+        "losses.better_behaviour.update.lr": 0.001,
+        "losses.smooth_q.noise": 0.2,
+        "losses.smooth_q.clip": 0.5,
+        "update.lr": 0.0003,
+        "replay.gamma": 0.99,
+        "targets.tau": 0.005,
+        "networks.behaviour.hidden": (750, 750),
+    },
+    "released code, utils/config.py": {
+        "replay.batch": 256,
+        "control:policy.normalise": True,
+    },
+}
+"""The config's ω is 0.5, that of the class 1."""
+
+
 @method(
     "a2pr@1",
     paper=40,
@@ -148,6 +170,7 @@ CLAIM = Ranks(
     presets={"control": SETTINGS},
     world="logged:pendulum-mixed",
     claim=CLAIM,
+    published=PUBLISHED,
 )
 def a2pr() -> Offline:
     """Adaptive Advantage-Guided Policy Regularization (arXiv 2405.19909): TD3+BC that chooses whom to imitate.

@@ -63,6 +63,22 @@ CLAIM = Learns(
 )
 
 
+PUBLISHED = {
+    "released code, critic loss": {
+        "losses.recoil_q.bound": 200.0,
+        "losses.recoil_q.cost": 2.0,
+    },
+    "arXiv 2302.08560, appendix": {
+        "update.lr": 0.0003,
+        "replay.gamma": 0.99,
+        "targets.tau": 0.005,
+        "losses.advantage_weighted.most": 100.0,
+        "replay.experts": 0.5,
+        "control:policy.hidden": (256, 256),
+    },
+}
+
+
 @method(
     "recoil@1",
     paper=198,
@@ -70,6 +86,7 @@ CLAIM = Learns(
     presets={"control": CONTROL},
     world="logged:pendulum-demonstrated",
     claim=CLAIM,
+    published=PUBLISHED,
 )
 def recoil() -> Offline:
     """ReCOIL of Dual RL (arXiv 2302.08560): imitate an expert with the help of data that is not the expert's.

@@ -140,12 +140,37 @@ CLAIM = Learns(
 )
 
 
+PUBLISHED = {
+    "released code, mdpo_on/mdpo.py": {
+        "models.critic.loss.clip": 0.2,
+        "models.critic.update.lr": 0.0003,
+        "models.critic.update.clip": 0.0,
+        "update.lr": 0.0003,
+        "update.epsilon": 1e-05,
+        "update.clip": 0.5,
+        "regularise.mirror.weight": "inverse",
+    },
+    "released code, mdpo_on/run_mujoco.py": {
+        "credit.lam": 0.95,
+        "models.critic.update.epochs": 5,
+        "control:sample.length": 2048,
+        "control:sample.envs": 1,
+        "control:credit.gamma": 0.99,
+    },
+    "arXiv 2005.09814, appendix": {
+        "update.epochs": 10,
+        "update.schedule": "linear",
+    },
+}
+
+
 @method(
     "mdpo@1",
     paper=113,
     base="ppo",
     presets={"tiny": TINY, "control": CONTROL, "cartpole": CARTPOLE},
     claim=CLAIM,
+    published=PUBLISHED,
 )
 def mdpo() -> OnPolicy:
     """Mirror Descent Policy Optimization (arXiv 2005.09814). ρ·A − (1/t)·KL(π‖π_k), m steps, no clip.
@@ -280,6 +305,27 @@ PENDULUM = {**SAC_PENDULUM, "targets.every": 250}
 """A run of 10,000 steps has time for forty anchors, not for ten."""
 
 
+OFF_PUBLISHED = {
+    "released code, mdpo_off/mdpo.py": {
+        "losses.mirror_policy.critic": "first",
+        "losses.mirror_policy.shrink": 0.001,
+        "update.lr": 0.0003,
+        "replay.batch": 256,
+        "targets.tau": 0.005,
+    },
+    "released code, mdpo_off/run_mujoco.py": {
+        "replay.size": 1000000,
+        "replay.gamma": 0.99,
+    },
+    "arXiv 2005.09814, appendix": {
+        "losses.mirror_policy.c": 1.0,
+        "networks.temperature.start": 0.2,
+        "networks.temperature.learned": False,
+        "targets.every": 1000,
+    },
+}
+
+
 @method(
     "mdpo-off@1",
     paper=113,
@@ -287,6 +333,7 @@ PENDULUM = {**SAC_PENDULUM, "targets.every": 250}
     world="pendulum",
     presets={"control": SAC_CONTROL, "pendulum": PENDULUM},
     claim=OFF_CLAIM,
+    published=OFF_PUBLISHED,
 )
 def mdpo_off() -> OffPolicy:
     """Off-policy Mirror Descent Policy Optimization (arXiv 2005.09814): SAC, held near an anchor π_k.
