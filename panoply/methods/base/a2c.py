@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.credit.gae import gae
 from panoply.slots.loss.values import squared_value
 from panoply.slots.model.values import critic
@@ -21,7 +21,7 @@ CONTROL = {
 }
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "Stable-Baselines3 2.9": {
         "sample.length": 5,
         "credit.gamma": 0.99,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panoply.methods.base.iql import CONTROL
 from panoply.regimes import Offline
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.data.logged import logged
 from panoply.slots.loss.actors import critic_weighted
 from panoply.slots.loss.bellman import expected_q
@@ -17,7 +17,7 @@ SETTINGS = {**CONTROL, "replay.batch": 256}
 """Smaller batches, for runs of thousands of updates and not of millions."""
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "released code, examples/awac/mujoco/awac1.py": {
         "replay.batch": 1024,
         "replay.gamma": 0.99,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panoply.methods.base.iql import CONTROL
 from panoply.regimes import Offline
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.data.logged import logged
 from panoply.slots.loss.actors import return_weighted
 from panoply.slots.loss.bellman import return_v
@@ -13,7 +13,7 @@ from panoply.slots.replay.uniform import uniform
 from panoply.slots.targets.following import polyak
 from panoply.slots.update.optimisers import adam
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "released code, learning/awr_agent.py": {
         "losses.return_v.lam": 0.95,
         "losses.return_weighted.beta": 1.0,

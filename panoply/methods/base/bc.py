@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from panoply.regimes import Dataset
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.data.logged import logged
 from panoply.slots.loss.imitation import nll
 from panoply.slots.reduce.averages import token_mean
@@ -19,7 +19,7 @@ CONTROL = {
 }
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "d3rlpy 2.8": {
         "update.lr": 0.001,
         "control:policy.hidden": (256, 256),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from panoply.methods.base.dqn import CARTPOLE, CONTROL, dqn
 from panoply.regimes import OffPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.loss.bellman import categorical_q
 from panoply.slots.update.optimisers import adam
 
 LONG = {"policy.span": (0.0, 100.0), "update.lr": 1e-3}
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 1707.06887": {
         "update.lr": 0.00025,
         "update.epsilon": 0.0003125,

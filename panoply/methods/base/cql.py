@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panoply.methods.base.iql import CONTROL
 from panoply.regimes import Offline
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.data.logged import logged
 from panoply.slots.loss.actors import soft_policy
 from panoply.slots.loss.bellman import conservative_q
@@ -27,7 +27,7 @@ LAGRANGE = {
 }
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "released code, d4rl/examples/cql_mujoco_new.py": {
         "losses.conservative_q.weight": 5.0,
         "losses.conservative_q.samples": 10,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panoply.methods.base.iql import CONTROL
 from panoply.regimes import Offline
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.data.logged import logged
 from panoply.slots.loss.actors import critic_weighted
 from panoply.slots.loss.bellman import expected_q
@@ -13,7 +13,7 @@ from panoply.slots.replay.uniform import uniform
 from panoply.slots.targets.following import polyak
 from panoply.slots.update.optimisers import adam
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 2006.15134": {
         "losses.critic_weighted.form": "exp",
         "losses.critic_weighted.beta": 1.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from panoply.methods.base.sac import CONTROL, PENDULUM
 from panoply.methods.base.td3 import NOISE, td3
 from panoply.regimes import OffPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.loss.actors import best_action
 from panoply.slots.loss.bellman import smooth_q
 from panoply.slots.network.critics import q
@@ -17,7 +17,7 @@ WIDE = {"policy.hidden": (400, 300)}
 QUICK = {"losses.best_action.update.lr": 1e-3, "targets.tau": 0.005, "replay.batch": 256}
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 1509.02971, §7": {
         "update.lr": 0.001,
         "losses.best_action.update.lr": 0.0001,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from panoply.regimes import Offline
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.data.logged import logged
 from panoply.slots.loss.bellman import q_learning
 from panoply.slots.replay.uniform import uniform
@@ -22,7 +22,7 @@ CONTROL = {
 """Targets that are copied sooner, and a larger rate: for runs of thousands of updates and not of millions."""
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "d3rlpy 2.8": {
         "losses.q_learning.conservative": 1.0,
         "losses.q_learning.double": True,

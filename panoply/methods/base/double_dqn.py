@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from panoply.methods.base.dqn import CARTPOLE, CONTROL, dqn
 from panoply.regimes import OffPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.loss.bellman import q_learning
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 1509.06461": {
         "losses.q_learning.double": True,
         "replay.batch": 32,

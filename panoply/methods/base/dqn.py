@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from panoply.regimes import OffPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.loss.bellman import q_learning
 from panoply.slots.replay.uniform import uniform
 from panoply.slots.sample.explore import explore
@@ -44,7 +44,7 @@ CARTPOLE = {
 on the way in either library, so the best checkpoint is the one to keep."""
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "doi 10.1038/nature14236, extended data table 1": {
         "replay.batch": 32,
         "replay.size": 1000000,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from panoply.methods.base.a2c import CONTROL as A2C_CONTROL
 from panoply.methods.base.a2c import a2c
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.credit.vtrace import vtrace
 from panoply.slots.loss.values import squared_value
 from panoply.slots.model.values import critic
@@ -24,7 +24,7 @@ CONTROL = {
     **A2C_CONTROL,
 }
 """A2C's numbers, which fit small networks."""
-PUBLISHED = {
+PUBLISHED: Published = {
     "released code, experiment.py": {
         "sample.envs": 2,
         "sample.length": 100,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from panoply.regimes import Offline
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.data.logged import logged
 from panoply.slots.loss.actors import advantage_weighted
 from panoply.slots.loss.bellman import expectile_v, q_of_v
@@ -23,7 +23,7 @@ CONTROL = {
 }
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "released code, configs/mujoco_config.py": {
         "update.lr": 0.0003,
         "losses.advantage_weighted.update.lr": 0.0003,

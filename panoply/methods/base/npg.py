@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.credit.gae import gae
 from panoply.slots.loss.values import squared_value
 from panoply.slots.model.values import critic
@@ -17,7 +17,7 @@ from panoply.slots.update.optimisers import adam
 CONTROL = {"run.steps": 50, "run.evaluate_every": 10}
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "SB3-contrib 2.9, TRPO": {
         "credit.gamma": 0.99,
         "credit.lam": 0.95,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.credit.gae import gae
 from panoply.slots.loss.values import squared_value
 from panoply.slots.model.values import critic
@@ -56,7 +56,7 @@ CARTPOLE = {
 """RL Baselines3 Zoo's numbers for CartPole-v1."""
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 1707.06347, table 3": {
         "credit.lam": 0.95,
         "control:sample.length": 2048,

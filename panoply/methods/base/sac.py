@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from panoply.regimes import OffPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.loss.actors import soft_policy
 from panoply.slots.loss.bellman import soft_q
 from panoply.slots.network.critics import q, temperature
@@ -30,7 +30,7 @@ PENDULUM = {
 """RL Baselines3 Zoo's rate of learning for Pendulum-v1, and half its steps."""
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 1812.05905, table 1": {
         "update.lr": 0.0003,
         "replay.batch": 256,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panoply.methods.base.sac import CONTROL, PENDULUM
 from panoply.regimes import OffPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.loss.actors import best_action
 from panoply.slots.loss.bellman import smooth_q
 from panoply.slots.network.critics import q
@@ -17,7 +17,7 @@ NOISE = {"policy.log_std": -2.3}
 """Exploration with a deviation of 0.1, in units of half the range of an action."""
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 1802.09477": {
         "losses.smooth_q.noise": 0.2,
         "losses.smooth_q.clip": 0.5,

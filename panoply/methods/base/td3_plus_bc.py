@@ -5,7 +5,7 @@ from __future__ import annotations
 from panoply.methods.base.iql import CONTROL
 from panoply.methods.base.td3 import NOISE
 from panoply.regimes import Offline
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.data.logged import logged
 from panoply.slots.loss.actors import best_action
 from panoply.slots.loss.bellman import smooth_q
@@ -17,7 +17,7 @@ from panoply.slots.update.optimisers import adam
 SETTINGS = {**CONTROL, **NOISE, "policy.std": "fixed", "policy.normalise": True}
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "released code, main.py": {
         "losses.best_action.alpha": 2.5,
         "losses.best_action.every": 2,

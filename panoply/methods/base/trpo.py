@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from panoply.methods.base.npg import npg
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.update.natural import natural
 
 CONTROL = {"run.steps": 50, "run.evaluate_every": 10}
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 1502.05477, appendix D": {
         "update.delta": 0.01,
         "credit.gamma": 0.99,

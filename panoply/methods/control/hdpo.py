@@ -12,7 +12,7 @@ from panoply.evidence.claims import Learns
 from panoply.experience import Experience
 from panoply.parts import part
 from panoply.regimes import Dataset
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.reduce.averages import token_mean
 from panoply.slots.update.optimisers import adam
 
@@ -104,7 +104,7 @@ CLAIM = Learns(
 )
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "released code, config_files": {
         "data.batch": 8192,
         "data.pool": 32768,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from panoply.evidence.claims import Ahead
 from panoply.methods.base.reinforce import reinforce
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.credit.returns import over_others
 from panoply.slots.reward.signals import signal
 from panoply.slots.sample.groups import groups
@@ -102,7 +102,7 @@ CLAIM = Ahead(
 )
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 2302.01734, schedules": {
         "update.eta": "decaying",
         "update.eta.power": 0.8,

@@ -13,7 +13,7 @@ from panoply.experience import OWN, REPLAY, Experience, Table, distinct
 from panoply.methods.base.ppo import CARTPOLE, CONTROL, ppo
 from panoply.parts import Finding, part
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.seeds import torch_rng
 
 if TYPE_CHECKING:
@@ -113,8 +113,8 @@ def pushed_off(
         torch.nn.utils.clip_grad_norm_(weights, how.clip)
         adam.step()
     if memory is not None:
-        for number, weight in enumerate(weights):
-            memory |= {f"{ADAM}{number}:{key}": kept for key, kept in adam.state[weight].items()}
+        for i, weight in enumerate(weights):
+            memory |= {f"{ADAM}{i}:{key}": kept for key, kept in adam.state[weight].items()}
     return acting
 
 
@@ -256,7 +256,7 @@ CLAIM = Ahead(
 )
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 2311.08290, released code": {
         "sample.epsilon": 0.3,
         "sample.anchor": 0.1,

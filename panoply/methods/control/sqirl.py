@@ -13,7 +13,7 @@ from panoply.evidence.hardness import predicted
 from panoply.experience import Experience, Segments
 from panoply.parts import Finding, Part, part
 from panoply.regimes import Offline
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.replay.uniform import uniform
 from panoply.slots.targets.following import polyak
 from panoply.slots.update.optimisers import adam
@@ -125,7 +125,7 @@ CLAIM = Ahead(
 )
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "released code, effective_horizon/sb3/algorithms/sqirl.py": {
         "update.lr": 0.0001,
         "update.clip": 10.0,

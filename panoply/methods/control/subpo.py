@@ -8,7 +8,7 @@ from panoply.methods.base.ppo import CONTROL as PPO_CONTROL
 from panoply.methods.base.ppo import ppo
 from panoply.methods.base.reinforce import reinforce
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.credit.returns import over_others
 from panoply.slots.regularise.terms import entropy
 from panoply.slots.reward.signals import signal
@@ -55,7 +55,7 @@ CLAIM = Ranks(
 )
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 2307.13372, released code": {
         "sample.prompts": 500,
         "update.lr": 1e-2,

@@ -13,7 +13,7 @@ from panoply.methods.base.td3_plus_bc import SETTINGS, td3_plus_bc
 from panoply.parts import Part, part
 from panoply.policies.behaviour import code_kl
 from panoply.regimes import Offline
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.loss.bellman import smooth_next, smooth_q, smooth_target
 from panoply.slots.network.critics import behaviour, q, v
 from panoply.slots.update.optimisers import adam
@@ -141,7 +141,7 @@ CLAIM = Ranks(
 )
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "released code, A2PR.py": {
         "losses.guided_action.alpha": 2.5,
         "losses.guided_action.every": 2,

@@ -14,7 +14,7 @@ from panoply.evidence.claims import Identity, Ranks
 from panoply.methods.base.iql import CONTROL, iql
 from panoply.parts import Finding, Part, part
 from panoply.regimes import Offline
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.seeds import torch_rng
 from panoply.slots.loss.bellman import q_of_v, wanted
 from panoply.transitions import Agent, Transitions
@@ -167,7 +167,7 @@ def _dual(huber: float | None = None, **settings: Any) -> Offline:
     return iql().but(losses=(dual_v(**settings), policy, q_of_v(huber=huber)))
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "arXiv 2302.08560, appendix": {
         "update.lr": 0.0003,
         "replay.gamma": 0.99,
@@ -199,7 +199,7 @@ def dual_rl() -> Offline:
     return _dual(divergence="chi2", lam=0.7)
 
 
-TV_PUBLISHED = {
+TV_PUBLISHED: Published = {
     "arXiv 2302.08560, appendix": {
         "update.lr": 0.0003,
         "replay.gamma": 0.99,
@@ -229,7 +229,7 @@ def dual_rl_tv() -> Offline:
     return _dual(divergence="tv", lam=0.7)
 
 
-XQL_PUBLISHED = {
+XQL_PUBLISHED: Published = {
     "released code, offline/critic.py": {
         "losses.q_of_v.huber": 20.0,
         "losses.dual_v.divergence": "reverse-kl",

@@ -14,7 +14,7 @@ from panoply.methods.base.iql import CONTROL, iql
 from panoply.parts import Part, part
 from panoply.policies.balance import Balance
 from panoply.regimes import Offline
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.data.logged import logged
 from panoply.slots.loss.bellman import conservative, expectile_v, q_of_v, wanted
 from panoply.slots.network.critics import q, temperature, v
@@ -173,7 +173,7 @@ def family_conservative_q(
 
 SETTINGS = {**CONTROL, "policy.betas": (1.0, 5.0)}
 CONSERVATIVE = {k: v for k, v in SETTINGS.items() if k != "policy.head"} | {"policy.betas": (0.5, 1.5)}
-PUBLISHED = {
+PUBLISHED: Published = {
     "released code, jax_iql/configs/family_antmaze_finetune_config.py": {
         "update.lr": 3e-4,
         "update.schedule": "constant",
@@ -193,7 +193,7 @@ PUBLISHED = {
         "losses.expectile_v.expectile": 0.7,
     },
 }
-CONSERVATIVE_PUBLISHED = {
+CONSERVATIVE_PUBLISHED: Published = {
     "released code, jax_cql/cql_finetune/finetune_configs/family.py": {
         "control:policy.betas": (0.5, 1.5),
         "losses.family_conservative_q.weight": 1.0,

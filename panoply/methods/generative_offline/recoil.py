@@ -11,7 +11,7 @@ from panoply.evidence.claims import Learns
 from panoply.methods.base.iql import CONTROL, iql
 from panoply.parts import Finding, Part, part
 from panoply.regimes import Offline
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.loss.bellman import expectile_v
 from panoply.slots.replay.uniform import uniform
 from panoply.transitions import Agent, Transitions
@@ -63,7 +63,7 @@ CLAIM = Learns(
 )
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "released code, critic loss": {
         "losses.recoil_q.bound": 200.0,
         "losses.recoil_q.cost": 2.0,

@@ -16,7 +16,7 @@ from panoply.methods.base.ppo import CARTPOLE as PPO_CARTPOLE
 from panoply.methods.base.ppo import ppo
 from panoply.parts import Finding, Part, part
 from panoply.regimes import OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.credit.gae import gae
 from panoply.slots.credit.groups import episode_returns, group
 from panoply.slots.loss.values import smooth_pinball, squared_value
@@ -168,7 +168,7 @@ CARTPOLE = {
     "models.median_critic.update": None,
 }
 """PPO's numbers for CartPole-v1 (RL Baselines3 Zoo's)."""
-PUBLISHED = {
+PUBLISHED: Published = {
     "released code, cfgs/algo/bpo/mujoco.yaml": {
         "surrogate.low": 0.3,
         "surrogate.high": 0.3,
@@ -301,7 +301,7 @@ GROUP_CONTROL = {
     "update.schedule": "constant",
     **{k: v for k, v in GRPO_CONTROL.items() if k != "reduce"},
 }
-GROUP_PUBLISHED = {
+GROUP_PUBLISHED: Published = {
     "released code, ttrl/Qwen2.5-Math/amc.sh": {
         "surrogate.low": 0.3,
         "surrogate.high": 0.3,

@@ -16,7 +16,7 @@ from panoply.methods.base.sac import sac
 from panoply.parts import Finding, Part, part
 from panoply.policies.divergence import need, q_log
 from panoply.regimes import OffPolicy, OnPolicy
-from panoply.registry import method
+from panoply.registry import Published, method
 from panoply.slots.loss.actors import soft_policy
 from panoply.slots.loss.bellman import soft_q
 from panoply.slots.loss.values import squared_value
@@ -140,7 +140,7 @@ CLAIM = Learns(
 )
 
 
-PUBLISHED = {
+PUBLISHED: Published = {
     "released code, mdpo_on/mdpo.py": {
         "models.critic.loss.clip": 0.2,
         "models.critic.update.lr": 0.0003,
@@ -305,7 +305,7 @@ PENDULUM = {**SAC_PENDULUM, "targets.every": 250}
 """A run of 10,000 steps has time for forty anchors, not for ten."""
 
 
-OFF_PUBLISHED = {
+OFF_PUBLISHED: Published = {
     "released code, mdpo_off/mdpo.py": {
         "losses.mirror_policy.critic": "first",
         "losses.mirror_policy.shrink": 0.001,
