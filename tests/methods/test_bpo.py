@@ -347,11 +347,13 @@ def test_borrowed_by_ppo_it_says_what_stands_in_for_the_median() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(PanoplyError, match="every group is one episode"):
         pp.plan("ppo", "cartpole", surrogate="gbpo")
-    with pytest.raises(PanoplyError, match="needs the column 'target', which credit.gae gives"):
+    with pytest.raises(
+        PanoplyError, match="needs the column 'target', which credit.gae or credit.vtrace gives"
+    ):
         pp.plan("grpo", "chain", surrogate="bpo")
     with pytest.raises(PanoplyError, match="needs the column 'median', which model.median_critic gives"):
         pp.plan("ppo", "chain", surrogate="bpo", settings={"surrogate.centre": "median"})
-    with pytest.raises(PanoplyError, match="low is from 0 up to 1, not 1"):
+    with pytest.raises(PanoplyError, match="low must be from 0 up to 1, not 1"):
         pp.plan("bpo", "cartpole", settings={"surrogate.low": "1"})
 
 
