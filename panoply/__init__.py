@@ -25,13 +25,16 @@ if TYPE_CHECKING:
         video,
     )
     from panoply.errors import PanoplyError
+    from panoply.evidence.claims import Learns, Ranks
     from panoply.evidence.compare import compare
+    from panoply.evidence.trials import claim
     from panoply.experience import Experience, Ragged, Segments, Table
     from panoply.handle import Step, Steps
     from panoply.parts import Part, part
     from panoply.progress import Progress
     from panoply.regimes import Dataset, Offline, OffPolicy, OnPolicy
     from panoply.registry import method, world
+    from panoply.report.runs import runs
 
 _HOME = {
     "api": (
@@ -48,13 +51,16 @@ _HOME = {
         "video",
     ),
     "errors": ("PanoplyError",),
+    "evidence.claims": ("Learns", "Ranks"),
     "evidence.compare": ("compare",),
+    "evidence.trials": ("claim",),
     "experience": ("Experience", "Ragged", "Segments", "Table"),
     "handle": ("Step", "Steps"),
     "progress": ("Progress",),
     "regimes": ("Dataset", "OffPolicy", "Offline", "OnPolicy"),
     "parts": ("Part", "part"),
     "registry": ("method", "world"),
+    "report.runs": ("runs",),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_WHERE)

@@ -20,6 +20,7 @@ from panoply.kinds import kind_of
 from panoply.parts import check_fields, show_value
 from panoply.ranges import MOST_THREADS, SEED
 from panoply.regimes import Method
+from panoply.report.shown import Shown
 
 if TYPE_CHECKING:
     from panoply.worlds.control.world import ControlWorld
@@ -98,8 +99,10 @@ class Options:
             raise PanoplyError(f"run.device is a name such as cpu or cuda:1, not '{self.device[:40]}'.")
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Shown):
+    """Everything that determines a run: the method with its parts, the world, and how it is run."""
+
     method_id: str
     method: Method
     world_id: str
@@ -118,6 +121,11 @@ class Plan:
     def measures(self) -> str:
         """What a run is judged by on held-out problems: success, return, rewards of one's own, or accuracy."""
         return "accuracy" if "judged" in self.method.needs() else self.world().judged_by
+
+    def _page(self) -> str:
+        from panoply.report.text import planned
+
+        return planned(self)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -19,6 +19,7 @@ from panoply.own import functions_by_name, in_words, is_data_file, own_data
 from panoply.planning import Plan, make_plan
 from panoply.policies import hub
 from panoply.regimes import REGIMES
+from panoply.report.shown import Shown
 from panoply.rewards import here
 from panoply.run import Run, fresh_folder
 from panoply.stopping import Stopped, patient
@@ -34,8 +35,8 @@ SLOT_NAMES = tuple(dict.fromkeys(slot for regime in REGIMES.values() for slot in
 """The slots of all regimes: what may be borrowed by name."""
 
 
-@dataclass(frozen=True)
-class Trained:
+@dataclass(frozen=True, repr=False)
+class Trained(Shown):
     """A finished run: its folder, held-out success before and after, and its policy on demand."""
 
     run: Path
@@ -51,6 +52,11 @@ class Trained:
         if result is None:
             raise PanoplyError(f"The run {run.folder} has not ended yet.")
         return cls(run.folder, result["before"], result["after"], result["seconds"], result["fingerprint"])
+
+    def _page(self) -> str:
+        from panoply.report.text import trained
+
+        return trained(self)
 
     def __fspath__(self) -> str:
         """A result may be given wherever a run's folder is."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-from pathlib import Path
-from typing import Any
 
 from panoply.commands.parser import Commands, add_json, command
 
@@ -22,23 +19,8 @@ def add(commands: Commands) -> None:
 
 
 def _runs(chosen: argparse.Namespace) -> int:
-    from panoply.report.shelf import Shelf
-    from panoply.report.text import runs_table
+    from panoply.report.runs import runs
 
-    found = [_told(Path(chosen.folder, f["id"]), f) for f in Shelf(chosen.folder).all_facts()]
-    print(json.dumps(found, indent=1) if chosen.json else runs_table(found))
+    found = runs(chosen.folder)
+    print(json.dumps(list(found), indent=1) if chosen.json else found)
     return 0
-
-
-def _told(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts of a run with its folder; what was measured before an unfinished one began is in its checkpoints."""
-    from panoply import checkpoint
-    from panoply.files import BadFile
-    from panoply.report.shelf import score
-
-    told = {"run": str(folder), **facts}
-    if told["status"] in ("running", "stopped") and told["before"] is None:
-        for newest in checkpoint.listed(folder / "checkpoints")[-1:]:
-            with contextlib.suppress(BadFile):
-                told["before"] = score(newest.state()["before"])
-    return told

@@ -14,6 +14,7 @@ from panoply.evaluation.intervals import bootstrap, wilson
 from panoply.evaluation.pass_at_k import mean_pass_at_k
 from panoply.experience import Experience, transcript
 from panoply.policies.text import TextPolicy
+from panoply.report.shown import Shown
 from panoply.rollout.text import Collector
 from panoply.worlds.world import Task, TextWorld
 
@@ -25,8 +26,8 @@ class Ungraded(PanoplyError):
     """Not one answer could be graded, so nothing was measured."""
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Shown):
     """Means measured on held-out problems. The last of them is the one that says which checkpoint is best."""
 
     problems: int
@@ -48,6 +49,11 @@ class Evaluation:
     model: str = ""
     """Which model was measured, in words, and of which step of its run."""
     step: int | None = None
+
+    def _page(self) -> str:
+        from panoply.report.text import evaluated
+
+        return evaluated(self)
 
     @property
     def score(self) -> float:

@@ -15,7 +15,7 @@ from panoply.rollout.control import ControlCollector
 from panoply.worlds.control.world import ControlWorld
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Returns(Evaluation):
     """Mean returns of whole episodes, greedy and sampled, with the mark at which the world counts as solved."""
 

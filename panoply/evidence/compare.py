@@ -20,6 +20,7 @@ from panoply.given import world_of
 from panoply.own import in_words, is_data_file
 from panoply.parts import show_value
 from panoply.planning import Plan
+from panoply.report.shown import Shown
 from panoply.report.text import table
 from panoply.rewards import here
 from panoply.run import fresh_folder, versions
@@ -52,8 +53,8 @@ class Result:
         return [[found[world][seed] for world in found] for seed in seeds]
 
 
-@dataclass
-class Comparison:
+@dataclass(repr=False)
+class Comparison(Shown):
     """All arms, and what was equal for them."""
 
     budget: dict[str, Budget]
@@ -67,6 +68,9 @@ class Comparison:
     folder: Path | None = None
     of: str = "success"
     """What evaluations measure: success, or the return of control worlds."""
+
+    def _page(self) -> str:
+        return shown(self)
 
     @property
     def metric_shown(self) -> str:

@@ -13,11 +13,16 @@ from typing import Any
 from panoply import registry
 from panoply.checkpoint import write_atomically
 from panoply.errors import PanoplyError, unknown
+from panoply.evidence import pool
 from panoply.evidence.claims import SEEDS, Claim, Found, Identity, Measured, Ranks, Verdict
+from panoply.evidence.compare import CACHE
 from panoply.evidence.history import commit, with_history
 from panoply.evidence.race import Desk, Race
 from panoply.files import BadFile, is_file, read_json
+from panoply.given import CHANGED, method_of
 from panoply.registry import Entry
+from panoply.report.shown import Shown
+from panoply.report.text import table
 from panoply.run import versions
 
 STORE = Path("results") / "claims"
@@ -143,6 +148,69 @@ def check(
     with tempfile.TemporaryDirectory(dir=desk.cache.parent, prefix=".check-") as fresh:
         found = put_to_test(entry, claim, dataclasses.replace(desk, cache=Path(fresh)), known)
     return found["verdict"] == known["verdict"], known, found
+
+
+# ------------------------------------------------------------------ from Python
+
+
+class Claimed(Shown):
+    """What was measured of a claim; `facts` has the numbers of every seed."""
+
+    def __init__(self, facts: dict[str, Any]):
+        self.facts = facts
+        self.verdict: Verdict = facts["verdict"]
+        self.difference: float = facts["difference"]
+        self.interval: tuple[float, float] = tuple(facts["interval"])
+
+    def _page(self) -> str:
+        names = {
+            "says": "claim",
+            "verdict": "verdict",
+            "world": "world",
+            "metric": "metric",
+            "seeds": "seeds",
+        }
+        rows = [(shown, str(self.facts[name])) for name, shown in names.items() if name in self.facts]
+        rows += [(f"  {label}", spelled) for label, spelled in self.facts.get("order", {}).items()]
+        runs = self.facts.get("runs") or []
+        heads = list(runs[0]) if runs else []
+        seeds = [tuple(f"{run[h]:g}" for h in heads) for run in runs]
+        pieces = [table(rows, margin=0), sentence(self.facts)]
+        return "\n\n".join([*pieces, table([tuple(heads), *seeds], margin=0)] if runs else pieces)
+
+
+def claim(
+    method: Any,
+    says: Claim | None = None,
+    *,
+    most: int = SEEDS[-1],
+    workers: int | None = None,
+    cache: str | Path = CACHE,
+    watch: pool.Watch | None = None,
+) -> Claimed:
+    """Put what a paper found, or what you say of a method of your own, to the test.
+
+    method   a name, or a value such as `grpo().but(credit=…)`
+    says     `Learns("…", over="grpo", world="chain", budget="episodes=20k")`; else what the method carries
+    most     the most seeds to go to while undecided
+    """
+    registry.check_not_loading()
+    id, differing = method_of(method)
+    if says is not None:
+        entry = _entry(id)
+    elif differing:
+        raise PanoplyError(
+            f"A changed {id.split('@')[0]} carries no claim: say what it should do, says=Learns(…)."
+        )
+    else:
+        ((entry, says),) = claimed([id])
+    entry = dataclasses.replace(entry, id=entry.id + CHANGED) if differing else entry
+    desk = Desk(cache=Path(cache), workers=workers, watch=watch, most=most)
+    return Claimed(put_to_test(entry, says, desk, method=method if differing else None))
+
+
+def _entry(id: str) -> Entry:
+    return next((e for e in registry.entries() if id in (e.id, e.name)), None) or registry.find("method", id)
 
 
 # ------------------------------------------------------------------ what a function measures

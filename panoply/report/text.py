@@ -18,6 +18,7 @@ from panoply.parts import SLOTS, show_value
 from panoply.planning import Plan
 from panoply.regimes import Method
 from panoply.registry import Entry
+from panoply.report import shown
 from panoply.run import Run
 from panoply.worlds.world import TextWorld
 
@@ -39,6 +40,9 @@ def table(rows: Sequence[Sequence[str]], gap: str = "  ", margin: int = 2) -> st
     """Left-aligned columns of printable text; the last one is wrapped where the page, less a margin, ends."""
     if not rows:
         return ""
+    if (kept := shown.collected.get()) is not None:
+        kept.append(rows)
+        return shown.MARK.format(len(kept) - 1)
     rows = [[*map(plain, row[:-1]), row[-1]] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     before = sum(widths[:-1]) + len(gap) * (len(widths) - 1)
@@ -340,10 +344,10 @@ def evaluated(found: Evaluation) -> str:
     rows += [(f"  {part}", f"{rate:.3f}") for part, rate in found.parts.items()]
     rows += [(f"pass@{k}", f"{v:.3f}") for k, v in found.pass_at.items()]
     answers = (plain(" ".join(text.split())) for text in found.samples)
-    shown = (text if len(text) < page_width() - 2 else text[: page_width() - 3] + "…" for text in answers)
+    answered = (text if len(text) < page_width() - 2 else text[: page_width() - 3] + "…" for text in answers)
     if facts.get("solved") is not None:
         rows.append(("solved", f"{'yes' if facts['solved'] else 'no'}, at {facts['solved_at']:g}"))
-    listing = "\n\nsome greedy answers\n" + indent("\n".join(shown)) if found.samples else ""
+    listing = "\n\nsome greedy answers\n" + indent("\n".join(answered)) if found.samples else ""
     return table(rows, margin=0) + listing
 
 
