@@ -69,7 +69,7 @@ def test_a_run_with_adapters_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_a_negative_rank_is_refused() -> None:
-    with pytest.raises(PanoplyError, match=r"run\.lora must be at least 0"):
+    with pytest.raises(PanoplyError, match=r"run\.lora must be from 0 to"):
         pp.plan("grpo", lora=-1)
 
 
