@@ -41,7 +41,7 @@ def resolve(
     method: Method = entry.build()
     for path, value in preset_of(entry, preset).items():
         method = method if path.startswith(("run.", "policy.")) else assign(method, path, value)
-    chosen = set()
+    chosen = set(slots or {})
     for slot, source in (slots or {}).items():
         before = method.settings()
         method = borrow(method, slot, source, preset)

@@ -64,8 +64,8 @@ class PartInfo:
     idle: str | None
     state: Callable[[], dict[str, Any]] | None
     prepare: Callable[..., Mapping[str, Any]] | None
-    inert: Callable[[Any, Any], Iterable[Finding]] | None
-    impossible: Callable[[Any, Any], Iterable[Finding]] | None
+    inert: Callable[..., Iterable[Finding]] | None
+    impossible: Callable[..., Iterable[Finding]] | None
     bounds: Mapping[str, str]
     gives: frozenset[str]
     cost: Callable[..., Any] | None
@@ -153,8 +153,8 @@ def part(
     idle: str | None = None,
     state: Callable[[], dict[str, Any]] | None = None,
     prepare: Callable[..., Mapping[str, Any]] | None = None,
-    inert: Callable[[Any, Any], Iterable[Finding]] | None = None,
-    impossible: Callable[[Any, Any], Iterable[Finding]] | None = None,
+    inert: Callable[..., Iterable[Finding]] | None = None,
+    impossible: Callable[..., Iterable[Finding]] | None = None,
     bounds: Mapping[str, str] | None = None,
     gives: Iterable[str] = (),
     cost: Callable[..., Any] | None = None,
@@ -182,7 +182,8 @@ def part(
     cost      what `panoply plan` counts: of a sample or data part `(part, lengths) → tokens sampled and trained` in a
               step at most, of an update `part → numbers kept for a weight`, of a model `part → how it learns, or None`
     learns    of a loss on transitions: what it moves, `policy`, a piece of it or networks by name
-    inert, impossible   `(part, method) → (setting, reason)…`: settings without effect, or that cannot be
+    inert, impossible   `(part, method) → (setting, reason)…`: settings without effect, or that cannot be; where it
+              depends on the world, `(part, method, world) → …`
     """
     for kind, given, known in (("slot", slot, SLOTS), ("unit", unit, UNITS), ("stream", stream, STREAMS)):
         if given not in known:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from panoply import compose, registry
+from panoply.effects import findings, inert
 from panoply.errors import PanoplyError, unknown
 from panoply.kinds import kind_of
 from panoply.parts import check_fields, show_value
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from panoply.worlds.world import TextWorld
 
 
+ANSWER = "sample.max_tokens"
+"""How long an answer may be. A world of one's own data, which has such a setting too, goes by this one."""
 MOST_ROWS = 10**8
 """Episodes or decisions that one step may ask for."""
 MOST_WEIGHTS = 10**10
@@ -204,6 +207,9 @@ def make_plan(
             resolved = dataclasses.replace(resolved, method=compose.assign(resolved.method, path, value))
     run_defaults = _split(dict(asked), "run.") | _split(dict(numbers), "run.")
     kind = kind_of(world_entry.build)
+    asked_for = resolved.method.settings().get(ANSWER) if ANSWER in resolved.chosen else None
+    if asked_for is not None and (limit := getattr(world_entry.build, "limit", "")):
+        of_world = {limit: asked_for, **of_world}
     world_options = world_settings(world_entry, of_world)
     needs, built = resolved.method.needs(), world_entry.build(**world_options)
     form = kind.policy_form(needs, built)
@@ -216,7 +222,9 @@ def make_plan(
         world_entry.id,
         world_options,
         _options({**run_defaults, **of_run, **chosen_options}),
-        resolved.chosen | {f"run.{k}" for k in (*chosen_options, *of_run)},
+        resolved.chosen
+        | {f"run.{k}" for k in (*chosen_options, *of_run)}
+        | {f"policy.{k}" for k in of_policy},
         tuple(os.path.abspath(p) for p in plugins),
         kind.policy_settings(policy_options) if policy_options else {},
     )
@@ -316,12 +324,13 @@ def check_plan(plan: Plan) -> None:
                 raise unknown(f"signal of {plan.world_id} for {path}", need[7:], signals)
             if need.startswith("world:") and need.removeprefix("world:") not in access:
                 raise PanoplyError(_refusal(plan, f"{path} ({held.info.name})", need.removeprefix("world:")))
-        for setting, reason in held.info.impossible(held, method) if held.info.impossible else ():
+        for setting, reason in findings(held.info.impossible, held, method, world):
             value = f"{path}.{setting} cannot be {show_value(getattr(held, setting))}" if setting else ""
             raise PanoplyError(f"{value or f'{path} ({held.info.name}) cannot be used'}: {reason}.")
     _check_gifts(method)
     if world.medium == "text":
         typing.cast("TextWorld", world).check(method.needs())
+    _check_length(plan, world)
     for path, reason in inert(plan):
         if path in plan.chosen:
             raise PanoplyError(f"{path} has no effect: {reason}.")
@@ -343,6 +352,17 @@ def _check_sizes(plan: Plan) -> None:
     if weights > MOST_WEIGHTS:
         raise PanoplyError(
             f"policy.hidden makes {weights:,} weights, more than {MOST_WEIGHTS:,}: make it narrower."
+        )
+
+
+def _check_length(plan: Plan, world: Any) -> None:
+    """An answer cannot be longer than its world lets it be."""
+    asked, most = plan.method.settings().get(ANSWER), getattr(world, "max_tokens", None)
+    if asked and most and asked > most:
+        limit = getattr(world, "limit", "")
+        hint = f": raise world.{limit}, or leave it out" if limit else ""
+        raise PanoplyError(
+            f"{ANSWER} cannot be {asked}: an answer in {plan.world_id} has at most {most} tokens{hint}."
         )
 
 
@@ -393,12 +413,3 @@ def _givers(method: Method, need: str) -> str:
     slots = set(method.slot_of.values())
     found = sorted(c.info.id for s in slots for c in registry.parts(s).values() if need in c.info.gives)
     return f", which {' or '.join(found)} gives" if found else ""
-
-
-def inert(plan: Plan) -> list[tuple[str, str]]:
-    """Settings without effect in this plan, with the reason."""
-    found = []
-    for path, held in plan.method.parts():
-        for setting, reason in held.info.inert(held, plan.method) if held.info.inert else ():
-            found.append((f"{path}.{setting}", reason))
-    return found

@@ -25,7 +25,13 @@ class Method:
         for name, value in self.slots().items():
             if isinstance(value, Part) and self.several(name):
                 object.__setattr__(self, name, (value,))
-            for held in value if isinstance(value, tuple) and self.several(name) else (value,):
+            several = value if isinstance(value, tuple) and self.several(name) else (value,)
+            names = [held.info.name for held in several if isinstance(held, Part)]
+            if twice := [word for i, word in enumerate(names) if word in names[:i]]:
+                raise PanoplyError(
+                    f"The slot '{name}' has {twice[0]} twice, which only doubles it: change its settings instead."
+                )
+            for held in several:
                 if not isinstance(held, Part) or held.info.slot != self.slot_of[name]:
                     given = held.info.id if isinstance(held, Part) else repr(held)
                     raise PanoplyError(f"The slot '{name}' takes a {self.slot_of[name]} part, not {given}.")

@@ -113,12 +113,12 @@ def settings_of(plan: Any) -> Iterator[tuple[str, str, Any, Any]]:
     """Path, the name it is known by wherever it is used, value and type of each setting of a plan."""
     from panoply.parts import Part
 
-    def below(path: str, held: Any) -> Iterator[tuple[str, str, Any, Any]]:
+    def below(path: str, held: Any, inside: str = "") -> Iterator[tuple[str, str, Any, Any]]:
         for name, value in held.settings().items():
             if isinstance(value, Part):
-                yield from below(f"{path}.{name}", value)
+                yield from below(f"{path}.{name}", value, f"{inside}{held.info.id}.{name}=")
             else:
-                yield f"{path}.{name}", f"{held.info.id}.{name}", value, held.annotations()[name]
+                yield f"{path}.{name}", f"{inside}{held.info.id}.{name}", value, held.annotations()[name]
 
     for path, held in plan.method.parts():
         yield from below(path, held)

@@ -215,7 +215,7 @@ def test_borrow_from_a_preset() -> None:
 def test_settings_come_after_borrowed_slots() -> None:
     resolved = resolve("grpo", slots={"credit": "reinforce"}, settings={"credit.decay": "0.5"})
     assert resolved.method.slots()["credit"] == moving_baseline(decay=0.5)
-    assert resolved.chosen == {"credit.decay"}
+    assert resolved.chosen == {"credit", "credit.decay"}
     assert resolved.id == "grpo@1"
 
 

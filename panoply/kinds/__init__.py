@@ -89,6 +89,9 @@ class Kind(Protocol):
     def policy_form(self, needs: frozenset[str], world: Any) -> dict[str, Any]:
         """What the policy must be where a method needs `policy:FORM`, as settings `policy.NAME`."""
 
+    def policy_inert(self, settings: Mapping[str, Any], world: Any) -> list[tuple[str, str]]:
+        """Settings `policy.NAME` without effect in such a policy, with the reason."""
+
     def run_form(self, needs: frozenset[str], world: Any) -> dict[str, Any]:
         """What a run is unless it is told otherwise, where that follows from the policy's form: settings `run.NAME`."""
 

@@ -70,6 +70,28 @@ def policy_form(needs: frozenset[str], world: ControlWorld) -> dict[str, Any]:
     return {name: value for form in forms for name, value in form.items()}
 
 
+def policy_inert(settings: Mapping[str, Any], world: ControlWorld) -> list[tuple[str, str]]:
+    spec = control.spec_from(settings)
+    found: dict[str, str] = {}
+    if not isinstance(world.action, Box):
+        found |= dict.fromkeys(("squash", "std", "log_std"), f"the actions of {world.name} are choices")
+    elif spec.head != "distribution":
+        found["squash"] = f"the head {spec.head} has bounds of its own"
+    if spec.head in ("certain", "values"):
+        found |= dict.fromkeys(("std", "log_std"), f"the head {spec.head} has no deviation")
+    if spec.std == "state":
+        found.setdefault("log_std", "the deviation is an output of the network (policy.std=state)")
+    if spec.head != "values":
+        found |= dict.fromkeys(
+            ("epsilon", "atoms", "span"), "only a policy of values has it (policy.head=values)"
+        )
+    elif spec.atoms == 1:
+        found["span"] = "returns are not spread over points (policy.atoms=1)"
+    if not spec.balanced:
+        found["betas"] = "there is no coefficient (policy.balanced)"
+    return list(found.items())
+
+
 def run_form(needs: frozenset[str], world: ControlWorld) -> dict[str, Any]:
     """A policy that changes with time learns one turn a step."""
     return {"steps": world.horizon} if "policy:staged" in needs and world.horizon else {}

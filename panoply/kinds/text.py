@@ -46,6 +46,10 @@ def policy_form(needs: frozenset[str], world: TextWorld) -> dict[str, Any]:
     return {}
 
 
+def policy_inert(settings: Mapping[str, Any], world: TextWorld) -> list[tuple[str, str]]:
+    return []
+
+
 def run_form(needs: frozenset[str], world: TextWorld) -> dict[str, Any]:
     return {}
 

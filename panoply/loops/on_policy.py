@@ -61,7 +61,8 @@ def learn(job: Job, experience: Experience, step: int) -> dict[str, float]:
     if "logp_gap" in found[0]:
         metrics["step0_gap"] = found[0]["logp_gap"]
         metrics["step0_ratio_max"] = found[0]["ratio_max"]
+        moved = [f for f in found if "ratio_off" in f]  # a mini-batch without any advantage has no ratios
         if len(found) > 1:
-            metrics |= {f"end_{name}": found[-1][name] for name in ("ratio_off", "ratio_max")}
-        del metrics["logp_gap"]
+            metrics |= {f"end_{name}": moved[-1][name] for name in ("ratio_off", "ratio_max")}
+    metrics.pop("logp_gap", None)
     return metrics

@@ -84,6 +84,8 @@ class TextWorld(ABC):
     """Whether an observation is the whole next prompt. Otherwise it is appended to what came before."""
     settings: ClassVar[Mapping[str, Any]] = {}
     """Settings of a method that this world asks for, where the method has them and the user says nothing."""
+    limit: ClassVar[str] = ""
+    """The setting of this world that says how long an answer may be, where it has one."""
     step_tokens: ClassVar[int] = 1
     """Tokens of one step of a reference answer. Hints give whole steps."""
 

@@ -18,6 +18,7 @@ from panoply.seeds import numpy_rng
 from panoply.slots.loss.pairs import logistic
 from panoply.slots.reduce.averages import sequence_sum
 from panoply.slots.sample.groups import LIMITS, groups
+from panoply.slots.surrogate.preferences import own_weight
 from panoply.slots.surrogate.ratios import log_likelihood
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ def _regularised(held: Any) -> str:
     equation=_regularised,
     unit="pair",
     scores="policy",
+    inert=own_weight,
     bounds={"nll": "at least 0", "weight": "above 0"},
 )
 def preference_and_likelihood(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from panoply.evidence.claims import Learns
 from panoply.experience import Experience
 from panoply.methods.base.grpo import TINY, grpo
-from panoply.parts import part
+from panoply.parts import Finding, part
 from panoply.regimes import OnPolicy
 from panoply.registry import Published, method
 from panoply.slots.credit.groups import group
@@ -31,8 +31,13 @@ def annealed_temperature(
     return torch.where(position < warmup, 1.0, falling)
 
 
+def _inert(held: Any, method: Any) -> list[Finding]:
+    return [] if held.correction == "truncated" else [("cap", "only correction=truncated weighs decisions")]
+
+
 @part(
     "sample",
+    inert=_inert,
     equation="{prompts} prompts × {group} episodes, τ_t = max(1 + {hottest} − e^(t/d), {coldest})",
     bounds={
         **LIMITS,

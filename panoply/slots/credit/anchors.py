@@ -39,9 +39,14 @@ def _equation(held: Part) -> str:
     )
 
 
-def _inert(held: Any, method: Any) -> list[Finding]:
+def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
     found = [("gamma", "omega is 0, so that returns of turns do not count")] if held.omega == 0 else []
-    return found + ([("epsilon", "nothing is divided when scale is none")] if held.scale == "none" else [])
+    found += [("epsilon", "nothing is divided when scale is none")] if held.scale == "none" else []
+    if getattr(world, "turn_cap", 0) == 1:
+        found += [(name, f"episodes of {world.name} have one turn") for name in ("gamma", "votes")]
+    if method.sample.settings().get("group", 1) > 1:
+        found.append(("alone", "no episode is its whole group (sample.group=1)"))
+    return found
 
 
 @part(

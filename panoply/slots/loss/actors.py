@@ -113,8 +113,12 @@ def _weight_equation(held: Any) -> str:
     return f"−{form[held.form]}·log π(a|s),  A = min_j Q_j(s,a) − {held.over}_b min_j Q_j(s,b), b ~ π"
 
 
-def _weight_inert(held: Any, method: Any) -> list[Finding]:
+def _weight_inert(held: Any, method: Any, world: Any) -> list[Finding]:
     found = [("most", f"form={held.form} has no limit")] if held.form != "exp" else []
+    if hasattr(getattr(world, "action", None), "n"):
+        found.append(("samples", f"the actions of {world.name} can be counted, and all are weighed"))
+    elif held.samples == 1:
+        found.append(("over", "the mean of one sample is its largest"))
     return [*found, ("beta", "form=binary has no temperature")] if held.form == "binary" else found
 
 

@@ -89,6 +89,16 @@ def _overlong_impossible(held: Any, method: Any) -> list[Finding]:
     return [] if fits else [("cache", f"it must be between 1 and limit ({held.limit})")]
 
 
+def _overlong_inert(held: Any, method: Any, world: Any) -> list[Finding]:
+    longest = getattr(world, "max_tokens", 0) * getattr(world, "turn_cap", 1) or getattr(
+        world, "horizon", None
+    )
+    if longest is None or longest > held.limit - held.cache:
+        return []
+    reason = f"no episode of {world.name} is longer than limit − cache ({held.limit - held.cache})"
+    return [(name, reason) for name in ("limit", "cache", "weight")]
+
+
 @part(
     "reward",
     equation=lambda held: (
@@ -97,6 +107,7 @@ def _overlong_impossible(held: Any, method: Any) -> list[Finding]:
     ),
     impossible=_overlong_impossible,
     bounds={"limit": "at least 1", "cache": "at least 0", "weight": "at least 0"},
+    inert=_overlong_inert,
 )
 def overlong(
     experience: Experience,

@@ -11,7 +11,7 @@ from panoply.slots.loss.pairs import logistic
 _LOGISTIC = logistic()
 
 
-def _inert(held: Any, method: Any) -> list[Finding]:
+def own_weight(held: Any, method: Any) -> list[Finding]:
     return [("loss.weight", "the surrogate's own weight is what counts")]
 
 
@@ -27,7 +27,7 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
     equation=lambda held: f"−({held.loss.equation()})",
     unit="pair",
     scores="policy",
-    inert=_inert,
+    inert=own_weight,
     impossible=_impossible,
     bounds={"weight": "above 0"},
 )

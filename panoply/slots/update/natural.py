@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from panoply.parts import Part, part
+from panoply.parts import Finding, Part, part
 from panoply.slots.schedule.schedules import constant
 from panoply.slots.update.optimisers import LIMITS
 
@@ -133,8 +133,13 @@ def _write(weights: list[Tensor], flat: Tensor) -> None:
         weight.copy_(piece.view_as(weight))
 
 
+def _inert(held: Any, method: Any) -> list[Finding]:
+    return [] if held.search > 1 else [("shrink", f"no shorter steps are tried (search={held.search})")]
+
+
 @part(
     "update",
+    inert=_inert,
     equation="F⁻¹g to a KL of {delta}",
     needs=lambda held: frozenset({"world:control"} if held.fisher == "exact" else ()),
     bounds={

@@ -128,6 +128,7 @@ def sgd(
     equation="RMSprop, lr {lr}",
     bounds={**LIMITS, "decay": "from 0 up to 1", "epsilon": "above 0"},
     cost=lambda held: 1,
+    inert=_inert,
 )
 def rmsprop(
     parameters: Iterable[torch.nn.Parameter],

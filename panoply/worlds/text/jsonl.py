@@ -45,10 +45,13 @@ class Jsonl(TextWorld):
     """One for each function; none means 1 each."""
     threshold: float = 0.5
     longest: int = 256
-    """Tokens of an answer at most."""
+    """Tokens of an answer at most, sampled or given. `sample.max_tokens` says the same where it is set."""
     longest_prompt: int = 1024
     too_long: Literal["refuse", "drop", "cut"] = "refuse"
-    """What to do with longer prompts: refuse the file, leave them out, or keep their last tokens."""
+    """What to do with longer prompts: refuse the file, leave them out, or keep their last tokens.
+
+    Given answers that are longer than `longest` are refused, or cut at their end.
+    """
     held_out_share: float = 0.1
     seconds: float = 10.0
     """Time limit of one call of a reward function."""
@@ -68,6 +71,7 @@ class Jsonl(TextWorld):
     }
 
     preset: ClassVar[str] = "published"
+    limit: ClassVar[str] = "longest"
     settings: ClassVar[Mapping[str, Any]] = {"reward.name": "reward"}
 
     def __post_init__(self) -> None:
@@ -112,8 +116,9 @@ class Jsonl(TextWorld):
             if not fields and needs & {"world:teacher", "world:reference"}:
                 fields = [_given(line)]
             for field in fields:
-                if _text(line, field) is None:
-                    raise self._lacks(number, field, "text")
+                said = _text(line, field)
+                if said is None or len(said.encode()) >= self.longest:  # a token is a byte at least
+                    self._said_by(line, number, field)
 
     def _lacks(self, number: int, field: str, what: str) -> PanoplyError:
         return PanoplyError(f"Line {number} of {self.data} has no field '{field}' with {what}.")
@@ -202,11 +207,21 @@ class Jsonl(TextWorld):
         return self._answer(task, "chosen"), self._answer(task, "rejected")
 
     def _answer(self, task: Task, field: str) -> list[int]:
-        said = _text(task.data["line"], field)
+        return self._said_by(task.data["line"], task.data["number"], field)
+
+    def _said_by(self, line: Line, number: int, field: str) -> list[int]:
+        """The tokens of a given answer, its end included."""
+        said = _text(line, field)
         if said is None:
-            raise self._lacks(task.data["number"], field, "text")
+            raise self._lacks(number, field, "text")
         end = self.tokenizer.eos_id
-        return [*self.tokenizer.encode(said), *([] if end is None else [end])][: self.longest]
+        answer = [*self.tokenizer.encode(said), *([] if end is None else [end])]
+        if len(answer) > self.longest and self.too_long != "cut":
+            raise PanoplyError(
+                f"The field '{field}' on line {number} of {self.data} has {len(answer)} tokens, and an answer at most "
+                f"{self.longest}: raise world.longest, or set world.too_long to cut."
+            )
+        return answer[: self.longest]
 
     # -------------------------------------------------------------- rewards
 

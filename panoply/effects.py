@@ -1,0 +1,63 @@
+"""Settings without effect. What is set and would change nothing is refused, so a plan must know what that is.
+
+A part says so of its own settings (`inert`); here is what follows from how parts, world and policy stand together.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from panoply.kinds import kind_of
+from panoply.parts import Finding, Part
+from panoply.regimes import Method
+
+if TYPE_CHECKING:
+    from panoply.planning import Plan
+
+Rule = Callable[..., Iterable[Finding]]
+
+
+def inert(plan: Plan) -> list[Finding]:
+    """Settings without effect in this plan, by their whole paths, with the reason."""
+    world = plan.world()
+    found = [
+        (f"{path}.{setting}", reason)
+        for path, held in with_inner(plan.method)
+        for setting, reason in findings(held.info.inert, held, plan.method, world)
+    ]
+    of_policy = kind_of(world).policy_inert(plan.policy_options, world)
+    return [*found, *_average(plan.method), *((f"policy.{name}", reason) for name, reason in of_policy)]
+
+
+def findings(rule: Rule | None, held: Part, method: Method, world: Any) -> Iterable[Finding]:
+    """What a part's rule says of it in a method; a rule that takes a third argument is told the world too."""
+    if rule is None:
+        return ()
+    told = (held, method, world)
+    return rule(*told[: len(inspect.signature(rule).parameters)])
+
+
+def with_inner(method: Method) -> Iterator[tuple[str, Part]]:
+    """Every part with its path, those that are settings of others included."""
+    waiting = list(method.parts())
+    while waiting:
+        path, held = waiting.pop(0)
+        yield path, held
+        waiting += [(f"{path}.{name}", v) for name, v in held.settings().items() if isinstance(v, Part)]
+
+
+def _average(method: Method) -> list[Finding]:
+    """`reduce` averages decisions: where all terms are of something larger, it is never asked."""
+    reduce = method.slots().get("reduce")
+    terms = [t for t in method.terms() if t.settings().get("weight", 1.0) != 0] if reduce else []
+    together = [m for m in getattr(method, "models", ()) if m.settings().get("update", m) is None]
+    terms += [
+        v for m in together for v in m.settings().values() if isinstance(v, Part) and v.info.slot == "loss"
+    ]
+    units = sorted({term.info.unit for term in terms})
+    if not isinstance(reduce, Part) or "decision" in units:
+        return []
+    reason = f"what is learned from is averaged over {' and '.join(f'{unit}s' for unit in units)}, not over decisions"
+    return [("reduce", reason), *((f"reduce.{name}", reason) for name in reduce.settings())]
