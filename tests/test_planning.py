@@ -12,9 +12,10 @@ from test_compose import METHODS, sentence
 
 import panoply as pp
 from panoply.costs import Activations, Cost, activations, cost
+from panoply.effects import inert
 from panoply.errors import PanoplyError
 from panoply.parts import part
-from panoply.planning import Options, Plan, inert, make_plan
+from panoply.planning import Options, Plan, make_plan
 from panoply.policies.build import model_shapes
 from panoply.registry import find, method
 from panoply.report.text import planned

@@ -10,8 +10,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from panoply import planning, registry
+from panoply import registry
 from panoply.costs import Activations, cost
+from panoply.effects import inert
 from panoply.errors import plain
 from panoply.kinds import kind_of
 from panoply.parts import SLOTS, show_value
@@ -148,7 +149,7 @@ def planned(made: Plan) -> str:
         "needs",
         indent(table([*rows, *(("extra", e) for e in needed.extra_forwards)])),
     ]
-    idle = planning.inert(made)
+    idle = inert(made)
     if idle:
         reasons: dict[str, list[str]] = {}
         for path, reason in idle:

@@ -15,9 +15,9 @@ from papers import groups_of, returns_of, standardised
 
 import panoply as pp
 from panoply.batch import Batch
+from panoply.effects import inert
 from panoply.errors import PanoplyError
 from panoply.methods.objectives.bpo import bounded_ratio, gbpo, group_bounded_ratio
-from panoply.planning import inert
 from panoply.policies.control import ControlPolicy, ValueNet
 from panoply.policies.value import ValueModel
 from panoply.progress import Progress
