@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +216,18 @@ def adopt(value: Any, folder: Path) -> tuple[Any, dict[str, str]]:
     return _mapped(value, moved), hashes
 
 
+def relocated(value: Any, folder: Path, names: Iterable[str]) -> Any:
+    """A stored value that names what lies in a run's folder, where that folder is now."""
+    for name in names:
+        value = _changed(value, functools.partial(_relocated, str(folder.resolve()), name))
+    return value
+
+
+def _relocated(folder: str, name: str, text: str) -> str:
+    path, colon, rest = text.partition(":")
+    return f"{folder}/{name}{colon}{rest}" if path.endswith(f"/{name}") else text
+
+
 def changed_files(folder: Path, hashes: Mapping[str, str]) -> list[str]:
     """Which of the files that were handed over are gone or no longer the same."""
     found = []
@@ -227,11 +239,16 @@ def changed_files(folder: Path, hashes: Mapping[str, str]) -> list[str]:
 
 
 def _mapped(value: Any, change: Callable[[re.Match[str]], str]) -> Any:
-    """A value of strings, tuples, lists and dictionaries, with the paths of kept files changed."""
+    """A value with the paths of kept files changed."""
+    return _changed(value, lambda text: _KEPT.sub(change, text))
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """A value of strings, tuples, lists and dictionaries with every string changed."""
     if isinstance(value, str):
-        return _KEPT.sub(change, value)
+        return change(value)
     if isinstance(value, tuple | list):
-        return type(value)(_mapped(v, change) for v in value)
+        return type(value)(_changed(v, change) for v in value)
     if isinstance(value, dict):
-        return {k: _mapped(v, change) for k, v in value.items()}
+        return {k: _changed(v, change) for k, v in value.items()}
     return value

@@ -23,7 +23,7 @@ from panoply import checkpoint, trust
 from panoply.checkpoint import Checkpoint, DiskError, clear_errors, remove_unfinished, write_atomically
 from panoply.errors import PanoplyError, plain
 from panoply.files import BadFile, is_file, read_folder, read_json, read_lines
-from panoply.given import FOLDER, adopt
+from panoply.given import FOLDER, adopt, relocated
 from panoply.planning import Plan
 from panoply.records import Config, Episode, Metrics, PlanRecord, Result
 
@@ -93,9 +93,10 @@ class Run:
             raise BadFile(f"'{plain(folder)}' cannot be read: {error}") from error
 
     def plan(self) -> Plan:
-        trust.check(self.folder / CONFIG, self.config["plan"])
+        plan = relocated(dict(self.config["plan"]), self.folder, self.config.get("given", {}))
+        trust.check(self.folder / CONFIG, plan)
         try:
-            return Plan.from_json(self.config["plan"])
+            return Plan.from_json(plan)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             made = self.config.get("panoply", "another version")
             raise PanoplyError(

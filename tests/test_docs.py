@@ -359,3 +359,23 @@ def test_settings_named_for_sb3_exist(theirs: str, own: str) -> None:
         return
     world = "pendulum" if "policy." in span else "CartPole-v1" if "world." in span else "cartpole"
     in_process(["plan", "ppo", "--world", world, "--set", "update.minibatches=2", *words])
+
+
+def test_the_page_on_python_runs(place: Path, registries: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks, one after another in one namespace, as it is read."""
+    monkeypatch.chdir(place)
+    train, (first, *rest) = pp.train, blocks(DOCS / "python.md", "python")
+
+    def short(*given: Any, **choices: Any) -> pp.Trained:
+        little = {"run.held_out": 2, "sample.prompts": 2, "sample.group": 4, "sample.max_tokens": 4}
+        settings = {**little, **choices.pop("settings", {})} if "data" in choices else choices.pop("settings")
+        return train(*given, threads=1, settings={**settings, "run.held_out": 2}, **choices)
+
+    monkeypatch.setattr(pp, "train", short)
+    space: dict[str, Any] = {"__name__": "__main__"}
+    for number, block in enumerate((first, *rest)):
+        file = place / f"python-{number}.py"
+        file.write_text(block)
+        exec(compile(block, file, "exec"), space)
+    assert space["steps"].result.after["step"] == 3
+    assert Path(space["pp"].plan(space["mine"], "chain", model="fresh").plugins[0]).name == "definitions.py"

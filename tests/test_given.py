@@ -127,6 +127,11 @@ class TestRows:
         assert [json.loads(line) for line in kept.read_text().splitlines()] == ROWS
         assert Run.open(done.run).plan().world_options["data"] == str(kept.resolve())
         assert pp.evaluate(done, problems=1, attempts=1).problems == 1
+        moved = done.run.rename(tmp_path / "moved")
+        (_, word) = (Run.open(moved).plan().world_options[name] for name in ("data", "rewards"))
+        assert word == (f"{moved.resolve()}/given/right.py:right",)
+        assert pp.evaluate(moved, problems=1, attempts=1).problems == 1, "a run's folder may be moved"
+        done.run.parent.joinpath("moved").rename(done.run)
         (done.run / "result.json").unlink()
         kept.write_text('{"prompt": "other"}\n')
         with pytest.raises(
