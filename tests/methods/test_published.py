@@ -21,6 +21,12 @@ def test_a_method_does_what_its_sources_state(entry: registry.Entry) -> None:
     assert all(source.strip() and len(source) > 8 for source, *_ in statements(entry)), "who says so?"
 
 
+@pytest.mark.parametrize("entry", [e for e in WORKS if e.paper], ids=lambda entry: entry.name)
+def test_a_published_work_says_what_is_published_of_it(entry: registry.Entry) -> None:
+    if entry.family in ("agents", "preferences", "reasoning-data"):
+        assert len(list(statements(entry))) > 0
+
+
 def toy(**stated: object) -> registry.Entry:
     """GRPO with another group, on a table that states something of it."""
 

@@ -52,3 +52,32 @@ def test_the_gradient_is_the_equations() -> None:
     for micro in (1, 2, 100):
         found = learner(policy, method, micro_tokens=micro).gradient(rows)
         assert_same(found["logits"], slow)
+
+
+def test_in_a_game_without_a_best_move_the_average_comes_to_rest() -> None:
+    """Rock, paper, scissors with exact win rates: how much the best answer wins against the policies of all rounds.
+
+    Each round's regression is solved by gradients of the method's own. The average is exploited less and less, and the
+    last policy more and more, as multiplicative weights are.
+    """
+    wins = torch.tensor([[0.5, 0.0, 1.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.5]], dtype=torch.float64)
+    policy = Tabular(states=1, actions=3)
+    with torch.no_grad():
+        policy.logits.copy_(torch.tensor([[0.5, 0.0, -0.2]]))
+    game = learner(policy, sppo().but(surrogate=win_rate_regression(eta=0.5)))
+    played, exploited = [], []
+    for _ in range(40):
+        old = policy.logits.detach().log_softmax(-1)[0]
+        rewards = (wins @ old.exp()).tolist()
+        rows = hand(state=[0, 0, 0], action=[0, 1, 2], reward=rewards, **{"logp@old": old})
+        for _ in range(6):
+            slope = game.gradient(rows)["logits"]
+            with torch.no_grad():
+                policy.logits -= slope
+        played.append(old.exp())
+        exploited.append(
+            [float((wins @ mixed).max()) - 0.5 for mixed in (torch.stack(played).mean(0), old.exp())]
+        )
+    (average, _), (first, _) = exploited[-1], exploited[0]
+    assert average < first / 3
+    assert max(last for _, last in exploited[20:]) > first

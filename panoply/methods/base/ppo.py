@@ -85,6 +85,7 @@ PUBLISHED: Published = {
         "cartpole:update.minibatches": 1,
     },
 }
+"""The paper has no language model; what else is set here by default is usual for one."""
 
 
 @method("ppo@1", presets={"tiny": TINY, "control": CONTROL, "cartpole": CARTPOLE}, published=PUBLISHED)
