@@ -112,8 +112,8 @@ PUBLISHED: Published = {
         "update.clip": 1.0,
     },
 }
-"""Batches of 64 pairs: 256 prompts in four. The released code samples with top_p 0.9. Its win rates are of a model whose
-scores have another scale."""
+"""Batches of 64 pairs: 256 prompts in four. The released code samples with top_p 0.9. Its win rates are of a model
+whose scores have another scale."""
 
 
 @method(
