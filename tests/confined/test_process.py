@@ -99,7 +99,7 @@ def test_part_of_a_line_is_no_answer_and_does_not_outlast_the_deadline() -> None
     began = time.monotonic()
     with pytest.raises(TookTooLong, match=r"longer than 0\.3 s"):
         worker.ask("?", 0.3)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert not worker.alive
 
 
@@ -124,8 +124,8 @@ def test_several_are_waited_for_at_once() -> None:
     for worker in workers:
         worker.start()
     began = time.monotonic()
-    wait([worker.begin("?", 0.5) for worker in workers])
-    assert time.monotonic() - began < 1.4
+    wait([worker.begin("?", 1.0) for worker in workers])
+    assert time.monotonic() - began < 2.7
 
 
 def test_memory_and_files_have_an_end(tmp_path: Path) -> None:

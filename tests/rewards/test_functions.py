@@ -38,7 +38,7 @@ def moody(completions):
     return [float("nan") if c == "nan" else 1.0 for c in completions]
 
 def nap(completions):
-    time.sleep(0.6)
+    time.sleep(1)
     return [1.0 for _ in completions]
 
 def stuck(completions):
@@ -100,7 +100,7 @@ def test_a_function_that_hangs_is_named_at_once_and_soon_given_up(file: Path) ->
     began = time.monotonic()
     with pytest.raises(Resumable, match=r"failed on 5 answers, .* it took longer than 0\.3 s"):
         reward({"completions": ["a"] * 1000})
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 60
     assert len(said) == 1
     assert "it took longer than 0.3 s, on 1000 answers; they are tried one by one" in said[0]
 
@@ -125,7 +125,7 @@ def test_functions_work_at_the_same_time(file: Path) -> None:
     functions = [RewardFunction(f"{file}:{name}") for name in ("nap", "nap", "nap", "length")]
     began = time.monotonic()
     assert call_all(functions, {"completions": ["aa"]}) == [[1.0], [1.0], [1.0], [2.0]]
-    assert time.monotonic() - began < 1.4
+    assert time.monotonic() - began < 2.7
 
 
 def test_limits_that_bind_are_named(file: Path) -> None:
