@@ -1,6 +1,6 @@
 """The pictures of docs/ui.md: train a few small runs, open them in a browser, and take them.
 
-python benchmarks/ui_pictures.py               trains for about two minutes, then writes docs/pictures/*.png
+python benchmarks/ui_pictures.py               trains for some minutes, then writes docs/pictures/*.png
 python benchmarks/ui_pictures.py --keep DIR    keeps the runs there, and uses them where they are already
 """
 
@@ -20,24 +20,16 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 from ui import server
 
-SEVERAL = ("--set", "update.epochs=2", "--set", "update.minibatches=2")
-RUNS = [
-    *(
-        (f"grpo-chain-s{s}", ["grpo", "--world", "chain", "--steps", "60", "--seed", str(s), *SEVERAL])
-        for s in range(3)
-    ),
-    *(
-        (f"dapo-chain-s{s}", ["dapo", "--world", "chain", "--steps", "60", "--seed", str(s)])
-        for s in range(3)
-    ),
-    ("gigpo-keydoor-s0", ["gigpo", "--world", "keydoor", "--steps", "40", "--set", "run.episodes_every=5"]),
-    (
-        "grpo-tools-s0",
-        ["grpo", "--world", "tools", "--steps", "40", "--set", "run.episodes_every=5", *SEVERAL],
-    ),
-]
-TICKED = [f"{method}-chain-s{s}" for method in ("grpo", "dapo") for s in range(3)]
-LIVE = ["rloo", "--world", "chain", "--steps", "400", "--seed", "7"]
+WORLD = ["--world", "house", "--plugin", str(Path(__file__).with_name("ui_world.py"))]
+SEVERAL = ["--set", "update.epochs=2", "--set", "update.minibatches=2", "--set", "run.episodes_every=5"]
+START = ["sft", *WORLD, "--model", "fresh", "--steps", "200"]
+"""A policy that has imitated a careless teacher; the others go on from it."""
+RUNS = {
+    f"{method}-house-s{seed}": [method, *WORLD, *settings, "--steps", "40", "--seed", str(seed)]
+    for method, settings in (("grpo", SEVERAL), ("dapo", ["--set", "run.episodes_every=5"]))
+    for seed in range(2)
+}
+LIVE = ["rloo", *WORLD, "--steps", "400", "--seed", "7"]
 PICTURES = Path("docs/pictures")
 
 
@@ -79,15 +71,16 @@ def pictures(browser: Any, address: str, folder: Path) -> None:
     page.goto(address)
     page.wait_for_selector(".run")
     base = page.url
-    for name in TICKED:
+    for name in RUNS:
         page.locator(".run", has=page.locator(f".run-sub[title='{name}']")).locator(".run-sub").click()
-    page.get_by_role("heading", name="6 runs ticked").wait_for()
+    page.get_by_role("heading", name=f"{len(RUNS)} runs ticked").wait_for()
     take(page, "runs")
-    open_episode(page, f"{base}#/run/grpo-tools-s0", "gated")
+    open_episode(page, f"{base}#/run/grpo-house-s0", "gated")
+    page.keyboard.press("o")
     page.keyboard.press("c")
     take(page, "inspector")
     page.keyboard.press("d")
-    open_episode(page, f"{base}#/run/gigpo-keydoor-s0", "surprise")
+    open_episode(page, f"{base}#/run/grpo-house-s0", "surprise")
     page.keyboard.press("6")
     take(page, "surprising-dark")
     page.keyboard.press("d")
@@ -97,11 +90,11 @@ def pictures(browser: Any, address: str, folder: Path) -> None:
     report = folder.parent / "report.html"
     command = [
         "report",
-        *(str(folder / name) for name in TICKED),
+        *(str(folder / name) for name in RUNS),
         "-o",
         str(report),
         "--title",
-        "GRPO and DAPO on chain",
+        "GRPO and DAPO search a house",
     ]
     subprocess.run([sys.executable, "-m", "panoply", *command], check=True, stdout=subprocess.DEVNULL)
     page.goto(report.as_uri())
@@ -125,13 +118,17 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(chosen.keep or temporary) / "runs"
-        for name, words in RUNS:
+        begin = ["--model", str(folder / "start")]
+        for name, words in {
+            "start": START,
+            **{name: [*words, *begin] for name, words in RUNS.items()},
+        }.items():
             if not (folder / name).exists():
-                subprocess.run(train(folder, name, words), check=True, stdout=subprocess.DEVNULL)
-        shutil.rmtree(folder / "rloo-chain-s7", ignore_errors=True)
-        live = subprocess.Popen(train(folder, "rloo-chain-s7", LIVE), stdout=subprocess.DEVNULL)
+                subprocess.run(train(folder, name, words), check=True)
+        shutil.rmtree(folder / "rloo-house-s7", ignore_errors=True)
+        live = subprocess.Popen(train(folder, "rloo-house-s7", [*LIVE, *begin]))
         try:
-            wait_for(folder / "rloo-chain-s7" / "metrics.jsonl")
+            wait_for(folder / "rloo-house-s7" / "metrics.jsonl")
             with sync_playwright() as play, server(folder) as address:
                 path = shutil.which("chromium") or shutil.which("google-chrome")
                 browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])

@@ -74,9 +74,7 @@ class Run:
         self.config = {
             "panoply": versions()["panoply"],
             "created": time.strftime("%Y-%m-%dT%H:%M:%S"),
-            "command": shlex.join(["panoply", *sys.argv[1:]])
-            if sys.argv[0].endswith("panoply")
-            else "python",
+            "command": _command(),
             "versions": versions(),
             "hash": plan.hash(),
             "measures": plan.measures(),
@@ -254,6 +252,13 @@ def _line(row: Mapping[str, Any]) -> str:
     """One line of JSON; what is not a finite number is null, since JSON has no word for it."""
     finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
     return json.dumps(finite, ensure_ascii=False) + "\n"
+
+
+def _command() -> str:
+    """What was typed, where that was the command line, and `python` where it was not."""
+    program = Path(sys.argv[0] if sys.argv else "")
+    typed = program.name == "panoply" or (program.name == "__main__.py" and program.parent.name == "panoply")
+    return shlex.join(["panoply", *sys.argv[1:]]) if typed else "python"
 
 
 def _make_folder(path: Path) -> Path:

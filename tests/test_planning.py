@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import tiny
 import yaml
 from kit import world_for
 from test_compose import METHODS, sentence
@@ -362,3 +363,17 @@ def test_a_plan_says_how_hard_exploration_is() -> None:
     assert "exploration" not in planned(make_plan("ppo", "cartpole"))
     large = {"world.variant": "tree", "world.size": 5, "world.horizon": 200}
     assert "exploration" not in planned(make_plan("ppo", "tabular", settings=large))
+
+
+def test_the_bytes_a_weight_that_the_readme_counts_with() -> None:
+    plain = cost(pp.plan("grpo", model="fresh", dtype="bfloat16"))
+    assert sum(plain.memory_bytes.values()) == 20 * plain.parameters
+    pulled = cost(pp.plan("grpo", model="fresh", dtype="bfloat16", settings={"regularise.kl": 0.1}))
+    assert sum(pulled.memory_bytes.values()) == 22 * pulled.parameters
+    adapted = cost(pp.plan("grpo", model="fresh", dtype="bfloat16", lora=4))
+    assert adapted.memory_bytes["weights"] == 2 * adapted.parameters
+    words = (tiny.ROOT / "README.md").read_text()
+    for size, weights in {"0.5B": 0.494, "1.5B": 1.544, "3B": 3.086}.items():
+        assert f"{size} ({round(20 * weights)} GB)" in words
+    for size, weights in {"1.5B": 1.544, "3B": 3.086, "7B": 7.616}.items():
+        assert f"{size} ({round(2 * weights)} GB)" in words

@@ -43,6 +43,18 @@ class TestFolder:
         assert plan.hash() == config["hash"]
         assert plan.method.settings()["sample.group"] == 4
 
+    def test_the_command_is_what_was_typed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        typed = {
+            "/bin/panoply": "panoply train 'a b'",
+            "/x/panoply/__main__.py": "panoply train 'a b'",
+            "my.py": "python",
+        }
+        for i, (program, command) in enumerate(typed.items()):
+            monkeypatch.setattr(sys, "argv", [program, "train", "a b"])
+            run = Run.create(pp.plan("sft", model="fresh"), tmp_path / str(i))
+            run.release()
+            assert run.config["command"] == command
+
     def test_one_line_of_metrics_a_step(self, done: pp.Trained) -> None:
         rows = Run.open(done.run).metrics()
         assert [r["step"] for r in rows] == [1, 2, 3, 4, 5, 6]
