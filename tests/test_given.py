@@ -530,3 +530,33 @@ def test_paths_are_taken_as_paths(tmp_path: Path, model: Path) -> None:
     made = pp.plan("grpo", data=file, model=model, reward=right)
     assert made.world_options["data"] == str(file)
     assert made.options.model == os.fspath(model)
+
+
+def test_own_data_is_compared_from_python_and_from_the_command_line(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from panoply import cli
+    from panoply.evidence import compare as comparing
+
+    asked: list[Any] = []
+
+    def run_all(orders: Any, *_: Any) -> None:
+        asked.append([(o.plan.world_id, o.plan.world_options["weights"], o.plan.method_id) for o in orders])
+        raise pp.PanoplyError("That is enough.")
+
+    monkeypatch.setattr(comparing.pool, "run_all", run_all)
+    with pytest.raises(pp.PanoplyError, match="That is enough"):
+        pp.compare("grpo", "rloo", data=ROWS, reward={right: 2.0}, model=model, seeds=1, budget="steps=1")
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "r.py").write_text("def f(completions):\n    return [0.0] * len(completions)\n")
+    words = [
+        "--data",
+        str(tmp_path / "data.jsonl"),
+        "--reward",
+        f"{tmp_path / 'r.py'}:f=2",
+        "--model",
+        str(model),
+    ]
+    with pytest.raises(SystemExit):
+        cli.main(["compare", "grpo", "rloo", *words, "--seeds", "1", "--budget", "steps=1"])
+    assert asked[0] == asked[1] == [("jsonl@1", (2.0,), "grpo@1"), ("jsonl@1", (2.0,), "rloo@1")]

@@ -16,6 +16,7 @@ EXAMPLES = """\
   panoply compare grpo rloo --world chain --world add           over several worlds
   panoply compare grpo spo-segment --budget decisions=300k      equal sampling
   panoply compare grpo ead --world manyanswers --metric distinct@16
+  panoply compare grpo rloo --model DIR --data prompts.jsonl --reward reward.py:correct
 
 A method is written with settings after a colon and borrowed slots after a plus. The first one is what the others are
 compared with. Runs are kept in runs/.cache and found again; an interrupted comparison goes on where it stopped."""
@@ -42,6 +43,8 @@ def add(commands: Commands) -> None:
         "--set", action="append", default=[], metavar="PATH=VALUE", dest="settings", help="for all methods"
     )
     option("--model", help="what all start from (default: the world's warm start)")
+    option("--data", metavar="FILE.jsonl", help="your own prompts, in place of a world")
+    option("--reward", metavar="FILE.py:NAME", action="append", help="functions of yours; may be repeated")
     option("--preset", help="tiny, or published for the papers' numbers (default: the world's)")
     option("--workers", type=int, metavar="N", help="processes at a time (default: the cores there are)")
     option("--out", metavar="DIR", help="where the result goes (default runs/DATE-compare-WORLD)")
@@ -72,6 +75,8 @@ def _compare(chosen: argparse.Namespace) -> int:
         else "",
         settings=settings(chosen.settings),
         model=chosen.model,
+        data=chosen.data,
+        reward=chosen.reward,
         preset=chosen.preset,
         plugins=chosen.plugins,
     )
