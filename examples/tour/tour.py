@@ -27,6 +27,7 @@ from panoply.policies.tokenizer import Tokenizer
 HERE = Path(__file__).resolve().parent
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(10)]
 LONGEST = 8
+SHORT = {"sample.max_tokens": LONGEST}
 
 
 # What a newcomer writes. It lives in this script, and still works in the processes of `compare`.
@@ -65,7 +66,7 @@ class Tour:
             if self.quick
             else {"sample.prompts": 8, "sample.group": 8}
         )
-        return {"sample.max_tokens": LONGEST, "run.held_out": 4 if self.quick else 16, **size, **more}
+        return {"run.held_out": 4 if self.quick else 16, **size, **more}
 
     def steps(self, many: int) -> int:
         return 2 if self.quick else many
@@ -88,7 +89,7 @@ def own_data_and_reward(tour: Tour) -> str:
     """Rows and a function, as they are in Python."""
     done = pp.train(
         "grpo", data=ROWS, reward=brief, model=tour.model, run=tour.runs / "own", steps=tour.steps(30),
-        settings=tour.small(**{"update.lr": 3e-3}), threads=1, progress=pp.Progress(),
+        settings=tour.small(**SHORT, **{"update.lr": 3e-3}), threads=1, progress=pp.Progress(),
     )  # fmt: skip
     rewards = [json.loads(line)["reward"] for line in (done.run / "metrics.jsonl").read_text().splitlines()]
     assert len(rewards) == tour.steps(30)
@@ -122,7 +123,7 @@ def objects_and_steps(tour: Tour) -> str:
     """A run in your hands: look at every step, and stop when you have seen enough."""
     steps = pp.steps(
         grpo().but(credit=half(scale=2.0)), "chain", model="fresh", run=tour.runs / "steps", steps=50, threads=1,
-        settings=tour.small(**{"world.operations": 2, "sample.max_tokens": None}), progress=pp.Progress(),
+        settings=tour.small(**{"world.operations": 2}), progress=pp.Progress(),
     )  # fmt: skip
     for step in steps:
         assert len(step.experience) == step.metrics["decisions"]
@@ -166,7 +167,7 @@ def adapter(tour: Tour) -> str:
         return "peft is not installed"
     done = pp.train(
         "grpo", data=ROWS, reward=brief, model=tour.model, lora=2, run=tour.runs / "lora", steps=2,
-        settings=tour.small(), threads=1, progress=pp.Progress(),
+        settings=tour.small(**SHORT), threads=1, progress=pp.Progress(),
     )  # fmt: skip
     folder = pp.export(done, tour.folder / "adapter", which="last", adapter=True)
     size = (folder / "adapter_model.safetensors").stat().st_size
