@@ -53,9 +53,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _drop(sys.stdout)
         code = 0
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO):
+        named = isinstance(
+            error.filename, str | bytes
+        )  # a name the system does not allow, a folder for a file
+        if not named and error.errno not in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EACCES,
+            errno.EROFS,
+            errno.EIO,
+        ):
             raise
-        where = f" ({error.filename})" if error.filename else ""
+        where = f" ({str(error.filename)[:200]})" if named else ""
         code = _complain(f"{error.strerror}{where}.")
         _drop(sys.stdout)
     sys.exit(code)

@@ -14,13 +14,13 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from panoply.errors import PanoplyError, unknown
 from panoply.experience import STREAMS, Unit
-from panoply.ranges import ANY, check_range, merged, shown
+from panoply.ranges import ANY, check_range, merged, shown, within
 
 SLOTS = (
     "sample",
@@ -119,6 +119,9 @@ class Part:
         """What the part asks of the current forward pass (`entropy`, …) or of snapshots (`logp@reference`)."""
         needs = self.info.needs
         own = needs(self) if callable(needs) else needs
+        if not isinstance(own, frozenset | set):
+            raise PanoplyError(f"The needs of {self.info.id} are a set of words, not {own!r:.60}.")
+        own = frozenset(own)
         return own.union(*(v.needs() for v in self.settings().values() if isinstance(v, Part)))
 
     def learns(self) -> tuple[str, ...]:
@@ -129,8 +132,13 @@ class Part:
     def equation(self) -> str:
         form = self.info.equation
         if callable(form):
-            return form(self)
-        return form.format(**{k: show_value(v) for k, v in self.settings().items()})
+            return str(form(self))
+        try:
+            return form.format(**{k: show_value(v) for k, v in self.settings().items()})
+        except (LookupError, ValueError, AttributeError) as error:
+            raise PanoplyError(
+                f"The equation of {self.info.id}, '{form:.60}', cannot be filled in: {error}."
+            ) from error
 
     def __str__(self) -> str:
         inside = ", ".join(f"{k}={show_value(v)}" for k, v in self.settings().items())
@@ -189,6 +197,17 @@ def part(
         if given not in known:
             raise unknown(kind, given, known)
 
+    for name, value, fine in (
+        ("equation", equation, isinstance(equation, str) or callable(equation)),
+        ("needs", needs, callable(needs) or _are_words(needs)),
+        ("gives", gives, _are_words(gives)),
+        ("bounds", bounds, bounds is None or (isinstance(bounds, Mapping) and _are_words(bounds.values()))),
+    ):
+        if not fine:
+            raise PanoplyError(f"The {name} of a part in {slot} cannot be {value!r:.60}.")
+    for bound in (bounds or {}).values():
+        within(0, bound)
+
     def register(function: Callable[..., Any]) -> Callable[..., Part]:
         made = _dataclass_of(slot, function)
         made.info = PartInfo(
@@ -201,6 +220,14 @@ def part(
         return typing.cast(Callable[..., Part], made)
 
     return register
+
+
+def _are_words(value: Any) -> bool:
+    return (
+        not isinstance(value, str)
+        and isinstance(value, Collection)
+        and all(isinstance(v, str) for v in value)
+    )
 
 
 def _scores(slot: str, unit: Unit) -> Scores:

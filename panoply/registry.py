@@ -6,6 +6,7 @@ register through a file (`--plugin FILE.py`) or an installed package's entry poi
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin
 from panoply import parts as part_module
 from panoply import trust
 from panoply.errors import PanoplyError, plain, unknown
-from panoply.files import NotYaml, parse_yaml, read_bytes
+from panoply.files import NotYaml, brief, parse_yaml, read_bytes
 from panoply.parts import SLOTS, Part, fits, options
 from panoply.recipes import Recipe
 from panoply.regimes import Method
@@ -101,6 +102,26 @@ def _register(entry: Entry) -> None:
     _ENTRIES[entry.id] = entry
 
 
+def _checked(id: str, build: Callable[..., Any], wanted: type) -> Callable[..., Any]:
+    """The function that makes a method or a recipe; one that raises, or makes something else, is said to."""
+
+    @functools.wraps(build)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        try:
+            found = build(*args, **kwargs)
+        except PanoplyError:
+            raise
+        except Exception as error:
+            raise PanoplyError(f"'{id}' cannot be made: {type(error).__name__}: {plain(error)}.") from error
+        if not isinstance(found, wanted):
+            raise PanoplyError(
+                f"'{id}' is registered as a {wanted.__name__.lower()} and makes {brief(found)}."
+            )
+        return found
+
+    return made
+
+
 def _family(module: str) -> str | None:
     pieces = module.split(".")
     return pieces[2].replace("_", "-") if pieces[:2] == ["panoply", "methods"] and len(pieces) > 3 else None
@@ -126,7 +147,20 @@ def method(
 
     def register(build: Callable[..., M]) -> Callable[..., M]:
         of = family or _family(build.__module__)
-        _register(Entry(id, "method", build, paper, of, base, presets or {}, world, claim, published or {}))
+        _register(
+            Entry(
+                id,
+                "method",
+                _checked(id, build, Method),
+                paper,
+                of,
+                base,
+                presets or {},
+                world,
+                claim,
+                published or {},
+            )
+        )
         return build
 
     return register
@@ -144,7 +178,7 @@ def recipe(
 
     def register(build: Callable[..., Recipe]) -> Callable[..., Recipe]:
         of = family or _family(build.__module__)
-        _register(Entry(id, "recipe", build, paper, of, world=world, claim=claim))
+        _register(Entry(id, "recipe", _checked(id, build, Recipe), paper, of, world=world, claim=claim))
         return build
 
     return register

@@ -213,7 +213,12 @@ def _json(content: Mapping[str, Any] | bytes, status: int = 200) -> Response:
 
 
 def _dumped(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """As JSON; a number that a run's file has made up and JSON has no word for, such as Infinity, is null."""
+    plain: Any = {"ensure_ascii": False, "separators": (",", ":")}
+    try:
+        return json.dumps(content, allow_nan=False, **plain)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(content), parse_constant=lambda _: None), **plain)
 
 
 def _whole(word: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from panoply.errors import PanoplyError, needs_extra
+from panoply.errors import PanoplyError, needs_extra, plain
 from panoply.worlds.control.world import Array, Box, Discrete, Space
 from panoply.worlds.logged.data import LoggedData
 
@@ -17,11 +17,21 @@ def read(id: str) -> LoggedData:
     """A data set that Minari has stored on this machine, such as `pendulum/mixed-v0`."""
     minari = _library()
     try:
-        stored = minari.load_dataset(id)
-    except (FileNotFoundError, ValueError) as problem:
+        return _read(minari.load_dataset(id), id)
+    except PanoplyError:
+        raise
+    except FileNotFoundError as problem:
         raise PanoplyError(
-            f"Minari has no data set '{id}' on this machine: `minari download {id}`."
+            f"Minari has no data set '{plain(id)}' on this machine: `minari download {plain(id)}`."
         ) from problem
+    except Exception as problem:  # its library asserts, or fails in HDF5, on files that are something else
+        said = (str(problem).splitlines() or [""])[0] or type(problem).__name__
+        raise PanoplyError(
+            f"Minari's data set '{plain(id)}' cannot be read: {plain(said).rstrip('.')}."
+        ) from problem
+
+
+def _read(stored: Any, id: str) -> LoggedData:
     kept: list[dict[str, Array]] = []
     for number, episode in enumerate(stored.iterate_episodes()):
         seen, steps = episode.observations, len(episode.rewards)
