@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import os
 import pkgutil
 import re
 import sys
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin
 from panoply import parts as part_module
 from panoply import trust
 from panoply.errors import PanoplyError, plain, unknown
-from panoply.files import NotYaml, brief, parse_yaml, read_bytes
+from panoply.files import NotYaml, brief, is_file, parse_yaml, read_bytes
 from panoply.parts import SLOTS, Part, fits, options
 from panoply.recipes import Recipe
 from panoply.regimes import Method
@@ -388,8 +389,8 @@ def _load_entry_points() -> None:
 
 def load_plugin(file: str | Path) -> None:
     """Run a Python file whose decorators register parts, methods or worlds. Loading it twice is harmless."""
-    path = Path(file).resolve()
-    if not path.is_file():
+    path = Path(os.path.realpath(file))
+    if not is_file(path):
         raise PanoplyError(f"There is no plug-in file '{file}'.")
     name = _module_name(path)
     if name in sys.modules or _is_loaded(path) or _is_here(path):

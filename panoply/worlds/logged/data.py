@@ -62,7 +62,7 @@ class LoggedData:
         for name, column in self.columns.items():
             if column.ndim == 0 or (name in SCALARS and column.ndim != 1):
                 raise PanoplyError(f"The column '{name}' of logged data has the shape {column.shape}.")
-            if not (np.issubdtype(column.dtype, np.number) or column.dtype == bool):
+            if column.dtype.kind not in "iufb":
                 raise PanoplyError(f"The column '{name}' of logged data holds no numbers but {column.dtype}.")
             if name in ("terminated", "truncated") and column.dtype != bool:
                 raise PanoplyError(
