@@ -14,6 +14,7 @@ from panoply import api, progress
 from panoply.cli import main
 from panoply.errors import plain
 from panoply.evaluation.held_out import Evaluation
+from panoply.evidence import pool
 from panoply.report.text import evaluated, table
 
 BELL = "\x1b]0;mine\x07\x9b2J\u202edrow\ud800"
@@ -84,7 +85,9 @@ def test_what_a_model_writes_is_printed_safely(
 def test_progress_is_safe(capsys: pytest.CaptureFixture[str]) -> None:
     progress.Lines().say(BELL)
     progress.Panel().say(BELL)
-    assert capsys.readouterr().err == f"{SHOWN}\n{SHOWN}\n"
+    pool.Lines().say(BELL)
+    pool.Bars().say(BELL)
+    assert capsys.readouterr().err == f"{SHOWN}\n" * 4
 
 
 def test_the_live_panel_is_safe() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from panoply.commands.parser import Commands, add_json, add_plugins, command, load_plugins
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, plain
 
 if TYPE_CHECKING:
     from panoply.evidence.claims import Claim
@@ -100,7 +100,7 @@ def _check(found: Sequence[tuple[Entry, Claim]], desk: Desk, chosen: argparse.Na
         told.append({"id": entry.id, "stands": stands, "before": before["verdict"], "now": now["verdict"]})
         if not chosen.json:
             print(f"{entry.name}: the stored verdict {'still stands' if stands else 'no longer stands'}.")
-            print(f"  before  {sentence(before)}\n  now     {sentence(now)}")
+            print(f"  before  {plain(sentence(before))}\n  now     {plain(sentence(now))}")
     if chosen.json:
         print(json.dumps(told, indent=1))
     return 0 if all_stand else 1

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import panoply
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, plain
 from panoply.evidence import cache
 from panoply.planning import Plan
 from panoply.stopping import Stopped
@@ -78,7 +78,7 @@ class Lines(Watch):
         self.every, self._next, self._clock = every, 0.0, _Clock()
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(plain(text, lines=True), file=sys.stderr, flush=True)
 
     def show(self, orders: Sequence[Order], running: Sequence[Order]) -> None:
         if running and time.monotonic() >= self._next:
@@ -96,6 +96,7 @@ class Bars(Watch):
         self._next, self._clock = 0.0, _Clock()
 
     def say(self, text: str) -> None:
+        text = plain(text, lines=True)
         if self._live is None:
             print(text, file=sys.stderr, flush=True)
         else:
