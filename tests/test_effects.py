@@ -32,6 +32,7 @@ from panoply.slots.loss.pairs import logistic
         ("dapo", {"settings": {"reward.weight": 0.5}}, "reward.weight has no effect: no episode of chain is longer"),
         ("cgpo-codpo", {"world": "strings", "settings": {"surrogate.loss.weight": 2}}, "own weight is what counts"),
         ("ead", {"settings": {"sample.cap": 3}}, "sample.cap has no effect: only correction=truncated"),
+        ("ead", {"settings": {"sample.longest_scale": 300}}, "longest_scale has no effect: the scale does not grow"),
         ("npg", {"world": "cartpole", "settings": {"update.shrink": 0.5}}, "update.shrink has no effect"),
         ("a2pr", {"settings": {"losses.better_behaviour.update.epochs": 2}}, "batches are drawn from a replay"),
         ("a2c", {"world": "cartpole", "settings": {"policy.squash": True}}, "policy.squash has no effect: .* choices"),
@@ -111,7 +112,6 @@ EXCEPTIONS = {
     "credit.over_others.epsilon": "keeps a division by 0 finite",
     "surrogate.group_bounded_ratio.epsilon": "keeps a division by 0 finite",
     "update.natural.search": "the first step already improves within the KL",
-    "reward.tool_efficiency.remember": "no task comes twice in a few steps",
     "sample.robust.limit": "a push of a few steps stays within it",
 }
 """Settings that a few small steps do not feel, with the reason. All others do something, or are refused."""

@@ -32,7 +32,9 @@ def annealed_temperature(
 
 
 def _inert(held: Any, method: Any) -> list[Finding]:
-    return [] if held.correction == "truncated" else [("cap", "only correction=truncated weighs decisions")]
+    found = [] if held.correction == "truncated" else [("cap", "only correction=truncated weighs decisions")]
+    still = held.growth == 0 and held.scale <= held.longest_scale
+    return [*found, ("longest_scale", "the scale does not grow (sample.growth=0)")] if still else found
 
 
 @part(
