@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
-from kit import hand
+from kit import batch, hand, slopes
 
-from panoply.batch import Batch
 from panoply.experience import Experience
 from panoply.methods.preferences.cgpo import (
     accepted_over_refused,
@@ -78,9 +76,11 @@ def test_the_best_accepted_answer_is_kept_with_its_calibrated_reward() -> None:
 
 def test_the_pair_loss_with_likelihood() -> None:
     rows = hand(pairs=[(0, 1)], episode=[0, 0, 1], **{"logp@reference": [-1.0, -1.0, -1.0]})
-    now = {"logp": torch.tensor([-0.5, -1.5, -2.0])}
-    value, _ = preference_and_likelihood(loss=logistic(beta=0.5), nll=2.0)(Batch(rows, now))
+    seen = batch(rows, logp=[-0.5, -1.5, -2.0])
+    value, _ = preference_and_likelihood(loss=logistic(beta=0.5), nll=2.0)(seen)
     assert value.tolist() == pytest.approx([2.0 * -1.0 - math.log(1 + math.exp(-0.5))], abs=1e-6)
+    pair = 0.5 / (1 + math.exp(0.5))
+    assert slopes(value, seen.now["logp"]) == pytest.approx([pair + 1.0, pair + 1.0, -pair])
 
 
 def test_baselines_are_demonstrations_of_the_same_tasks() -> None:

@@ -23,6 +23,8 @@ def test_mu_rises_falls_and_stays() -> None:
     mu = peak_and_valley(peak=0.5, valley=0.1, warmup=10, decay=20)
     assert [mu(s, 99) for s in (0, 5, 10, 20, 30, 90)] == pytest.approx([0, 0.25, 0.5, 0.3, 0.1, 0.1])
     assert complement(of=mu)(20, 99) == pytest.approx(0.7)
+    held = peak_and_valley(peak=0.5, valley=0.1, hold=5, decay=20)
+    assert [held(s, 99) for s in (0, 5, 15, 25)] == pytest.approx([0.5, 0.5, 0.3, 0.1])
 
 
 @pytest.mark.parametrize(("focus", "phi"), [("1", 1.0), ("p", 0.25), ("p(1-p)", 0.1875)])

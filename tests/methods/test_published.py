@@ -23,8 +23,8 @@ def test_a_method_does_what_its_sources_state(entry: registry.Entry) -> None:
 
 @pytest.mark.parametrize("entry", [e for e in WORKS if e.paper], ids=lambda entry: entry.name)
 def test_a_published_work_says_what_is_published_of_it(entry: registry.Entry) -> None:
-    if entry.family in ("agents", "preferences", "reasoning-data"):
-        assert len(list(statements(entry))) > 0
+    inherited = ("subpo-a2c", "subpo-ppo")  # subpo on other bases
+    assert list(statements(entry)) or entry.name in inherited
 
 
 def toy(**stated: object) -> registry.Entry:
