@@ -127,7 +127,7 @@ def test_two_rewards_are_weighted_and_logged_apart(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "shown"), [("grpo", "reward"), ("rloo", "reward − 0.05·log π/π_reference")]
+    ("method", "shown"), [("grpo", "reward"), ("rloo", "reward − 0.03·log π/π_reference")]
 )
 def test_the_whole_reward_is_learnt_from_and_not_only_success(method: str, shown: str, place: Path) -> None:
     choices = {"data": "examples/own_prompts/data.jsonl", "reward": "examples/own_prompts/reward.py:brief"}
