@@ -26,6 +26,7 @@ from panoply.run import Run
 from panoply.slots.credit.anchors import episode_and_anchor
 from panoply.slots.credit.groups import group
 from panoply.slots.regularise.terms import kl
+from panoply.slots.reward.signals import signal
 from panoply.slots.update.optimisers import adam
 from panoply.worlds.text.chain import Chain
 
@@ -71,10 +72,19 @@ class TestMethods:
         assert (made.method_id, by_part.method_id) == ("grpo@1+changed", "grpo@1")
         assert made.chosen == by_path.chosen
 
-    def test_a_part_that_was_given_is_not_touched_by_presets_and_worlds(self) -> None:
+    def test_a_part_that_was_given_is_not_touched_by_presets_and_worlds(self, model: Path) -> None:
         given_lr = adam(lr=2e-6)
         assert pp.plan(grpo().but(update=given_lr), "chain").method.update == given_lr  # type: ignore[attr-defined]
         assert pp.plan("ppo", "cartpole", update=given_lr).method.slots()["update"] == given_lr
+        plain = pp.plan("grpo", "cartpole", update=adam()).method.slots()["update"]
+        assert plain == adam() != pp.plan("grpo", "cartpole").method.slots()["update"], (
+            "not the world's numbers"
+        )
+        named = grpo().but(reward=signal(name="right"))
+        made = pp.plan(named, data=ROWS, reward=right, model=model)
+        assert made.method.slots()["reward"] == signal(name="right"), (
+            "own data asks for the whole reward otherwise"
+        )
 
     def test_a_slot_that_was_emptied_stays_so(self) -> None:
         made = pp.plan(grpo().but(regularise=()), "chain")
