@@ -275,6 +275,20 @@ def _short_prompt(world: TextWorld) -> str:
     return found if len(found) <= 200 else "PROMPT"
 
 
+def _world_words(made: Plan) -> str:
+    """The words that name a plan's world and its settings; of one's own data, the file and the reward functions."""
+    settings = dict(made.world_options)
+    words = [] if made.world_id == "chain@1" else ["--world", made.world_id.split("@")[0]]
+    if made.world_id == "jsonl@1":
+        rewards, weights = settings.pop("rewards", ()), settings.pop("weights", ())
+        words = ["--data", os.path.relpath(settings.pop("data"))]
+        for source, weight in zip(rewards, weights or [1.0] * len(rewards), strict=True):
+            words += ["--reward", os.path.relpath(source) + (f"={weight:g}" if weight != 1 else "")]
+        settings.pop("model", None)
+    words += [word for k, v in settings.items() for word in ("--set", f"world.{k}={_word(v)}")]
+    return "".join(f" {shlex.quote(word)}" for word in words)
+
+
 def next_commands(run: Run) -> list[tuple[str, str]]:
     """Commands that make sense after a run, and what each is for."""
     from panoply.rollout.playing import several_turns
@@ -282,8 +296,7 @@ def next_commands(run: Run) -> list[tuple[str, str]]:
     made = run.plan()
     name, folder = made.method_id.split("@")[0], shlex.quote(str(run.folder))
     plugins = "".join(f" --plugin {shlex.quote(os.path.relpath(p))}" for p in made.plugins)
-    world = "" if made.world_id == "chain@1" else f" --world {made.world_id.split('@')[0]}"
-    options = "".join(f" --set {shlex.quote(f'world.{k}={_word(v)}')}" for k, v in made.world_options.items())
+    world = _world_words(made)
     built = made.world()
     if isinstance(built, TextWorld):
         prompt = "" if several_turns(built) else f" {pasted(_short_prompt(built))}"
@@ -304,12 +317,12 @@ def next_commands(run: Run) -> list[tuple[str, str]]:
         other = "grpo" if name == "reinforce" else "reinforce"
         model = "" if made.options.model == "start" else f" --model {shlex.quote(made.options.model)}"
         last = (
-            f"panoply train {name}{world}{options}{model} --credit {other}{plugins}",
+            f"panoply train {name}{world}{model} --credit {other}{plugins}",
             "swap one part for another method's",
         )
     else:
         last = (
-            f"panoply train grpo{world}{options} --model {folder}{plugins}",
+            f"panoply train grpo{world} --model {folder}{plugins}",
             "go on from here by trial and error",
         )
     return [
