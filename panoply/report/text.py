@@ -81,7 +81,7 @@ def _wrap(text: str, width: int, hang: int = 0) -> list[str]:
         width,
         subsequent_indent=" " * hang,
         drop_whitespace=True,
-        break_long_words=False,
+        break_long_words=True,
         break_on_hyphens=False,
     )
 
