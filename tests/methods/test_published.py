@@ -88,6 +88,10 @@ def test_what_another_part_happens_to_share_is_not_inherited() -> None:
     found = {origin.path: origin for origin in origins(registry.find("method", "dapo"))}
     assert found["sample.temperature"].kind != "inherited", "dapo samples with another part than grpo"
     assert found["credit.scale"].says == "inherited from grpo"
+    found = {origin.path: origin for origin in origins(registry.find("method", "gigpo"))}
+    assert found["credit.votes"].says == "chosen here"
+    found = {origin.path: origin for origin in origins(registry.find("method", "cgpo-codpo"))}
+    assert found["sample.prompts"].says == "chosen here", "cgpo's 16 prompts are another part's"
 
 
 def test_the_page_has_a_line_for_every_setting() -> None:

@@ -154,7 +154,7 @@ def test_it_is_refused_where_it_cannot_be() -> None:
         make_plan("spo-tree", "keydoor")
     with pytest.raises(PanoplyError, match="nothing to compare"):
         make_plan("spo-tree", settings={"sample.branching": "1,1"})
-    with pytest.raises(PanoplyError, match="at least one branch"):
+    with pytest.raises(PanoplyError, match="must be from 1 to 1000, not 0"):
         make_plan("spo-tree", settings={"sample.branching": "3,0"})
 
 

@@ -118,7 +118,7 @@ def test_annotators_take_turns_and_their_groups_differ() -> None:
             "data.answers cannot be start: the starting policy answers before the first step only; "
             "say how many pairs with data.pairs.",
         ),
-        ("strings", {"data.annotators": -1}, "data.annotators cannot be -1: it is a number of things."),
+        ("strings", {"data.annotators": -1}, "data.annotators must be at least 0, not -1."),
     ],
 )
 def test_what_cannot_be_is_refused(world: str, settings: dict[str, Any], sentence: str) -> None:
