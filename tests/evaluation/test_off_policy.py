@@ -161,3 +161,47 @@ def test_what_is_missing_is_said() -> None:
     short = LoggedData({k: v[:1] if k != "truncated" else np.ones(1, bool) for k, v in DATA.columns.items()})
     with pytest.raises(PanoplyError, match="every episode has weight 0"):
         off_policy.weighted_importance(short, lambda seen: never)
+
+
+def two_episodes() -> LoggedData:
+    """Two episodes of two steps in one state, all actions 0, which the target takes twice or half as often."""
+    columns = {
+        "observation": np.array([0, 1, 2, 3]),
+        "action": np.zeros(4, int),
+        "reward": np.array([1.0, 2.0, 3.0, 4.0]),
+        "terminated": np.array([False, True, False, True]),
+        "truncated": np.zeros(4, bool),
+        "episode": np.array([0, 0, 1, 1]),
+        "turn": np.array([0, 1, 0, 1]),
+        "final": np.array([0, 0]),
+        "logp": np.log(np.full(4, 0.4)),
+    }
+    return LoggedData(columns)
+
+
+def test_by_hand() -> None:
+    """Ratios 2, 2 and ½, ½: products 2, 4 and ½, ¼; γ = ½.
+
+    IS (4·2 + ¼·5)/2; PDIS (2·1 + ½·4·2 + ½·3 + ½·¼·4)/2; WPDIS divides by the mean weight of each time, 1.25 and 2.125.
+    """
+
+    def doubled(seen: Any) -> Any:
+        chosen = np.array([0.8, 0.8, 0.2, 0.2])[seen]
+        return np.stack([chosen, 1 - chosen], -1)
+
+    data = two_episodes()
+    assert off_policy.importance(data, doubled, 0.5).value == pytest.approx((4 * 2 + 0.25 * 5) / 2)
+    assert off_policy.per_decision(data, doubled, 0.5).value == pytest.approx((2 + 4 + 1.5 + 0.5) / 2)
+    expected = ((2 * 1 + 0.5 * 3) / 1.25 + 0.5 * (4 * 2 + 0.25 * 4) / 2.125) / 2
+    assert off_policy.weighted_per_decision(data, doubled, 0.5).value == pytest.approx(expected)
+    found = off_policy.importance(data, doubled, 0.5)
+    assert found.error == pytest.approx(np.std([8.0, 1.25], ddof=1) / np.sqrt(2))
+    assert found.effective == pytest.approx(4.25**2 / (16 + 0.0625))
+    weighted = off_policy.weighted_importance(data, doubled, 0.5)
+    assert weighted.value == pytest.approx((4 * 2 + 0.25 * 5) / 4.25)
+    spread = np.sqrt((4 * (2 - weighted.value)) ** 2 + (0.25 * (5 - weighted.value)) ** 2)
+    assert weighted.error == pytest.approx(spread / 4.25)
+    with_q = off_policy.doubly_robust(data, doubled, lambda seen: np.full((len(seen), 2), 3.0), 0.5)
+    # Σ_t γ^t·(ρ_0:t·(r − 3) + ρ_0:t−1·3)
+    first, second = 2 * -2 + 3 + 0.5 * (4 * -1 + 2 * 3), 0.5 * 0 + 3 + 0.5 * (0.25 * 1 + 0.5 * 3)
+    assert with_q.value == pytest.approx((first + second) / 2)

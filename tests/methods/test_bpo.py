@@ -269,6 +269,16 @@ def test_group_golden() -> None:
     assert value.tolist() == pytest.approx([-0.2, -0.2, -0.05, -0.8, -0.2, -0.4])
 
 
+def test_the_aim_of_a_group_is_in_deviations_from_its_median() -> None:
+    """Returns 0, 2, 4 have the deviation 2: at a temperature of 1 the aims are σ(−1), ½ and σ(1) of the way."""
+    rows = hand(
+        episode=[0, 1, 2], group=[0] * 3, reward=[0.0, 2.0, 4.0], advantage=[1.0] * 3, logp=[-1.0] * 3
+    )
+    _, stats = group_bounded_ratio(low=0.5, high=0.5, temperature=1.0)(batch(rows, logp=ratios(1, 1, 1)))
+    away = 1 / (1 + math.exp(-1)) - 0.5
+    assert stats["off_aim"].tolist() == pytest.approx([away, 0.0, away], abs=1e-5)
+
+
 def test_the_majority_of_a_binary_group_is_pulled_to_the_middle() -> None:
     rows = hand(
         episode=[0, 1, 2],

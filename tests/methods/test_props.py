@@ -163,6 +163,16 @@ def test_the_optimiser_remembers_earlier_rounds() -> None:
     assert float(kept["adam:0:step"]) == 16, "what was given is not changed"
 
 
+def test_the_push_is_clipped() -> None:
+    """Adam's first average is a tenth of the gradient, whose norm is cut to 0.001."""
+    collect = collector(Cartpole())
+    memory: dict[str, Any] = {}
+    how = PUSH._replace(epochs=1, minibatches=1, clip=1e-3)
+    pushed_off(collect.policy, collect.rollout(2, 8), how, torch.Generator(), memory)
+    averages = [kept.flatten() for name, kept in memory.items() if name.endswith(":exp_avg")]
+    assert torch.cat(averages).norm().item() == pytest.approx(1e-4, rel=1e-3)
+
+
 def test_the_kl_is_from_the_learning_policy_to_the_acting_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """KL(π_θ‖π_φ) of whole distributions, by hand, in the loss that is descended."""
     collect = collector(Bandit(arms=4), hidden=())
