@@ -11,6 +11,7 @@ from typing import Any
 
 from panoply import registry, session
 from panoply.errors import PanoplyError, unknown
+from panoply.files import read_bytes
 from panoply.given import is_rows, keep, rows_file
 from panoply.parts import Part
 from panoply.rewards import here
@@ -151,7 +152,7 @@ def _check_function(word: str) -> None:
 def _names(file: str) -> tuple[list[str], set[str] | None]:
     """The functions of a file, and all names it binds, if that can be told without running it."""
     try:
-        tree = ast.parse(Path(file).read_bytes())
+        tree = ast.parse(read_bytes(file))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return [], None  # what is wrong with it is said when it is loaded
     made = (ast.FunctionDef, ast.AsyncFunctionDef)

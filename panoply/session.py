@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from panoply import parts, registry
 from panoply.errors import PanoplyError
+from panoply.files import BadFile, read_text
 from panoply.parts import Part
 
 if TYPE_CHECKING:
@@ -159,8 +160,8 @@ def is_here(file: Path) -> bool:
 
 def _text(file: str | Path) -> str:
     try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, ValueError):
+        return read_text(file)
+    except BadFile:
         return ""
 
 

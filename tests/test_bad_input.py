@@ -337,3 +337,8 @@ def test_nothing_but_the_sentence_reaches_the_terminal() -> None:
     done = tiny.shell("train", "reinforse")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "panoply: Unknown method 'reinforse'. Did you mean 'reinforce'?\n"
+
+
+def test_a_pipe_in_place_of_a_plug_in_is_refused_at_once(tmp_path: Path, panoply: Terminal) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    assert_refused(panoply, ["plan", "grpo", "--plugin", str(tmp_path / "pipe.py")], "is not a file")
