@@ -71,10 +71,9 @@ class Method:
 
     def snapshots(self, scores: Scores) -> list[str]:
         """Whose log-probabilities `logp@NAME` are needed, of the distribution sampled from or of the policy itself."""
-        terms = self.terms()
         found: set[str] = set()
         for _, held in self.parts():
-            if (held.info.scores if held in terms else "sampled") == scores:
+            if held.info.scores == scores:
                 found |= {n.removeprefix("logp@") for n in held.needs() if n.startswith("logp@")}
         return sorted(found)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from panoply import registry
 from panoply.batch import Batch
 from panoply.experience import Experience, Ragged, Table
+from panoply.loops.samples import Watch
 from panoply.loops.snapshots import Snapshots
 from panoply.methods.base.online_dpo import online_dpo
 from panoply.methods.preferences.cgpo import cgpo_codpo
@@ -25,6 +26,7 @@ from panoply.rollout.text import Collector
 from panoply.slots.loss.pairs import logistic
 from panoply.slots.regularise.terms import kl
 from panoply.slots.surrogate.preferences import preference
+from panoply.slots.surrogate.ratios import clip
 
 registry.entries()
 TERMS = [
@@ -131,6 +133,17 @@ def test_log_ratios_of_pairs_are_those_of_the_policy(build: Any, tiny_collector:
     name = "old" if build is sppo else "reference"
     assert view.episode_log_ratio(name).tolist() == pytest.approx(expected.tolist(), abs=1e-5)
     assert float(expected.abs().max()) > 0.1
+
+
+def test_no_ratio_is_recorded_between_two_distributions() -> None:
+    """The record of an episode shows the ratio a surrogate saw; to a behaviour at another temperature there is none."""
+    rows = heated(0)
+    for experience, recorded in ((rows, False), (rows.unaltered(), True)):
+        watch = Watch(torch.tensor([100]))
+        watch.see(preference(), Batch(experience, {"logp": experience["logp"] + 0.1}), {})
+        assert ("ratio" in watch.columns) == recorded
+        watch.see(clip(), Batch(experience, {"logp": experience["logp"] + 0.1}), {})
+        assert "ratio" in watch.columns
 
 
 def test_without_a_temperature_there_is_one_pass(tiny_collector: Collector) -> None:
