@@ -27,7 +27,7 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with clear_errors(f"write {path}"):
-            with open(temporary, "w", encoding="utf-8") as file:
+            with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

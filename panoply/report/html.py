@@ -24,7 +24,7 @@ EPISODES, DECISIONS = 6, 1500
 def write_report(study: Study, file: Path, title: str | None = None) -> Path:
     page = render(study, title)
     try:
-        file.write_text(page, encoding="utf-8")
+        file.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
         raise PanoplyError(f"Cannot write {file}: {error.strerror}.") from error
     return file
