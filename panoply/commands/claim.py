@@ -21,6 +21,7 @@ EXAMPLES = """\
   panoply claim gigpo                  measure one: tune both sides, pair by seed, decide
   panoply claim --family agents        all of a family
   panoply claim --check gigpo          run it again; does the stored verdict still stand?
+  panoply claim --replicate gigpo      the same on new seeds, added to its replications
 
 Verdicts with their numbers go to results/claims/NAME.json. Runs are kept in runs/.cache and found again."""
 
@@ -34,6 +35,7 @@ def add(commands: Commands) -> None:
     option(
         "--check", action="store_true", help="run again without cached runs, and compare with what is stored"
     )
+    option("--replicate", action="store_true", help="measure on new seeds, and add what is found")
     option(
         "--most",
         type=int,
@@ -64,25 +66,31 @@ def _claim(chosen: argparse.Namespace) -> int:
         return _list(found, chosen)
     watch = pool.Watch() if chosen.quiet or chosen.json else None
     desk = Desk(workers=chosen.workers, watch=watch, most=chosen.most)
+    if chosen.check and chosen.replicate:
+        raise PanoplyError(
+            "--check repeats the same seeds and --replicate takes new ones: name one of the two."
+        )
     return _check(found, desk, chosen) if chosen.check else _measure(found, desk, chosen)
 
 
 def _measure(found: Sequence[tuple[Entry, Claim]], desk: Desk, chosen: argparse.Namespace) -> int:
-    from panoply.evidence.trials import put_to_test, sentence, store_result
+    from panoply.evidence.trials import put_to_test, replicate, sentence, store_result
 
-    lost, done = [], []
+    lost, done, store = [], [], Path(chosen.store)
     for entry, claim in found:
         try:
-            facts = put_to_test(entry, claim, desk)
+            if chosen.replicate:
+                facts = replicate(entry, claim, desk, store)
+            else:
+                store_result(facts := put_to_test(entry, claim, desk), store)
         except PanoplyError as error:
             if len(found) == 1:
                 raise
             lost.append(f"{entry.name}: {error}")
             continue
-        path = store_result(facts, Path(chosen.store))
         done.append(facts)
         if not chosen.json:
-            print(f"{sentence(facts)}\n  {path}")
+            print(f"{sentence(facts)}\n  {store / f'{entry.name}.json'}")
     if chosen.json:
         print(json.dumps(done, indent=1))
     if lost:

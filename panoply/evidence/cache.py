@@ -7,7 +7,6 @@ interrupted comparison goes on with its half-done runs, because runs resume.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import shutil
@@ -16,18 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import panoply
-from panoply import registry, session
+from panoply import session
 from panoply.errors import PanoplyError
+from panoply.evidence.closure import PACKAGE, closure
 from panoply.given import without_places
 from panoply.planning import Plan
 from panoply.run import Run, versions
 
-PACKAGE = Path(panoply.__file__).parent
-SILENT = ("cli.py", "commands", "evidence", "progress.py", "report", "sinks.py", "ui")
-"""What only shows or asks, and does not compute."""
-APART = ("methods", "worlds")
-"""Of these only what a plan uses counts: another method does not make this one's runs stale."""
+LOOPS = tuple(f"panoply.loops.{name}" for name in ("job", "on_policy", "off_policy", "dataset"))
 
 
 def identity(plan: Plan) -> str:
@@ -39,41 +34,37 @@ def identity(plan: Plan) -> str:
         del data["run"][name]
     facts = {
         "plan": without_places(data),
-        "code": [_core(), *(_file(path) for path in _own(plan))],
+        "code": [_file(path) for path in _code(plan)],
         "files": [_file(path) for path in _named(plan)],
         **{name: versions()[name] for name in ("torch", "numpy", "numba")},
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-@functools.cache
-def _core() -> str:
-    """A hash of the code that all runs share."""
-    found = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        inside = path.relative_to(PACKAGE)
-        if inside.parts[0] in SILENT or (inside.parts[0] in APART and len(inside.parts) > 2):
-            continue
-        found.update(f"{inside} {_file(path)}\n".encode())
-    return found.hexdigest()
-
-
 def _file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _own(plan: Plan) -> list[Path]:
-    """The files of the plan's parts and world that lie outside of what all runs share, plug-ins included."""
-    modules = {held.info.function.__module__ for held in _parts(plan)}
-    modules.add(registry.find("world", plan.world_id).build.__module__)
-    files = {
-        Path(str(sys.modules[name].__file__))
-        for name in modules
-        if name in sys.modules and name != "__main__"  # of a session only the definitions count
-    }
-    files |= {Path(file) for file in plan.plugins if session.is_written(Path(file))}
-    core = [PACKAGE / part for part in ("slots", "loops")]
-    return sorted(f for f in files if not any(f.is_relative_to(folder) for folder in core))
+def _code(plan: Plan) -> list[Path]:
+    """The files a run computes with: loops, the kind of world, the world, the parts, and all that these import.
+
+    So another method, another world, or a part that this plan does not have makes none of its runs stale. Of a plug-in
+    its own file counts, and of a session only the definitions.
+    """
+    world = plan.world()
+    own = {held.info.function.__module__ for held in _parts(plan)}
+    own |= {type(inner).__module__ for inner in _worlds(world)}
+    others = {name for name in own if not name.startswith("panoply.") and name != "__main__"}
+    plugins = {Path(str(sys.modules[name].__file__)) for name in others if name in sys.modules}
+    plugins |= {Path(file) for file in plan.plugins if session.is_written(Path(file))}
+    return [*closure((*LOOPS, f"panoply.kinds.{world.medium}", *own)), *sorted(plugins)]
+
+
+def _worlds(world: Any) -> Iterator[Any]:
+    """A world, and those that it is made of: several in turn, or the one that data is of."""
+    yield world
+    for inner in (*getattr(world, "worlds", ()), *filter(None, [getattr(world, "world", None)])):
+        yield from _worlds(inner)
 
 
 def _named(plan: Plan) -> list[Path]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 from panoply import compose, published, registry
 from panoply.checkpoint import write_atomically
 from panoply.evidence import pictures, verdicts
-from panoply.evidence.claims import SEEDS, Claim
+from panoply.evidence.claims import Claim
+from panoply.evidence.history import by_former_rule
+from panoply.evidence.statistics import false_discoveries
 from panoply.evidence.trials import not_kept, stored
 from panoply.parts import show_value
 from panoply.recipes import Recipe
@@ -32,6 +35,12 @@ FAMILIES = {
     "control": "Control",
     "generative-offline": "Logged data",
     "world": "Worlds",
+}
+TALLIED = {
+    "holds": "hold",
+    "fails": "fail",
+    "undecided": "are undecided",
+    "too small to matter": "are too small to matter",
 }
 HEAD = """# Methods
 
@@ -74,18 +83,24 @@ def _index(found: Mapping[str, Mapping[str, Any] | None]) -> str:
 
 
 def _tally(results: Sequence[Mapping[str, Any]]) -> str:
-    """How many claims were tested, so that a reader can expect the false ones."""
+    """How many claims were tested and what they came to, so that a reader can expect the false ones."""
     if not results:
         return "No claim has been tested yet.\n"
-    counts = {v: sum(f["verdict"] == v for f in results) for v in ("holds", "fails", "undecided")}
-    tested = [f for f in results if f["kind"] != "identity"]
-    false = sum(0.11 if f["seeds"] <= SEEDS[0] else 0.05 for f in tested) / 2
-    share = "fewer than one" if false < 1 else f"about {false:.0f}"
+    counts = Counter(f["verdict"] for f in results)
+    came = ", ".join(f"{n} {words}" for verdict, words in TALLIED.items() if (n := counts[verdict]))
+    chances = [f["p"] for f in results if "p" in f]
+    expected = 0.05 * len(chances) / 2
+    share = "fewer than one" if expected < 1 else f"about {expected:.0f}"
+    standing = false_discoveries(chances)
+    again = sum(len(f.get("replications", ())) for f in results)
+    former = sum(by_former_rule(f) for f in results)
+    waiting = (
+        f" {former} verdicts rest on a former rule and wait to be measured by this one." if former else ""
+    )
     return (
-        f"{len(results)} claims were tested: {counts['holds']} hold, {counts['fails']} fail, {counts['undecided']} "
-        "undecided. Intervals miss the truth now and then, in about\n11 % of cases with five seeds and 5 % with more, "
-        "half of the time on the favourable side: if no method made any\n"
-        f"difference, {share} would still be said to hold.\n"
+        f"{len(results)} claims were tested: {came}. Of the {len(chances)} that rest on chance, {standing} differences "
+        f"stand where one in\ntwenty of those that stand may be false (Benjamini and Hochberg); if no method made any "
+        f"difference, {share} would still\nbe said to hold. {again} replications on new seeds were made.{waiting}\n"
     )
 
 
@@ -101,7 +116,8 @@ def _numbers(found: Mapping[str, Any]) -> str:
         return f"{found['metric']} at most {found['difference']:.1e}, {found['seeds']} seeds"
     against = f" against {', '.join(list(found['order'])[1:])}" if found.get("order") else ""
     gap = f"{found['metric']} {found['difference']:+.3g} ({low:+.3g} to {high:+.3g})"
-    return f"{gap}, {found['seeds']} seeds{against}{not_kept(found)}"
+    filled = f", {found['room']['filled']:.0%} of the room" if found.get("room") else ""
+    return f"{gap}{filled}, {found['seeds']} seeds{against}{not_kept(found)}"
 
 
 # ------------------------------------------------------------------ one work
@@ -184,6 +200,9 @@ def _claim(entry: Entry, claim: Claim, found: Mapping[str, Any] | None) -> Itera
     runs = found["runs"]
     names = list(runs[0])
     yield table(names, *([f"{r[n]:.4g}" if n != "seed" else str(r[n]) for n in names] for r in runs))
+    if found.get("replications"):
+        rows = [_earlier(again)[:4] for again in found["replications"]]
+        yield f"Replications on new seeds:\n\n{table(('date', 'commit', 'verdict', 'measured'), *rows)}"
     if found.get("history"):
         rows = [_earlier(past) for past in found["history"]]
         yield "Earlier verdicts:\n"
@@ -193,8 +212,8 @@ def _claim(entry: Entry, claim: Claim, found: Mapping[str, Any] | None) -> Itera
 def _earlier(past: Mapping[str, Any]) -> tuple[str, ...]:
     low, high = past["interval"]
     gap = f"{past['metric']} {past['difference']:+.3g} ({low:+.3g} to {high:+.3g}), {past['seeds']} seeds"
-    asked = ", ".join(past["asked differently since"]) or "nothing"
-    return past["date"], past.get("commit", "–"), past["verdict"], gap, asked
+    asked = ", ".join(past.get("asked differently since", ())) or "nothing"
+    return past["date"], past.get("commit") or "–", past["verdict"], gap, asked
 
 
 def _measured(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -206,6 +225,13 @@ def _measured(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "metric", f"`{found['metric']}`, {found['better']} is better"
         yield from ((label, f"`{spelled}`") for label, spelled in found["order"].items() if spelled != label)
         yield from _tuning(found["tuning"])
+    if by_former_rule(found):
+        yield (
+            "rule",
+            "a former one: the interquartile mean of the differences and its 95 % bootstrap interval",
+        )
+    if len(found.get("parts", {})) > 1:
+        yield "parts", "; ".join(f"{part}: {verdict}" for part, verdict in found["parts"].items())
     for metric, gap in found.get("keeps", {}).items():
         yield f"must keep `{metric}`", f"{_gap(gap)}; may lose {gap['margin']:g}"
     if "reaches" in found:
@@ -232,7 +258,9 @@ def _measured(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _gap(gap: Mapping[str, Any]) -> str:
     low, high = gap["interval"]
-    sides = ", ".join(f"{k} {v:.4g}" for k, v in gap.items() if k not in ("margin", "difference", "interval"))
+    sides = ", ".join(
+        f"{k} {v:.4g}" for k, v in gap.items() if k not in ("margin", "difference", "interval", "p")
+    )
     return f"{gap['difference']:+.3g} ({low:+.3g} to {high:+.3g}); {sides}"
 
 

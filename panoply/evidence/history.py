@@ -13,6 +13,11 @@ SUMMARY = ("date", "commit", "verdict", "metric", "difference", "interval", "mar
 """What is kept of an earlier result."""
 
 
+def by_former_rule(facts: Mapping[str, Any]) -> bool:
+    """Whether a verdict rests on the interquartile mean and its 95 % bootstrap interval, as verdicts once did."""
+    return facts["kind"] != "identity" and "p" not in facts
+
+
 def with_history(facts: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
     """A result with everything that was found before it, oldest first."""
     if before is None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from panoply.errors import PanoplyError
@@ -14,7 +15,6 @@ from panoply.evidence import pool, scores
 from panoply.evidence.arms import Arm, Budget
 from panoply.evidence.claims import SEEDS, TUNING_SEEDS, Found, Ranks, Verdict, together
 from panoply.evidence.compare import CACHE, thin
-from panoply.evidence.statistics import interquartile_mean
 from panoply.parts import show_value
 
 Point = dict[str, Any]
@@ -32,13 +32,15 @@ class Desk:
     watch: pool.Watch | None = None
     most: int = SEEDS[-1]
     """The most seeds to go to."""
+    first: int = 0
+    """The seed to begin with."""
 
     def say(self, text: str) -> None:
         (self.watch or pool.Lines()).say(text)
 
     def rounds(self, known: Mapping[str, Any] | None) -> list[int]:
         """By how many seeds to decide, first and while undecided; with an earlier result, by as many as it had."""
-        if known is not None:
+        if known is not None and known["seeds"]:
             return [int(known["seeds"])]
         return [n for n in SEEDS if n <= self.most] or [self.most]
 
@@ -66,7 +68,7 @@ class Race:
         tuning = known["tuning"] if known else self.tune()
         tuned = [arm.but(tuning["chosen"][arm.label]) for arm in self.arms]
         for n in self.desk.rounds(known):
-            heats = self.heats(tuned, range(n))
+            heats = self.heats(tuned, range(self.desk.first, self.desk.first + n))
             verdict, gap, kept = self.judge(heats)
             low, high = gap.interval
             self.desk.say(
@@ -83,8 +85,7 @@ class Race:
             "better": "lower" if claim.lower else "higher",
             "budget": {self.budget.unit: self.budget.amount},
             "verdict": verdict,
-            "difference": round(gap.difference, 6),
-            "interval": [round(low, 6), round(high, 6)],
+            **gap.to_json(),
             "seeds": len(heats),
             **kept,
             **self.records(heats),
@@ -166,35 +167,32 @@ class Race:
     # -------------------------------------------------------------- judging
 
     def judge(self, heats: Sequence[Heat]) -> tuple[Verdict, Found, dict[str, Any]]:
-        """The verdict, the gap that decides it, and what became of what is to be kept or reported."""
+        """The verdict, the gap that decides it, and what became of every part of the claim."""
         claim, (first, second) = self.claim, self.labels[:2]
-        values = {
-            metric: {
-                label: [self.read(side[label], metric).value for _, side in heats] for label in self.labels
-            }
-            for metric in (claim.metric, *claim.keeps, *claim.also)
-        }
+        values = {metric: self.values(heats, metric) for metric in (claim.metric, *claim.keeps, *claim.also)}
 
-        def gap(metric: str, ahead: str, behind: str, sign: float = 1.0) -> Found:
+        def gap(metric: str, ahead: str = first, behind: str = second, sign: float = 1.0) -> Found:
             both = zip(values[metric][ahead], values[metric][behind], strict=True)
             return Found.of([sign * (a - b) for a, b in both])
 
         def reported(metric: str) -> dict[str, Any]:
-            found = gap(metric, first, second)
-            sides = {
-                label: round(float(interquartile_mean(values[metric][label])), 6) for label in (first, second)
-            }
-            ends = [round(v, 6) for v in found.interval]
-            return {"difference": round(found.difference, 6), "interval": ends, **sides}
+            sides = {label: round(fmean(values[metric][label]), 6) for label in (first, second)}
+            return {**gap(metric).to_json(), **sides}
 
         pairs = [(first, other) for other in self.labels[1:]] if claim.leads else []
         pairs = pairs or list(itertools.pairwise(self.labels))
         gaps = [gap(claim.metric, a, b, self.sign) for a, b in pairs]
-        kept = [gap(metric, first, second).verdict(margin) for metric, margin in claim.keeps.items()]
+        rooms = [self.room(fmean(values[claim.metric][b]), heats) for _, b in pairs]
+        parts: dict[str, Verdict] = {
+            f"{a} ahead of {b}": found.verdict(margin, room)
+            for (a, b), found, margin, room in zip(pairs, gaps, self.margins, rooms, strict=True)
+        }
         mark, reached = self._reached(values[claim.metric][first], heats)
-        ranked = (g.verdict(margin) for g, margin in zip(gaps, self.margins, strict=True))
-        verdict = together([*ranked, *(g.verdict() for g in reached), *kept])
+        if reached is not None:
+            parts["the mark is reached"] = reached.verdict()
+        parts |= {f"{metric} is kept": gap(metric).verdict(margin) for metric, margin in claim.keeps.items()}
         facts: dict[str, Any] = {
+            "parts": parts,
             "keeps": {
                 metric: {"margin": margin, **reported(metric)} for metric, margin in claim.keeps.items()
             },
@@ -203,34 +201,50 @@ class Race:
         }
         if len(pairs) > 1:
             facts["gaps"] = [
-                {"ahead": a, "behind": b, "margin": m, "difference": round(g.difference, 6)}
-                | {"interval": [round(end, 6) for end in g.interval]}
+                {"ahead": a, "behind": b, "margin": m, **g.to_json()}
                 for (a, b), g, m in zip(pairs, gaps, self.margins, strict=True)
             ]
-        margin, weakest = min(zip(self.margins, gaps, strict=True), key=lambda of: of[0] + of[1].interval[0])
-        if margin:
-            facts["margin"] = margin
-        return verdict, weakest, facts
+        weakest = min(range(len(gaps)), key=lambda i: self.margins[i] + gaps[i].interval[0])
+        if self.margins[weakest]:
+            facts["margin"] = self.margins[weakest]
+        if room := rooms[weakest]:
+            facts["room"] = {"size": round(room, 6), "filled": round(gaps[weakest].difference / room, 4)}
+        return together(list(parts.values())), gaps[weakest], facts
 
-    def _reached(self, values: Sequence[float], heats: Sequence[Heat]) -> tuple[dict[str, Any], list[Found]]:
+    def values(self, heats: Sequence[Heat], metric: str) -> dict[str, list[float]]:
+        """A metric of every arm on every seed; a run that diverged counts as the worst that was seen."""
+        found = {label: [self.read(side[label], metric) for _, side in heats] for label in self.labels}
+        worst = min if self.sign > 0 or metric != self.claim.metric else max
+        least = worst(scored.value for side in found.values() for scored in side)
+        return {a: [least if f.diverged else f.value for f in side] for a, side in found.items()}
+
+    def room(self, baseline: float, heats: Sequence[Heat]) -> float | None:
+        """How much better than the baseline one can be, where the best is known."""
+        world = next(iter(heats[0][1].values())).plan.world()
+        rate = world.medium == "text" and self.claim.metric.split("@")[0] in ("success", "area", "pass")
+        best = 1.0 if self.claim.best is None and rate else self.claim.best
+        return None if best is None else max(0.0, self.sign * (best - baseline))
+
+    def _reached(self, values: Sequence[float], heats: Sequence[Heat]) -> tuple[dict[str, Any], Found | None]:
         """How far the first is beyond what it must reach, where the claim names such a mark."""
         if self.claim.reaches is None:
-            return {}, []
+            return {}, None
         plan = next(iter(heats[0][1].values())).plan
         mark = self.claim.reaches(plan.world(), plan.options.held_out)
         found = Found.of([self.sign * (value - mark) for value in values])
-        ends = [round(v, 6) for v in found.interval]
-        return {
-            "reaches": {"mark": round(mark, 6), "difference": round(found.difference, 6), "interval": ends}
-        }, [found]
+        return {"reaches": {"mark": round(mark, 6), **found.to_json()}}, found
 
     def records(self, heats: Sequence[Heat]) -> dict[str, Any]:
         """The numbers of every seed, and the curves."""
+        values = self.values(heats, self.claim.metric)
         found = [
             (s, {a: self.read(order, self.claim.metric) for a, order in side.items()}) for s, side in heats
         ]
         return {
-            "runs": [{"seed": s, **{a: round(f.value, 6) for a, f in side.items()}} for s, side in found],
+            "runs": [
+                {"seed": seed, **{label: round(values[label][i], 6) for label in self.labels}}
+                for i, (seed, _) in enumerate(heats)
+            ],
             "seconds_a_run": {
                 a: round(sum(side[a].seconds for _, side in found) / len(found), 2) for a in self.labels
             },

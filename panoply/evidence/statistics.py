@@ -5,6 +5,7 @@ Scores are arrays `[runs, tasks]`: one column a world, one row a seed; a list of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -55,6 +56,52 @@ def interval(
     values = interquartile_mean(drawn.reshape(len(drawn), -1), 1) if statistic is None else statistic(drawn)
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def student_tail(t: float, freedom: int) -> float:
+    """P(|T| > |t|) of Student's distribution with whole degrees of freedom, in closed form (Abramowitz, 26.7.3–4)."""
+    angle = math.atan2(abs(t), math.sqrt(freedom))
+    cosine, odd = math.cos(angle), freedom % 2
+    term = math.sin(angle) * (cosine if odd else 1.0)
+    inside = angle if odd else 0.0
+    for k in range(1 + odd, freedom, 2):
+        inside += term
+        term *= cosine**2 * k / (k + 1)
+    return max(0.0, 1.0 - inside * (2 / math.pi if odd else 1.0))
+
+
+def student_bound(tail: float, freedom: int) -> float:
+    """The t that |T| passes with that probability."""
+    low, high = 0.0, 1.0
+    while student_tail(high, freedom) > tail:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_tail(middle, freedom) > tail else (low, middle)
+    return high
+
+
+def mean_interval(values: Sequence[float], tail: float) -> tuple[float, float, float]:
+    """The mean, half the width of its interval by Student's t, and the p-value of a mean of 0.
+
+    `tail` is how often such an interval misses. Values that are all equal leave no doubt: a width of 0.
+    """
+    mean, n = float(np.mean(values)), len(values)
+    error = float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else math.inf
+    if error < 1e-12 * abs(mean) or error == 0.0:
+        return mean, 0.0, float(mean == 0.0)
+    if n < 2:
+        return mean, math.inf, 1.0
+    return mean, student_bound(tail, n - 1) * error, student_tail(mean / error, n - 1)
+
+
+def false_discoveries(p_values: Sequence[float], rate: float = 0.05) -> int:
+    """How many of the smallest p-values stand, where `rate` of those that stand may be false.
+
+    The rule of Benjamini and Hochberg (1995).
+    """
+    ranked = sorted(p_values)
+    return max((k for k, p in enumerate(ranked, 1) if p <= rate * k / len(ranked)), default=0)
 
 
 def improvement(first: ArrayLike, second: ArrayLike) -> float:

@@ -16,7 +16,7 @@ from panoply.errors import PanoplyError, unknown
 from panoply.evidence import pool
 from panoply.evidence.claims import SEEDS, Claim, Found, Identity, Measured, Ranks, Verdict
 from panoply.evidence.compare import CACHE
-from panoply.evidence.history import commit, with_history
+from panoply.evidence.history import by_former_rule, commit, with_history
 from panoply.evidence.race import Desk, Race
 from panoply.files import BadFile, is_file, read_json
 from panoply.given import CHANGED, method_of
@@ -26,6 +26,8 @@ from panoply.report.text import table
 from panoply.run import versions
 
 STORE = Path("results") / "claims"
+NEW_SEEDS = 100_000
+"""Each replication begins its seeds so much further on."""
 
 
 def claimed(
@@ -65,7 +67,7 @@ def stored(slug: str, store: Path = STORE) -> dict[str, Any] | None:
 
 
 def store_result(facts: Mapping[str, Any], store: Path = STORE) -> Path:
-    """Keep a result, and what was found before it. One line a field, so that a change can be read."""
+    """Keep a result, and what was found before it."""
     slug = facts["id"].split("@")[0]
     path = store / f"{slug}.json"
     store.mkdir(parents=True, exist_ok=True)
@@ -74,8 +76,13 @@ def store_result(facts: Mapping[str, Any], store: Path = STORE) -> Path:
     except PanoplyError:  # what has just been measured is not lost to a broken file, nor the file to it
         path.replace(path.with_suffix(".json.broken"))
         before = None
-    whole = with_history(facts, before)
-    lines = [f" {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in whole.items()]
+    return _write(with_history(facts, before), store)
+
+
+def _write(facts: Mapping[str, Any], store: Path) -> Path:
+    """One line a field, so that a change can be read."""
+    path = store / f"{facts['id'].split('@')[0]}.json"
+    lines = [f" {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in facts.items()]
     write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n")
     return path
 
@@ -87,9 +94,11 @@ def sentence(facts: Mapping[str, Any]) -> str:
         return f"{name} {facts['verdict']}: {found} over {facts['seeds']} seeds"
     low, high = facts["interval"]
     enough = f", where {-facts['margin']:+g} is enough," if facts.get("margin") else ""
+    filled = f", {facts['room']['filled']:.0%} of the room there was," if facts.get("room") else ""
+    level = 95 if by_former_rule(facts) else 98
     return (
         f"{facts['id'].split('@')[0]} {facts['verdict']}: {facts['metric']} {facts['difference']:+.4g} "
-        f"(95 % interval {low:+.4g} to {high:+.4g}){enough} over {facts['seeds']} seeds{not_kept(facts)}"
+        f"({level} % interval {low:+.4g} to {high:+.4g}){filled}{enough} over {facts['seeds']} seeds{not_kept(facts)}"
     )
 
 
@@ -139,15 +148,32 @@ def check(
     entry: Entry, claim: Claim, desk: Desk, store: Path = STORE
 ) -> tuple[bool, dict[str, Any], dict[str, Any]]:
     """Run a claim again, without cached runs, and say whether its stored verdict still stands."""
+    known = _known(entry, store)
+    desk.cache.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=desk.cache.parent, prefix=".check-") as fresh:
+        found = put_to_test(entry, claim, dataclasses.replace(desk, cache=Path(fresh)), known)
+    return found["verdict"] == known["verdict"], known, found
+
+
+def _known(entry: Entry, store: Path) -> dict[str, Any]:
     known = stored(entry.name, store)
     if known is None:
         raise PanoplyError(
             f"Nothing is stored for {entry.name} yet: measure it with panoply claim {entry.name}."
         )
-    desk.cache.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=desk.cache.parent, prefix=".check-") as fresh:
-        found = put_to_test(entry, claim, dataclasses.replace(desk, cache=Path(fresh)), known)
-    return found["verdict"] == known["verdict"], known, found
+    return known
+
+
+def replicate(entry: Entry, claim: Claim, desk: Desk, store: Path = STORE) -> dict[str, Any]:
+    """Measure a claim on seeds that it has not seen, tuned as before, and add what is found to its replications."""
+    known = _known(entry, store)
+    done = list(known.get("replications", ()))
+    fresh = dataclasses.replace(desk, first=NEW_SEEDS * (len(done) + 1))
+    found = put_to_test(entry, claim, fresh, {**known, "seeds": None})
+    kept = ("date", "commit", "verdict", "metric", "difference", "interval", "p", "seeds")
+    done.append({"first seed": fresh.first, **{name: found[name] for name in kept}})
+    _write({**known, "replications": done}, store)
+    return found
 
 
 # ------------------------------------------------------------------ from Python
@@ -220,7 +246,7 @@ def _measured(claim: Measured, desk: Desk, known: Mapping[str, Any] | None) -> d
     runs: list[dict[str, Any]] = []
     differences: list[float] = []
     for n in desk.rounds(known):
-        for seed in range(len(runs), n):
+        for seed in range(desk.first + len(runs), desk.first + n):
             found = {name: float(value) for name, value in claim.measure(seed).items()}
             runs.append({"seed": seed, **found})
             differences.append(claim.difference(next(iter(found.values()))))
@@ -234,6 +260,7 @@ def _measured(claim: Measured, desk: Desk, known: Mapping[str, Any] | None) -> d
         "verdict": verdict,
         "difference": gap.difference,
         "interval": list(gap.interval),
+        **({} if isinstance(claim, Identity) else {"p": gap.to_json()["p"]}),
         "seeds": len(runs),
         "runs": runs,
     }

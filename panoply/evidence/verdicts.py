@@ -15,7 +15,7 @@ from panoply.evidence.trials import STORE, stored
 from panoply.files import read_json
 
 FILE = "verdicts.json"
-DETAIL = ("runs", "tuning", "curves", "history", "versions")
+DETAIL = ("runs", "tuning", "curves", "history", "replications", "versions")
 """What stays in results/claims."""
 
 

@@ -16,7 +16,6 @@ def test_by_hand() -> None:
     assert portfolio(estimated, true, 3, threshold=2.0) == (5, 1, 3, 2, pytest.approx(1 / 3))
     assert sharpe_ratio_at_k(estimated, true, 6.0, 3) == 0
     assert sharpe_ratio_at_k(estimated, np.full(4, 3.0), 2.0, 3) == 100
-    assert sharpe_ratio_at_k(estimated, true, 2.0, 3, cap=1.2) == 1.2
 
 
 def test_overestimating_bad_policies_is_worse_than_underestimating_good_ones() -> None:

@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 import panoply as pp
-from panoply.evidence import cache, worker
+from panoply.evidence import cache, closure, worker
 from panoply.planning import Plan
 from panoply.run import Run
 
@@ -43,23 +43,52 @@ def test_what_does_not_change_a_run_does_not() -> None:
     assert cache.identity(planned()) == cache.identity(spelled_out)
 
 
-def test_the_code_that_computes_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = cache.identity(planned("gigpo")), cache.identity(planned())
+def changed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     read = cache._file
-    monkeypatch.setattr(cache, "_file", lambda path: "changed" if path.name == "anchors.py" else read(path))
-    cache._core.cache_clear()
-    try:
-        assert cache.identity(planned()) != before[1], "slots are shared by all runs"
-        monkeypatch.setattr(cache, "_file", lambda path: "changed" if path.name == "igpo.py" else read(path))
-        cache._core.cache_clear()
-        assert (cache.identity(planned("gigpo")), cache.identity(planned())) == before, (
-            "another method's file"
-        )
-        monkeypatch.setattr(cache, "_file", lambda path: "changed" if path.name == "chain.py" else read(path))
-        assert cache.identity(planned()) != before[1], "the world's own file"
-    finally:
-        monkeypatch.undo()
-        cache._core.cache_clear()
+    monkeypatch.setattr(cache, "_file", lambda path: "changed" if path.name == name else read(path))
+
+
+@pytest.mark.parametrize(
+    ("file", "stale"),
+    [
+        ("learner.py", "both"),  # a loop
+        ("scoring.py", "both"),  # imported by what is imported
+        ("chain.py", "both"),  # the world
+        ("text.py", "both"),  # the kind of world, which is found by its name
+        ("anchors.py", "gigpo"),  # a slot's file that one of them has a part of
+        ("igpo.py", "neither"),  # another method
+        ("tools.py", "neither"),  # another world
+        ("bellman.py", "neither"),  # parts that none of them has
+        ("progress.py", "neither"),  # only shows
+    ],
+)
+def test_the_code_that_computes_is_part_of_it(file: str, stale: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cache.identity(planned("gigpo")), cache.identity(planned())
+    changed(monkeypatch, file)
+    after = cache.identity(planned("gigpo")), cache.identity(planned())
+    moved = [now != then for now, then in zip(after, before, strict=True)]
+    assert moved == {"both": [True, True], "gigpo": [True, False], "neither": [False, False]}[stale]
+
+
+@pytest.mark.parametrize(
+    ("world", "method", "file"),
+    [("logged:pendulum-mixed", "iql", "pendulum.py"), ("mixed", "grpo", "manyanswers.py")],
+)
+def test_the_worlds_that_a_world_is_made_of_count(
+    world: str, method: str, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = pp.plan(method, world)
+    before = cache.identity(made)
+    changed(monkeypatch, file)
+    assert cache.identity(made) != before
+
+
+def test_imports_inside_functions_count_and_those_for_types_do_not() -> None:
+    assert "panoply.policies.text" in closure.imports("panoply.policies.build")
+    inside = closure.imports("panoply.evidence.closure")
+    assert inside == frozenset(), "what is silent has no source here"
+    assert "panoply.evidence.claims" not in closure.imports("panoply.registry")
+    assert closure.PACKAGE / "kernels" / "host.py" in closure.closure(["panoply.policies.text"])
 
 
 def test_a_plugin_counts_by_what_is_in_it(tmp_path: Path, registries: None) -> None:
@@ -86,9 +115,8 @@ def test_a_finished_run_is_found(finished: Path) -> None:
     assert found.folder == finished
 
 
-@pytest.mark.parametrize("spoil", ["run.json", "result.json", "metrics.jsonl"])
-def test_a_broken_one_is_removed_and_named(finished: Path, spoil: str) -> None:
-    text = {"run.json": "{", "result.json": json.dumps({"steps": 2}), "metrics.jsonl": ""}[spoil]
+@pytest.mark.parametrize(("spoil", "text"), [("run.json", "{"), ("metrics.jsonl", "")])
+def test_a_broken_one_is_removed_and_named(finished: Path, spoil: str, text: str) -> None:
     (finished / spoil).write_text(text)
     said = cache.tidy(finished)
     assert said is not None
@@ -96,8 +124,12 @@ def test_a_broken_one_is_removed_and_named(finished: Path, spoil: str) -> None:
     assert not finished.exists()
 
 
-def test_one_that_can_be_resumed_stays(finished: Path) -> None:
-    (finished / "result.json").unlink()
+@pytest.mark.parametrize("ended", [None, {"steps": 2}], ids=["no end", "a broken end"])
+def test_one_that_can_be_resumed_stays(finished: Path, ended: dict[str, Any] | None) -> None:
+    if ended is None:
+        (finished / "result.json").unlink()
+    else:
+        (finished / "result.json").write_text(json.dumps(ended))
     assert cache.tidy(finished) is None
     assert cache.finished(finished) is None
     assert (finished / "run.json").is_file()

@@ -128,3 +128,26 @@ def test_spearman() -> None:
     assert statistics.spearman([1, 5, 5, 9], [10, 30, 20, 40]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
     assert statistics.spearman([1, 2, 3], [9, 8, -7]) == pytest.approx(-1)
     assert statistics.spearman([1, 1, 1], [1, 2, 3]) == 0
+
+
+def test_students_distribution() -> None:
+    """Against tables: P(|T| > 2.776) with 4 degrees of freedom is 5 %, > 2.093 with 19, > 12.706 with 1."""
+    for t, freedom in (
+        (2.776445105, 4),
+        (2.093024054, 19),
+        (12.70620474, 1),
+        (4.30265273, 2),
+        (3.182446305, 3),
+    ):
+        assert statistics.student_tail(t, freedom) == pytest.approx(0.05, abs=1e-9)
+        assert statistics.student_bound(0.05, freedom) == pytest.approx(t, abs=1e-7)
+    assert statistics.student_tail(-2.7764, 4) == statistics.student_tail(2.7764, 4)
+    assert statistics.student_tail(0.0, 7) == 1.0
+
+
+def test_false_discoveries() -> None:
+    """Benjamini and Hochberg's own example: of fifteen p-values, the four smallest stand at 5 %."""
+    small = [0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459]
+    p = [*small, 0.3240, 0.4262, 0.5719, 0.6528, 0.7590, 1.0]
+    assert statistics.false_discoveries(p) == 4
+    assert statistics.false_discoveries([]) == 0

@@ -43,7 +43,7 @@ class CataloguePage {
     this.kinds.replaceChildren(h("option", { value: "" }, "all kinds"), ...kinds);
     const tested = works.filter((w) => w.claims.length).length;
     const about = tested
-      ? `${tested} works have measured claims; each verdict rests on a 95 % interval, so a few will be wrong by chance.`
+      ? `${tested} works have measured claims; a few verdicts will be wrong by chance, one in twenty where nothing makes a difference.`
       : "No claims have been measured here yet: panoply claim measures them.";
     const head = h("tr", {}, ...COLUMNS.map((name) => h("th", {}, name)));
     const table = h("table", { class: "catalogue" }, h("thead", {}, head), this.body);

@@ -57,7 +57,7 @@ class Claim {
     this.box = h("div", { class: "plot" });
     const against = Object.keys(claim.order ?? {}).slice(1);
     const facts = [
-      ["difference, 95 % interval", difference(claim)],
+      ["difference, interval that decides", difference(claim)],
       ["seeds", claim.seeds],
       ["measured", claim.metric],
       ["world", claim.world],
