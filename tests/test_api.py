@@ -155,7 +155,7 @@ def test_where_to_evaluate_and_sample(done: pp.Trained, monkeypatch: pytest.Monk
     assert (set(seen), torch.get_num_threads()) == ({2}, before)
     with pytest.raises(pp.PanoplyError, match="threads must be at least 0"):
         pp.sample(done.run, "1+2=", threads=-1)
-    with pytest.raises(pp.PanoplyError, match="There is no device 'moon'"):
+    with pytest.raises(pp.PanoplyError, match="Unknown device 'moon'"):
         pp.evaluate(done.run, problems=2, attempts=1, ks=(1,), device="moon")
     asked: list[tuple[str, ...]] = []
     loaded = pp.load_policy(done.run)

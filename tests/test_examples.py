@@ -98,9 +98,9 @@ class TestWorld:
         run = str(tmp_path / "run")
         out = panoply(
             "train", method, "--world", "reverse", "--plugin", WORLD, *sets,
-            "--model", "fresh", "--steps", "2", "--run", run, "--quiet",
+            "--model", "fresh", "--steps", "2", "--run", run, "--json",
         )  # fmt: skip
-        assert "held-out success" in out
+        assert {"greedy", "sampled"} <= json.loads(out)["after"].keys()
         assert "pass@8" in panoply("eval", run, "--problems", "4")
 
     def test_it_is_shown(self, panoply: Terminal) -> None:

@@ -44,6 +44,8 @@ class _Descent:
         """Parameters that this loss looks at and does not move: their gradients are not even computed."""
         self.loss, self.every = loss, int(settings.get("every", 1))
         chosen: Part = settings.get("update") or update
+        if (own := settings.get("schedule")) is not None:
+            chosen = chosen.but(schedule=own)
         self.settings = chosen.settings()
         self.named, self.parameters = parameters, list(parameters.values())
         self.optimiser: torch.optim.Optimizer = chosen(self.parameters)

@@ -157,3 +157,17 @@ def test_chunks_are_for_losses_that_look_at_them(tmp_path: Path) -> None:
     )
     assert all(row["loss"] >= 0 for row in Run.open(done.run).metrics())
     assert done.fingerprint != ""
+
+
+def test_a_loss_may_have_a_schedule_of_its_own() -> None:
+    """IQL's policy slows down along a cosine from the common rate, which a setting still moves; its critics do not."""
+    method = pp.plan("iql", settings={"update.lr": 0.01}).method
+    made = AgentLearner(
+        ControlPolicy.fresh(Box((3,)), Box((1,), (-2.0,), (2.0,)), PolicySpec(hidden=(4,))),
+        method,
+        seed=0,
+        total_steps=10,
+    )  # type: ignore[arg-type]
+    made.begin(5, torch.Generator())
+    rates = {d.loss.info.name: d.optimiser.param_groups[0]["lr"] for d in made.descents}
+    assert rates == {"expectile_v": 0.01, "q_of_v": 0.01, "advantage_weighted": pytest.approx(0.005)}

@@ -19,7 +19,10 @@ def test_the_least_of_what_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     """BC follows TQ, DQN follows SACo, CQL their sum: all four hold, and the least is CQL's with SACo."""
     tq, saco = [0.0, 1.0, 0.2, 0.9], [1.0, 0.1, 0.9, 1.0]
     rows = zip("abcd", tq, saco, strict=True)
-    made = {mix: {"tq": t, "saco": s, "bc": t, "dqn": s, "cql": t + 0.5 * s} for mix, t, s in rows}
+    made = {
+        mix: {"tq": t, "saco": s, "bc": t, "dqn": s, "cql": t + 0.5 * s, "crr": t + 0.5 * s}
+        for mix, t, s in rows
+    }
     monkeypatch.setattr(of, "performances", lambda seed: made)
     found = of.measure(0)
     between = of.pearson(tq, saco)

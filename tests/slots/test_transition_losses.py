@@ -48,8 +48,8 @@ def test_iql_moves_v_first() -> None:
     """And its policy by a rate that falls along half a cosine: in the middle of the run it is half."""
     method = iql()
     assert [loss.learns() for loss in method.losses] == [("v",), ("policy",), ("q",)]
-    assert method.settings()["losses.advantage_weighted.update.schedule"] == "cosine"
-    assert method.losses[1].settings()["update"].settings()["schedule"](500, 1000) == pytest.approx(0.5)
+    assert method.settings()["losses.advantage_weighted.schedule"] == "cosine"
+    assert method.losses[1].settings()["schedule"](500, 1000) == pytest.approx(0.5)
 
 
 def test_q_of_v() -> None:

@@ -26,7 +26,6 @@ CONTROL = {
 PUBLISHED: Published = {
     "released code, configs/mujoco_config.py": {
         "update.lr": 0.0003,
-        "losses.advantage_weighted.update.lr": 0.0003,
         "losses.expectile_v.expectile": 0.7,
         "losses.advantage_weighted.beta": 3.0,
         "replay.gamma": 0.99,
@@ -34,7 +33,7 @@ PUBLISHED: Published = {
         "control:policy.hidden": (256, 256),
     },
     "released code, learner.py": {
-        "losses.advantage_weighted.update.schedule": "cosine",
+        "losses.advantage_weighted.schedule": "cosine",
         "networks.q.count": 2,
         "control:policy.head": "bounded",
         "control:policy.activation": "relu",
@@ -67,7 +66,7 @@ def iql() -> Offline:
         networks=(q(count=2), v()),
         losses=(
             expectile_v(expectile=0.7),
-            advantage_weighted(beta=3.0, most=100.0, update=adam(lr=3e-4, clip=0.0, schedule=cosine())),
+            advantage_weighted(beta=3.0, most=100.0, schedule=cosine()),
             q_of_v(),
         ),
         targets=polyak(tau=0.005),

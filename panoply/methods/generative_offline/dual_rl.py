@@ -247,7 +247,7 @@ XQL_PUBLISHED: Published = {
         "control:policy.hidden": (256, 256),
     },
     "released code, offline/learner.py": {
-        "losses.advantage_weighted.update.schedule": "cosine",
+        "losses.advantage_weighted.schedule": "cosine",
     },
 }
 

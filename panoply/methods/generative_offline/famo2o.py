@@ -209,7 +209,9 @@ CONSERVATIVE_PUBLISHED: Published = {
         "losses.balanced.critics": "now",
     },
 }
-ONLINE = "+sample=explore:sample.random=0,losses.advantage_weighted.beta="
+ONLINE = (
+    "+sample=explore:sample.random=0,losses.advantage_weighted.schedule=none,losses.advantage_weighted.beta="
+)
 CLAIM = Ranks(
     "In a maze whose data is good in one half and random in the other, choosing β in every state earns no less after "
     "offline and online learning than IQL with any one β.",

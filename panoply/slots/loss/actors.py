@@ -94,9 +94,18 @@ def best_action(
     bounds={"beta": "at least 0", "most": "above 0"},
 )
 def advantage_weighted(
-    agent: Agent, rows: Transitions, *, beta: float = 3.0, most: float = 100.0, update: Part | None = None
+    agent: Agent,
+    rows: Transitions,
+    *,
+    beta: float = 3.0,
+    most: float = 100.0,
+    schedule: Part | None = None,
+    update: Part | None = None,
 ) -> Values:
-    """Imitate what was done, the more the better it was than V, by the critics' word (arXiv 2110.06169)."""
+    """Imitate what was done, the more the better it was than V, by the critics' word (arXiv 2110.06169).
+
+    schedule: of the policy's rate of learning, where it is not that of the other losses
+    """
     with torch.no_grad():
         gain = wanted(agent, rows) - agent.baseline(rows)
         weight = (beta * gain).exp().clamp(max=most)
