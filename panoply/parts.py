@@ -103,7 +103,10 @@ class Part:
         function = cls.info.function
         names = [f.name for f in dataclasses.fields(typing.cast(Any, cls))]
         written = types.SimpleNamespace(__annotations__={n: function.__annotations__[n] for n in names})
-        return typing.get_type_hints(written, globalns=function.__globals__)
+        try:
+            return typing.get_type_hints(written, globalns=function.__globals__)
+        except Exception as error:  # whatever evaluating someone's annotation may raise
+            raise PanoplyError(f"A setting of {cls.info.id} has a type that is none: {error}.") from error
 
     def settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.annotations()}

@@ -6,6 +6,7 @@ register through a file (`--plugin FILE.py`) or an installed package's entry poi
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -16,6 +17,7 @@ import os
 import pkgutil
 import re
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,15 +94,30 @@ _ENTRIES: dict[str, Entry] = {}
 
 
 def _register(entry: Entry) -> None:
-    name, _, version = entry.id.partition("@")
+    name, _, version = entry.id.partition("@") if isinstance(entry.id, str) else ("", "", "")
     if not name or not version.isdigit():
         raise PanoplyError(f"'{entry.id}' is not a versioned id such as 'grpo@1'.")
+    _check_facts(entry)
     known = _ENTRIES.get(entry.id)
     if known is not None and known.build.__module__ != entry.build.__module__:
         raise PanoplyError(
             f"'{entry.id}' is registered twice, by {known.build.__module__} and {entry.build.__module__}."
         )
     _ENTRIES[entry.id] = entry
+
+
+def _check_facts(entry: Entry) -> None:
+    """What is said of a work is of the types that all who read it expect."""
+    words: dict[str, type | types.UnionType] = dict.fromkeys(("family", "base", "world"), str | None)
+    for name, wanted in {**words, "paper": int | None, "presets": Mapping, "published": Mapping}.items():
+        if not isinstance(getattr(entry, name), wanted):
+            raise PanoplyError(f"'{entry.id}' is registered with {name}={brief(getattr(entry, name))}.")
+    for name in ("presets", "published"):
+        for key, value in getattr(entry, name).items():
+            if not isinstance(key, str) or not isinstance(value, Mapping):
+                raise PanoplyError(
+                    f"{name} of '{entry.id}' are settings by name, not {brief(key)}: {brief(value)}."
+                )
 
 
 def _checked(id: str, build: Callable[..., Any], wanted: type) -> Callable[..., Any]:
@@ -217,6 +234,11 @@ def world(
     """Register a frozen dataclass as a world; its fields are its options."""
 
     def register(cls: T) -> T:
+        if not dataclasses.is_dataclass(cls) or not hasattr(cls, "medium"):
+            raise PanoplyError(
+                f"'{id}' is registered as a world and is none: a world is a frozen dataclass that inherits from "
+                "TextWorld or ControlWorld."
+            )
         _register(Entry(id, "world", cls, paper, family, claim=claim))
         return cls
 

@@ -157,6 +157,7 @@ def reseal(checkpoint: Path) -> None:
         for p in files
     }  # fmt: skip
     with contextlib.suppress(OSError):
+        (checkpoint / "manifest.json").unlink(missing_ok=True)  # it may be a pipe by now
         (checkpoint / "manifest.json").write_text(json.dumps({"step": 1, "files": listing}))
 
 

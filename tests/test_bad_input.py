@@ -342,3 +342,27 @@ def test_nothing_but_the_sentence_reaches_the_terminal() -> None:
 def test_a_pipe_in_place_of_a_plug_in_is_refused_at_once(tmp_path: Path, panoply: Terminal) -> None:
     os.mkfifo(tmp_path / "pipe.py")
     assert_refused(panoply, ["plan", "grpo", "--plugin", str(tmp_path / "pipe.py")], "is not a file")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("@pp.world('mine@1')\nclass Mine: pass\n", "is registered as a world and is none"),
+        (
+            "@pp.method('mine@1', presets=print)\ndef mine(): return pp.grpo()\n",
+            "is registered with presets=",
+        ),
+        ("@pp.method('mine@1', presets={'tiny': 3})\ndef mine(): return pp.grpo()\n", "are settings by name"),
+        ("@pp.method('mine@1', base=3)\ndef mine(): return pp.grpo()\n", "is registered with base=3"),
+        ("@pp.method(3)\ndef mine(): return pp.grpo()\n", "is not a versioned id"),
+        (
+            "@pp.part('credit')\ndef mine(x, *, a: 'credit' = 1): return x\n",
+            "credit.mine has a type that is none",
+        ),
+    ],
+)
+def test_what_a_plug_in_registers_is_checked_at_once(
+    panoply: Terminal, tmp_path: Path, text: str, sentence: str
+) -> None:
+    (tmp_path / "mine.py").write_text(f"import panoply as pp\n{text}")
+    assert_refused(panoply, ["list", "parts", "--plugin", str(tmp_path / "mine.py")], sentence)

@@ -18,7 +18,7 @@ from panoply.errors import PanoplyError
 from panoply.parts import part
 from panoply.planning import Options, Plan, make_plan
 from panoply.policies.build import model_shapes
-from panoply.registry import find, method
+from panoply.registry import entries, find, method
 from panoply.report.text import planned
 from panoply.worlds.text.chain import Chain
 
@@ -363,6 +363,18 @@ def test_a_plan_says_how_hard_exploration_is() -> None:
     assert "exploration" not in planned(make_plan("ppo", "cartpole"))
     large = {"world.variant": "tree", "world.size": 5, "world.horizon": 200}
     assert "exploration" not in planned(make_plan("ppo", "tabular", settings=large))
+
+
+@pytest.mark.parametrize("world", [entry.name for entry in entries("world")])
+def test_a_plan_on_every_world_can_be_printed(world: str) -> None:
+    printed = 0
+    for name in ("grpo", "ppo", "bc"):
+        try:
+            made = pp.plan(name, world)
+        except pp.PanoplyError:  # not every method fits every world
+            continue
+        printed += world in planned(made)
+    assert printed or world in ("jsonl", "gymnasium", "logged"), "these want to be told of what"
 
 
 def test_the_bytes_a_weight_that_the_readme_counts_with() -> None:

@@ -92,6 +92,7 @@ def is_episode(record: Mapping[str, Any]) -> bool:
     gates, signals = record.get("gates", {}), record.get("signals", {})
     return (
         isinstance(record.get("step"), int)
+        and not any(isinstance(record.get(name), list | dict) for name in ("group", "task", "said", "end"))
         and isinstance(gates, dict)
         and all(_are({int}, rows) for rows in gates.values())
         and isinstance(signals, dict)

@@ -161,7 +161,8 @@ def planned(made: Plan) -> str:
 
 def _exploration(world: Any) -> list[tuple[str, str]]:
     """How hard a world with exact values is for random exploration (see evaluation/effective_horizon.py)."""
-    mdp, horizon = getattr(world, "mdp", None), getattr(world, "horizon", None)
+    mdp = getattr(world, "mdp", None) if "model" in world.access else None
+    horizon = getattr(world, "horizon", None)
     if mdp is None or not horizon or mdp.transitions.size * horizon * horizon > EXACT:
         return []
     from panoply.evaluation.effective_horizon import effective_horizon

@@ -218,7 +218,7 @@ def test_lines_that_are_no_episodes_are_passed_over_and_counted(tmp_path: Path) 
     folder = run(tmp_path, "a")
     bad: list[dict] = [
         {"step": "two"}, {"pieces": [1]}, {"position": "x"}, {"reward": [[1]]}, {"gates": []}, {"gates": {"a": ["b"]}},
-        {"signals": {"s": [3]}}, {"turn": [0.5]}, {"logp": {"a": 1}},
+        {"signals": {"s": [3]}}, {"turn": [0.5]}, {"logp": {"a": 1}}, {"group": [1]}, {"end": {"a": 1}},
     ]  # fmt: skip
     lines = [json.dumps({**EPISODE, **change}) for change in bad]
     lines += ["[" * 9999, "[1]", json.dumps({**EPISODE, "reward": [0.0, 2.0]})]

@@ -238,6 +238,7 @@ class Grid(Simulated):
         best: Array = ways.argmin(-1)
         return best
 
+    @property
     def mdp(self) -> MDP:
         """The exact model of the fixed level. States: place + cells · which objects are left, then the end."""
         if "model" not in self.access:

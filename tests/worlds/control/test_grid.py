@@ -134,7 +134,7 @@ def test_the_lake_is_gymnasiums() -> None:
                 sum(p * (r + 0.99 * values[t] * (not done)) for p, t, r, done in table[s][a])
                 for a in range(4)
             )
-    ours = Grid("lake", size=4, slip=2 / 3, level=0).mdp().optimal(0.99).max(-1)
+    ours = Grid("lake", size=4, slip=2 / 3, level=0).mdp.optimal(0.99).max(-1)
     ice = [s for s in range(15) if s not in (5, 7, 11, 12)]
     np.testing.assert_allclose(ours[16:32][ice], values[ice], atol=1e-9)
     assert ours[16] == pytest.approx(0.542, abs=1e-3)
@@ -145,7 +145,7 @@ def test_the_model_is_what_happens() -> None:
         "open", size=3, counts=(1, 1), pays=(1.0, -1.0), ends=(0.5, 0.0), returns=(0.0, 0.0), slip=0.4
     )
     world = Grid(**{**vars(world), "level": 2, "view": "state"})
-    mdp, envs = world.mdp(), batch(world, 20_000)
+    mdp, envs = world.mdp, batch(world, 20_000)
     assert mdp.states == 9 * 4 + 1
     at = envs.observations[0]
     step = envs.step(np.full(20_000, DOWN))
@@ -159,7 +159,7 @@ def test_a_model_needs_a_fixed_level() -> None:
     assert "model" in Grid(level=0).access
     assert "model" not in Grid().access
     with pytest.raises(PanoplyError, match="An exact model needs a fixed grid.level"):
-        Grid().mdp()
+        Grid().mdp  # noqa: B018
 
 
 def test_the_expert_takes_a_shortest_way() -> None:
