@@ -365,4 +365,11 @@ def test_what_a_plug_in_registers_is_checked_at_once(
     panoply: Terminal, tmp_path: Path, text: str, sentence: str
 ) -> None:
     (tmp_path / "mine.py").write_text(f"import panoply as pp\n{text}")
-    assert_refused(panoply, ["list", "parts", "--plugin", str(tmp_path / "mine.py")], sentence)
+    assert_refused(panoply, ["list", "--plugin", str(tmp_path / "mine.py")], sentence)
+
+
+def test_a_type_that_is_none(panoply: Terminal, tmp_path: Path) -> None:
+    text = "import panoply as pp\n@pp.part('credit')\ndef mine(x, *, a: 'credit' = 1): return x\n"
+    (tmp_path / "mine.py").write_text(text)
+    words = ["show", "credit.mine", "--plugin", str(tmp_path / "mine.py")]
+    assert_refused(panoply, words, "credit.mine has a type that is none")
