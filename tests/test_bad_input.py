@@ -355,10 +355,6 @@ def test_a_pipe_in_place_of_a_plug_in_is_refused_at_once(tmp_path: Path, panoply
         ("@pp.method('mine@1', presets={'tiny': 3})\ndef mine(): return pp.grpo()\n", "are settings by name"),
         ("@pp.method('mine@1', base=3)\ndef mine(): return pp.grpo()\n", "is registered with base=3"),
         ("@pp.method(3)\ndef mine(): return pp.grpo()\n", "is not a versioned id"),
-        (
-            "@pp.part('credit')\ndef mine(x, *, a: 'credit' = 1): return x\n",
-            "credit.mine has a type that is none",
-        ),
     ],
 )
 def test_what_a_plug_in_registers_is_checked_at_once(
