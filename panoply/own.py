@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from panoply import registry, session
-from panoply.errors import PanoplyError, unknown
+from panoply.errors import PanoplyError, nearest, unknown
 from panoply.files import read_bytes
 from panoply.given import is_rows, keep, rows_file
 from panoply.parts import Part
@@ -139,7 +139,9 @@ def _check_function(word: str) -> None:
     file, name = file + separator, rest.removeprefix(":").split("=")[0]
     if not os.path.isfile(file):
         beside = [p.name for p in Path(file).parent.glob("*.py")] if Path(file).parent.is_dir() else []
-        raise unknown("file of a reward function", file, beside)
+        near = nearest(Path(file).name, beside)
+        hint = f" Did you mean '{near[0]}'?" if near else " A reward function is named FILE.py:NAME."
+        raise PanoplyError(f"There is no file '{file}'.{hint}")
     functions, bound = _names(file)
     if not name or not rest.startswith(":"):
         such = f", such as {file}:{functions[0]}" if functions else ""

@@ -117,7 +117,7 @@ OWN = ["--model", "m", "--data", "own.jsonl"]
         (["plan", "grpo", *OWN, "--reward", "reward.py:x=0.5"],
          "Unknown function of reward.py 'x'. There is: brief, correct."),
         (["plan", "grpo", *OWN, "--reward", "rewards.py:correct"],
-         "Unknown file of a reward function 'rewards.py'. Did you mean 'reward.py'?"),
+         "There is no file 'rewards.py'. Did you mean 'reward.py'?"),
         (["plan", "grpo", "--reward", "reward.py"],
          "A reward function is named FILE.py:NAME, such as reward.py:correct. reward.py has correct, brief."),
         # data
