@@ -59,10 +59,13 @@ class Found:
         return {"difference": round(self.difference, 6), "interval": ends, "p": float(f"{self.p:.2g}")}
 
 
+WORST: tuple[Verdict, ...] = ("fails", "undecided", "too small to matter", "holds")
+"""The verdict on a part that decides for the whole, before the next."""
+
+
 def together(verdicts: Sequence[Verdict]) -> Verdict:
     """Of several conditions: all must hold, and one that fails is enough."""
-    ranked: tuple[Verdict, ...] = ("fails", "undecided", "too small to matter")
-    return next((verdict for verdict in ranked if verdict in verdicts), "holds")
+    return next((verdict for verdict in WORST if verdict in verdicts), "holds")
 
 
 @dataclass(frozen=True)

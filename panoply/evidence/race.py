@@ -13,7 +13,7 @@ from typing import Any
 from panoply.errors import PanoplyError
 from panoply.evidence import pool, scores
 from panoply.evidence.arms import Arm, Budget
-from panoply.evidence.claims import SEEDS, TUNING_SEEDS, Found, Ranks, Verdict, together
+from panoply.evidence.claims import SEEDS, TUNING_SEEDS, WORST, Found, Ranks, Verdict, together
 from panoply.evidence.compare import CACHE, thin
 from panoply.parts import show_value
 
@@ -183,10 +183,8 @@ class Race:
         pairs = pairs or list(itertools.pairwise(self.labels))
         gaps = [gap(claim.metric, a, b, self.sign) for a, b in pairs]
         rooms = [self.room(fmean(values[claim.metric][b]), heats) for _, b in pairs]
-        parts: dict[str, Verdict] = {
-            f"{a} ahead of {b}": found.verdict(margin, room)
-            for (a, b), found, margin, room in zip(pairs, gaps, self.margins, rooms, strict=True)
-        }
+        ruled = [g.verdict(m, room) for g, m, room in zip(gaps, self.margins, rooms, strict=True)]
+        parts = {f"{a} ahead of {b}": verdict for (a, b), verdict in zip(pairs, ruled, strict=True)}
         mark, reached = self._reached(values[claim.metric][first], heats)
         if reached is not None:
             parts["the mark is reached"] = reached.verdict()
@@ -204,7 +202,9 @@ class Race:
                 {"ahead": a, "behind": b, "margin": m, **g.to_json()}
                 for (a, b), g, m in zip(pairs, gaps, self.margins, strict=True)
             ]
-        weakest = min(range(len(gaps)), key=lambda i: self.margins[i] + gaps[i].interval[0])
+        weakest = min(
+            range(len(gaps)), key=lambda i: (WORST.index(ruled[i]), self.margins[i] + gaps[i].interval[0])
+        )
         if self.margins[weakest]:
             facts["margin"] = self.margins[weakest]
         if room := rooms[weakest]:

@@ -252,6 +252,20 @@ def test_no_worse_than_within_a_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ", where -0.2 is enough, over 5 seeds" in trials.sentence(facts)
 
 
+def test_the_gap_that_decides_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against grpo it certainly loses a little, against rloo perhaps a lot: the first is why the claim fails."""
+    Pretended(
+        monkeypatch,
+        lambda name, rate, seed: {"gigpo": 1.0, "grpo": 1.2, "rloo": (1.0, 2.0, 0.0, 3.0, -1.0)[seed % 5]}[
+            name
+        ],
+    )
+    three = Ranks("Best of all.", ("", "grpo", "rloo"), "keydoor", "episodes=256", "success", leads=True)
+    facts = trials.put_to_test(ENTRY, three, dataclasses.replace(DESK, most=5))
+    assert facts["parts"] == {"gigpo ahead of grpo": "fails", "gigpo ahead of rloo": "undecided"}
+    assert (facts["verdict"], facts["difference"]) == ("fails", pytest.approx(-0.2))
+
+
 def test_the_first_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first is compared with each of the others, whose own order does not matter."""
     worth = {"gigpo": 3.0, "grpo": 1.0, "rloo": 2.0}
