@@ -19,6 +19,8 @@ CONNECTIONS = 128
 """Connections that are kept open; beyond them the oldest are closed. A browser has six."""
 PATIENCE = 10.0
 """Seconds in which a client must have asked its question, or taken some more of its answer."""
+NEW = 2.0
+"""Seconds in which a client that says nothing yet counts as one that asks."""
 
 
 class Turns:
@@ -78,6 +80,7 @@ class Door:
         self.most, self.patience = most, patience
         self._seen: dict[Any, tuple[float, Any]] = {}
         """When a connection last moved, and what it looked like then."""
+        self._came: dict[Any, float] = {}
 
     def look(self, connections: Iterable[Any], now: float | None = None) -> None:
         """Called again and again with the open connections."""
@@ -89,13 +92,18 @@ class Door:
                 since, before = self._seen.get(connection, (now, state))
                 seen[connection] = (since if state == before else now, state)
         self._seen = seen
+        self._came = {connection: self._came.get(connection, now) for connection in seen}
         surplus = len(seen) - self.most
-        for i, connection in enumerate(sorted(seen, key=self._worth)):
-            blameless, since, _ = self._worth(connection)
+        for i, connection in enumerate(sorted(seen, key=lambda each: self._worth(each, now))):
+            blameless, since, _ = self._worth(connection, now)
             if i < surplus or (not blameless and now - since > self.patience):
                 connection.transport.abort()
 
-    def _worth(self, connection: Any) -> tuple[bool, float, int]:
-        """Whether it is not its client that is waited for, since when it stands as it does, and when it came."""
+    def _worth(self, connection: Any, now: float) -> tuple[bool, float, int]:
+        """Whether it is not its client that is waited for, since when it stands as it does, and when it came.
+
+        Who has just come may still be about to ask.
+        """
         since, (cycle, unread) = self._seen[connection]
-        return cycle is not None and not unread, since, connection.place
+        new = now - self._came[connection] < NEW
+        return new or (cycle is not None and not unread), since, connection.place

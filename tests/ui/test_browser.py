@@ -179,7 +179,11 @@ def test_a_long_episode_exists_only_where_it_is_seen(page: Any, serving: Any) ->
     for _ in range(3):  # and up again by turns
         page.keyboard.press("ArrowUp")
     page.get_by_text("decision 3201 of 4000, turn 17 of 20").wait_for()
-    box = page.locator(".t.selected").bounding_box()
+    for _ in range(40):  # rows above are measured when they are first drawn, and the place is then set again
+        box = page.locator(".t.selected").bounding_box()
+        if 0 < box["y"] < 900:
+            break
+        page.wait_for_timeout(50)
     assert 0 < box["y"] < 900
     page.wait_for_timeout(300)
     beside = "e => [...document.elementsFromPoint(e.getBoundingClientRect().x + 2, e.getBoundingClientRect().y + 60)]"

@@ -84,13 +84,23 @@ def test_the_door_closes_on_those_who_neither_ask_nor_read() -> None:
 
 
 def test_the_door_closes_on_the_silent_first_where_there_are_too_many() -> None:
-    door = Door(most=2)
+    door = Door(most=7)
     silent = [Connection(place=9) for _ in range(5)]
     asking = [Connection("q", place=i) for i in range(4)]
-    door.look(asking[3:], 0.0)
-    door.look([*silent, *reversed(asking)], 1.0)
+    door.look([*silent, *asking[3:]], 0.0)
+    door.most = 2
+    door.look([*silent, *reversed(asking)], 3.0)
     assert not any(c.open for c in silent)
     assert [c.open for c in asking] == [False, True, True, False]
+
+
+def test_who_has_just_come_may_be_about_to_ask() -> None:
+    """A reader's new connection is kept, though many that came before have asked and wait."""
+    door, reader = Door(most=3), Connection(place=9)
+    asking = [Connection("q", place=i) for i in range(3)]
+    door.look(asking, 0.0)
+    door.look([*asking, reader], 1.0)
+    assert [c.open for c in (*asking, reader)] == [False, True, True, True]
 
 
 @pytest.fixture
