@@ -284,6 +284,14 @@ export class Lane {
     for (const token of chunk.box.children) token.className = this.look(Number(token.dataset.i));
   }
 
+  /** Bring a token into sight, and back where turns that are drawn above it push it out again. */
+  reveal(token, frames = 30) {
+    const { top, bottom } = token.getBoundingClientRect();
+    if (frames === 30) token.scrollIntoView({ block: "nearest", inline: "nearest" });
+    else if (top < 0 || bottom > innerHeight) token.scrollIntoView({ block: "center", inline: "nearest" });
+    if (frames) requestAnimationFrame(() => token.classList.contains("selected") && this.reveal(token, frames - 1));
+  }
+
   /** Mark a decision and bring it into sight. */
   select(i, { scroll = true } = {}) {
     this.token(this.selected)?.classList.remove("selected");
@@ -294,7 +302,7 @@ export class Lane {
     this.show(this.chunks[this.chunkOf[i]]);
     const token = this.token(i);
     token?.classList.add("selected");
-    if (scroll) token?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    if (scroll && token) this.reveal(token);
   }
 
   token(i) {
