@@ -107,7 +107,7 @@ def cost(plan: Plan) -> Cost:
     if "judged" in method.needs():
         memory["policy beside the judge"] = parameters * width
     for model in slots.get("models", ()):
-        held, operations = _companion(model, parameters, width, trained)
+        held, operations = _model_beside(model, parameters, width, trained)
         memory |= held
         work += operations
         extra.append(f"one forward pass of {model.info.name}")
@@ -157,7 +157,7 @@ def _learning(weights: int, update: Part, width: int) -> dict[str, int]:
     return {name: size for name, size in found.items() if size}
 
 
-def _companion(model: Part, parameters: int, width: int, trained: int) -> tuple[dict[str, int], int]:
+def _model_beside(model: Part, parameters: int, width: int, trained: int) -> tuple[dict[str, int], int]:
     """Memory and operations of a model beside the policy, which is as large where it is not known yet."""
     from panoply.policies.build import folder_shapes
     from panoply.which import model_folder

@@ -108,7 +108,7 @@ def _joined_masks(
 
 
 @dataclass
-class Agent:
+class ActorCritic:
     """A policy, the networks beside it, and slowly following copies (targets) of those that losses compare with."""
 
     policy: ControlPolicy
@@ -192,17 +192,17 @@ class Agent:
             many = out.repeat(samples, 1)
             drawn = head.draw(many, self.noise(len(many), head.size))[0].unflatten(0, (samples, -1))
             return drawn, drawn.new_full(drawn.shape[:2], 1 / samples)
-        law = head.law(out, legal, None)
+        distribution = head.distribution(out, legal, None)
         if len(head.sizes) == 1:
-            every = torch.eye(law.shape[-1], device=law.device)
-            return every[:, None].expand(-1, len(law), -1), law.exp().T
-        chance = torch.rand(samples, *law.shape, generator=self.generator).to(law.device)
-        noisy = (law - (-chance.log()).log()).split(
+            every = torch.eye(distribution.shape[-1], device=distribution.device)
+            return every[:, None].expand(-1, len(distribution), -1), distribution.exp().T
+        chance = torch.rand(samples, *distribution.shape, generator=self.generator).to(distribution.device)
+        noisy = (distribution - (-chance.log()).log()).split(
             list(head.sizes), -1
         )  # the largest is a draw: Gumbel noise
         chosen = torch.stack([part.argmax(-1) for part in noisy], -1)
         units = head.unit(chosen.flatten(0, 1)).unflatten(0, (samples, -1))
-        return units, law.new_full(units.shape[:2], 1 / samples)
+        return units, distribution.new_full(units.shape[:2], 1 / samples)
 
     def act(self, observation: Tensor, target: bool = False) -> Tensor:
         """The action of a deterministic policy, or of its target, in its units."""

@@ -433,13 +433,13 @@ def ui_requests(rng: Random, place: Path) -> None:
     """Questions to the page about spoilt runs, with any words in them."""
     from starlette.exceptions import HTTPException
 
-    from panoply.report.shelf import Shelf
+    from panoply.report.run_index import RunIndex
     from panoply.ui.server import Answers, _json
 
     run = spoilt(rng.choice(("text", "control")), place)
     if rng.random() < 0.7:
         spoil_folder(run, rng, ("run.json", "metrics.jsonl", "episodes.jsonl", "result.json"))
-    answers = Answers(Shelf(place))
+    answers = Answers(RunIndex(place))
     ask = {"run": run.name, "runs": run.name, "id": "grpo"}
     for _ in range(rng.randint(0, 3)):
         key = rng.choice(("run", "runs", "at", "metric", "x", "smooth", "id", "cached", "stamp", "together"))

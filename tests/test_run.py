@@ -22,7 +22,7 @@ import panoply as pp
 from panoply import checkpoint, progress, sinks
 from panoply.handle import Step
 from panoply.loops.job import Job
-from panoply.report.shelf import Shelf
+from panoply.report.run_index import RunIndex
 from panoply.run import Run
 
 
@@ -183,7 +183,7 @@ class TestFolder:
         names = [run.folder.name for run in made]
         assert len(set(names)) == 3
         assert re.fullmatch(r"\d{4}-\d\d-\d\d-sft-chain-s0", names[0])
-        assert set(Shelf("runs").find()) == set(names)
+        assert set(RunIndex("runs").find()) == set(names)
 
 
 class TestWriters:

@@ -52,8 +52,8 @@ def evaluate(
     watch(0, total)
     found: dict[str, Tensor] = {}
     try:
-        for name, heat, times in (("greedy", 0.0, 1), ("sampled", temperature, attempts)):
-            played = collect.episodes(starts, times, temperature=heat)
+        for name, sampled_at, times in (("greedy", 0.0, 1), ("sampled", temperature, attempts)):
+            played = collect.episodes(starts, times, temperature=sampled_at)
             found[name] = played.by("episode").last(played["earned"]).double()
             watch(problems * (1 if name == "greedy" else 1 + attempts), total)
     finally:

@@ -134,7 +134,7 @@ class Race:
         points = list(grid(self.claim.tune))
         seeds = TUNING_SEEDS if len(points) > 1 else ()
         heats = [self.orders([arm.but(point) for arm in self.arms], seeds) for point in points]
-        self.make([heat for of_point in heats for heat in of_point])
+        self.make([temperature for of_point in heats for temperature in of_point])
         tried: list[Point] = []
         chosen: dict[str, Point] = {}
         seconds = 0.0

@@ -23,13 +23,13 @@ PIECE = 4096
 
 @triton.jit
 def _pieces(
-    logits, heat, start, position, highest, first, mass, weighted, vocab, pieces,
+    logits, temperature, start, position, highest, first, mass, weighted, vocab, pieces,
     CHAIN: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     begin(CHAIN)
     row, piece = tl.program_id(0), tl.program_id(1)
     within = tl.load(position + row) + 1 - tl.load(start + row)
-    temperature = tl.load(heat + within)
+    temperature = tl.load(temperature + within)
     temperature = tl.where(temperature == 0.0, 1.0, temperature)
     column = piece * PIECE + tl.arange(0, PIECE)
     z = tl.load(logits + row.to(tl.int64) * vocab + column, mask=column < vocab, other=float("-inf"))
@@ -52,9 +52,9 @@ def _mix(x):
 
 @triton.jit
 def _draw(
-    logits, heat, highest, first, mass, weighted, stops,
+    logits, temperature, highest, first, mass, weighted, stops,
     stream, token, position, start, limit, status, tick, history, history_stride,
-    out_live, out_position, out_action, out_logp, out_heat, out_entropy,
+    out_live, out_position, out_action, out_logp, out_temperature, out_entropy,
     rows, vocab, pieces,
     CHAIN: tl.constexpr, STOP: tl.constexpr, LENGTH: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
@@ -75,7 +75,7 @@ def _draw(
 
     at = tl.load(position + row)
     within = at + 1 - tl.load(start + row)
-    given = tl.load(heat + within)
+    given = tl.load(temperature + within)
     temperature = tl.where(given == 0.0, 1.0, given)
     bits = _mix(tl.load(stream + row).to(tl.uint64) + (at + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
     uniform = ((bits >> 24).to(tl.float64) + 0.5) * (1.0 / 1099511627776.0)
@@ -108,7 +108,7 @@ def _draw(
     tl.store(out_position + out, at + 1)
     tl.store(out_action + out, action.to(tl.int64))
     tl.store(out_logp + out, logp)
-    tl.store(out_heat + out, temperature)
+    tl.store(out_temperature + out, temperature)
     tl.store(out_entropy + out, normaliser - mean)
     tl.store(tick + row, step + 1)
 
@@ -160,22 +160,22 @@ class State:
 
 
 def draw_and_move(
-    logits: Tensor, heat: Tensor, stops: Tensor, state: State, record: Record, stop: int, length: int
+    logits: Tensor, temperature: Tensor, stops: Tensor, state: State, record: Record, stop: int, length: int
 ) -> None:
     """Draw from [rows, V] float32 logits, write the step into `record` and move live slots on by one token.
 
-    `heat[i]` is the temperature of a turn's token i, 0 for the likeliest; `stops` marks tokens that end a turn.
+    `temperature[i]` is the temperature of a turn's token i, 0 for the likeliest; `stops` marks tokens that end a turn.
     """
     rows, vocab = logits.shape
     pieces = triton.cdiv(vocab, PIECE)
     highest, mass, weighted = (logits.new_empty(rows, pieces) for _ in range(3))
     first = torch.empty(rows, pieces, dtype=torch.int32, device=logits.device)
     _pieces[(rows, pieces)](
-        logits, heat, state.start, state.position, highest, first, mass, weighted, vocab, pieces,
+        logits, temperature, state.start, state.position, highest, first, mass, weighted, vocab, pieces,
         chained(), PIECE, num_warps=8, launch_pdl=chained(),
     )  # fmt: skip
     _draw[(rows,)](
-        logits, heat, highest, first, mass, weighted, stops,
+        logits, temperature, highest, first, mass, weighted, stops,
         state.stream, state.token, state.position, state.start, state.limit, state.status, state.tick,
         state.history, state.history.stride(0),
         record.live, record.position, record.action, record.logp, record.temperature, record.entropy,

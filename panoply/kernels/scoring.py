@@ -11,14 +11,14 @@ from torch import Tensor
 
 @triton.jit
 def _normalise(
-    z, heat, actions, out_lse, out_logp, out_entropy, vocab,
-    HEAT: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+    z, temperature, actions, out_lse, out_logp, out_entropy, vocab,
+    TEMPERED: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     line = z + row.to(tl.int64) * vocab
     temperature = 1.0
-    if HEAT:
-        temperature = tl.load(heat + row)
+    if TEMPERED:
+        temperature = tl.load(temperature + row)
     # Every lane keeps its own maximum and sums; they meet once, at the end.
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
@@ -45,15 +45,15 @@ def _normalise(
 
 @triton.jit
 def _slope(
-    z, heat, actions, lse, entropies, g_logp, g_entropy, out, vocab,
-    HEAT: tl.constexpr, LOGP: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+    z, temperature, actions, lse, entropies, g_logp, g_entropy, out, vocab,
+    TEMPERED: tl.constexpr, LOGP: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = row.to(tl.int64) * vocab + column
     inside = column < vocab
     temperature = 1.0
-    if HEAT:
-        temperature = tl.load(heat + row)
+    if TEMPERED:
+        temperature = tl.load(temperature + row)
     logp = tl.load(z + at, mask=inside, other=float("-inf")) / temperature - tl.load(lse + row)
     p = tl.exp(logp)
     slope = tl.zeros([BLOCK], tl.float32)
@@ -67,15 +67,16 @@ def _slope(
 
 
 def normalise(
-    z: Tensor, actions: Tensor, heat: Tensor | None, entropy: bool
+    z: Tensor, actions: Tensor, temperature: Tensor | None, entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Of [N, V] float32 logits divided by `heat`: log-normalisers, actions' log-probabilities, entropies if asked."""
+    """Of [N, V] float32 logits divided by `temperature`: log-normalisers, log-probabilities, entropies if asked."""
     rows, vocab = z.shape
     lse, logp = z.new_empty(rows), z.new_empty(rows)
     entropies = z.new_empty(rows) if entropy else None
     _normalise[(rows,)](
-        z, z if heat is None else heat, actions, lse, logp, lse if entropies is None else entropies, vocab,
-        HEAT=heat is not None, ENTROPY=entropy, BLOCK=min(4096, triton.next_power_of_2(vocab)), num_warps=8,
+        z, z if temperature is None else temperature, actions, lse, logp, lse if entropies is None else entropies,
+        vocab,
+        TEMPERED=temperature is not None, ENTROPY=entropy, BLOCK=min(4096, triton.next_power_of_2(vocab)), num_warps=8,
     )  # fmt: skip
     return lse, logp, entropies
 
@@ -83,7 +84,7 @@ def normalise(
 def slope(
     z: Tensor,
     actions: Tensor,
-    heat: Tensor | None,
+    temperature: Tensor | None,
     lse: Tensor,
     entropies: Tensor | None,
     g_logp: Tensor | None,
@@ -94,7 +95,8 @@ def slope(
     rows, vocab = z.shape
     block = min(4096, triton.next_power_of_2(vocab))
     _slope[(rows, triton.cdiv(vocab, block))](
-        z, z if heat is None else heat, actions, lse, z if entropies is None else entropies,
+        z, z if temperature is None else temperature, actions, lse, z if entropies is None else entropies,
         z if g_logp is None else g_logp, z if g_entropy is None else g_entropy, out, vocab,
-        HEAT=heat is not None, LOGP=g_logp is not None, ENTROPY=g_entropy is not None, BLOCK=block, num_warps=8,
+        TEMPERED=temperature is not None, LOGP=g_logp is not None, ENTROPY=g_entropy is not None, BLOCK=block,
+        num_warps=8,
     )  # fmt: skip

@@ -26,7 +26,7 @@ class Policy(Protocol):
     def score(self, experience: Experience, needs: frozenset[str] = ...) -> dict[str, Tensor]: ...
 
     def remember(self, name: str, snapshot: Any, experience: Experience) -> Tensor:
-        """The column `law@NAME`, by which `score` compares whole distributions with those of a snapshot."""
+        """The column `distribution@NAME`, by which `score` compares whole distributions with those of a snapshot."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 

@@ -18,11 +18,11 @@ from panoply.evaluation.pairs import evaluate_pairs
 from panoply.experience import Experience
 from panoply.handle import Step
 from panoply.kinds import Collector, Policy, kind_of
-from panoply.loops.agents import AgentLearner
-from panoply.loops.companions import Companions
+from panoply.loops.actor_critic import ActorCriticLearner
 from panoply.loops.health import check_growth, speaks, weight_norm
 from panoply.loops.learner import Learner
 from panoply.loops.metrics import describe, peak_memory
+from panoply.loops.models import Models
 from panoply.loops.samples import Watch, choose, sampled_episodes
 from panoply.loops.snapshots import Snapshots
 from panoply.parts import Part
@@ -77,8 +77,8 @@ class Job:
             assert isinstance(opened, TextPolicy)
             self.learned = ValueModel.of(opened)
         self.snapshots = Snapshots(self)
-        self.companions = Companions(self)
-        self.learner: Learner | AgentLearner = self._make_learner()
+        self.models = Models(self)
+        self.learner: Learner | ActorCriticLearner = self._make_learner()
         self.states: dict[str, dict[str, Any]] = {
             path: held.info.state() for path, held in self.method.parts() if held.info.state is not None
         }
@@ -97,19 +97,19 @@ class Job:
         self._told: set[str] = set()
         self._moves = 0
         self._at_start: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-        for learner in (self.learner, *self.companions.learners.values()):
+        for learner in (self.learner, *self.models.learners.values()):
             for optimiser in learner.optimisers:
                 optimiser.register_step_post_hook(self._moved)
 
-    def _make_learner(self) -> Learner | AgentLearner:
+    def _make_learner(self) -> Learner | ActorCriticLearner:
         options, method = self.plan.options, self.method
         if isinstance(method, OffPolicy | Offline):
             assert isinstance(self.policy, ControlPolicy)
-            return AgentLearner(self.policy, method, seed=options.seed, total_steps=options.steps)
+            return ActorCriticLearner(self.policy, method, seed=options.seed, total_steps=options.steps)
         return Learner(
-            self.companions.joined(self.kind.scorer(self.learned, self.world, method.needs())),
+            self.models.joined(self.kind.scorer(self.learned, self.world, method.needs())),
             method,
-            more=self.companions.joined_losses(),
+            more=self.models.joined_losses(),
             total_steps=options.steps,
             micro_tokens=options.micro_tokens,
             recompute=options.recompute,
@@ -430,7 +430,7 @@ class Job:
             "norm": self._norm,
         }
         self.run.sync()
-        tensors |= {**self.learner.state(), **self.companions.state()}
+        tensors |= {**self.learner.state(), **self.models.state()}
         checkpoint.save(self.run.checkpoints, self.step, self._save_models, state, tensors)
         self._prune()
 
@@ -439,7 +439,7 @@ class Job:
 
     def _save_models(self, folder: Path) -> None:
         self.learned.save(folder / "model")
-        self.companions.save(folder / "models")
+        self.models.save(folder / "models")
         if self.plan.options.lora:
             base = model_source(self.plan.options.model, cast(TextWorld, self.world))
             save_adapter(cast(TextPolicy, self.policy), folder / "adapter", base)
@@ -473,7 +473,7 @@ class Job:
         else:
             self.learned.load_weights(found.model)
         self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith(("part:", "model:"))})
-        self.companions.load(found.folder / "models", tensors)
+        self.models.load(found.folder / "models", tensors)
         first = {**self.states, COLLECTOR: self.collect.state}
         self.states = checkpoint.join_tensors(state["parts"], tensors)
         checkpoint.check_states(self.states, first)

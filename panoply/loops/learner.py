@@ -20,7 +20,7 @@ from panoply.batch import LOG_RATIO_LIMIT, Batch
 from panoply.errors import DeviceError, PanoplyError, device_errors
 from panoply.experience import Experience, Segments, Unit
 from panoply.loops.masters import Flat, Masters
-from panoply.loops.room import TRIAL, CudaMeter, Meter, fitting
+from panoply.loops.memory import TRIAL, CudaMeter, Meter, fitting
 from panoply.loops.samples import Watch
 from panoply.loops.totals import Totals
 from panoply.loops.totals import mean_metrics as mean_metrics
@@ -72,18 +72,18 @@ class _Look:
     def logp(self) -> Tensor:
         return self.learner.policy.score(self.rows, frozenset())["logp"]
 
-    def law(self) -> tuple[Any, Tensor]:
+    def distribution(self) -> tuple[Any, Tensor]:
         policy: Any = self.learner.policy
         policy = getattr(policy, "policy", policy)  # without models that learn with it
-        return policy.head, policy.law(self.rows)
+        return policy.head, policy.distribution(self.rows)
 
     @torch.no_grad()
     def judge(self, before: Tensor | None = None) -> tuple[float, float]:
         batch = Batch(self.learner._beside(self.rows), self.learner._now(self.rows, self.active))
         loss = self.learner._loss(batch, self.active, Totals())
         if before is not None:
-            head, law = self.law()
-            return float(loss), float(head.divergence(before, law, 1.0).mean())
+            head, distribution = self.distribution()
+            return float(loss), float(head.divergence(before, distribution, 1.0).mean())
         gap = batch.log_ratio("behaviour")
         return float(loss), float((gap.exp() - 1 - gap).mean())
 

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 from panoply.experience import Experience
 from panoply.handle import Step
-from panoply.loops.agents import AgentLearner
+from panoply.loops.actor_critic import ActorCriticLearner
 from panoply.loops.job import Job
 from panoply.regimes import Offline, OffPolicy
 from panoply.rollout.control import ControlCollector
-from panoply.rollout.tape import Tape
+from panoply.rollout.step_buffer import StepBuffer
 from panoply.seeds import torch_rng
 
 
 def off_policy(job: Job) -> Iterator[Step]:
     learner, collect, method = job.learner, job.collect, job.method
     assert isinstance(method, OffPolicy | Offline)
-    assert isinstance(learner, AgentLearner)
+    assert isinstance(learner, ActorCriticLearner)
     assert isinstance(collect, ControlCollector)
     logged: Experience | None = None
     if method.data is not None:
@@ -25,8 +25,8 @@ def off_policy(job: Job) -> Iterator[Step]:
             logged = job.call("data", collect)
             learner.remember(logged)
 
-    def after_each(tape: Tape) -> None:
-        learner.replay.add(tape)
+    def after_each(buffer: StepBuffer) -> None:
+        learner.replay.add(buffer)
         due = updates_due(method, learner.replay.written, learner.replay.envs)
         if due:
             with job.phase("learn"):
@@ -36,7 +36,7 @@ def off_policy(job: Job) -> Iterator[Step]:
     alone = steps_alone(method, job.plan.options.steps)
     for step in job.steps():
         learner.begin(step, torch_rng("replay", job.plan.options.seed, step))
-        learner.agent.acting = step >= alone
+        learner.learned.acting = step >= alone
         if logged is not None and step < alone:
             experience = logged
             with job.phase("learn"):

@@ -22,7 +22,7 @@ def on_policy(job: Job) -> Iterator[Step]:
             collected = job.sample()
             asked += job.collect.state["tasks"]
         with job.phase("score"):
-            collected = job.companions.annotate(job.snapshots.score(collected))
+            collected = job.models.annotate(job.snapshots.score(collected))
         with job.phase("credit"):
             collected = collected.with_columns(reward=job.call("reward", collected))
             job.watch(collected)
@@ -35,8 +35,8 @@ def on_policy(job: Job) -> Iterator[Step]:
                 columns = credited if isinstance(credited, dict) else {"advantage": credited}
                 experience = experience.with_columns(**columns)
         with job.phase("learn"):
-            metrics = job.companions.fit(experience, step)
-            if step >= job.companions.warmup:
+            metrics = job.models.fit(experience, step)
+            if step >= job.models.warmup:
                 metrics |= learn(job, experience, step)
         metrics["groups_asked"] = asked
         yield job.finish_step(

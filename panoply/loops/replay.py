@@ -11,12 +11,12 @@ from torch import Tensor
 
 from panoply.experience import TERMINATED, TRUNCATED, Experience
 from panoply.policies.heads import Bounds, Head
-from panoply.rollout.tape import Tape
+from panoply.rollout.step_buffer import StepBuffer
 from panoply.transitions import Chunk, Transitions, joined
 from panoply.worlds.control.world import Box, Space
 
 MASKS = {"legal": "legal", "next_legal": "legal_after"}
-"""What could be done at s and at s′, in worlds that say so, and where a tape has it."""
+"""What could be done at s and at s′, in worlds that say so, and where a buffer has it."""
 
 
 class Replay:
@@ -87,20 +87,20 @@ class Replay:
 
     # -------------------------------------------------------------- writing
 
-    def add(self, tape: Tape) -> None:
+    def add(self, buffer: StepBuffer) -> None:
         """The step that was just written."""
         at, into = self.written % self.room, self._lines
-        into["observation"][at] = tape.latest("observation")
-        acted = tape.latest("acted")
+        into["observation"][at] = buffer.latest("observation")
+        acted = buffer.latest("acted")
         into["action"][at] = self._bounds.units(acted) if self._bounds is not None else acted
-        into["reward"][at] = self.scale * tape.latest("reward")
-        terminated, truncated = tape.latest("terminated"), tape.latest("truncated")
+        into["reward"][at] = self.scale * buffer.latest("reward")
+        terminated, truncated = buffer.latest("terminated"), buffer.latest("truncated")
         into["end"][at] = TERMINATED * terminated + TRUNCATED * (truncated & ~terminated)
-        into["next_observation"][at] = tape.latest("after")
-        if tape.has("legal"):
-            self._make_masks(tape.latest("legal").shape[-1])
+        into["next_observation"][at] = buffer.latest("after")
+        if buffer.has("legal"):
+            self._make_masks(buffer.latest("legal").shape[-1])
             for name, written in MASKS.items():
-                into[name][at] = tape.latest(written)
+                into[name][at] = buffer.latest(written)
         self.written += 1
 
     @torch.no_grad()

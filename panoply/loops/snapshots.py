@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Snapshots:
-    """Frozen or earlier selves of the policy, and the columns `logp@NAME`, `own@NAME` and `law@NAME` they give.
+    """Frozen or earlier selves of the policy, and their columns `logp@NAME`, `own@NAME` and `distribution@NAME`.
 
     `reference` is a frozen copy of the start, or the model named by `--reference`; `old` is the policy as it is before
     the step's first update. `own@NAME` is what terms of the policy itself compare with where a temperature or a cut
@@ -27,9 +27,9 @@ class Snapshots:
         self.policy = job.policy
         needs = job.method.needs()
         self.sampled, self.own = (job.method.snapshots(scores) for scores in ("sampled", "policy"))
-        self.laws = sorted({to for _, _, to in divergence.parse(needs)})
+        self.distributions = sorted({to for _, _, to in divergence.parse(needs)})
         self.reference: Policy | None = None
-        if "reference" in (*self.sampled, *self.own, *self.laws):
+        if "reference" in (*self.sampled, *self.own, *self.distributions):
             self.reference = job.open(options.model if options.reference == "start" else options.reference)
 
     def score(self, experience: Experience) -> Experience:
@@ -40,8 +40,8 @@ class Snapshots:
                 columns[f"logp@{name}"] = self._acting(name).score(experience, frozenset())["logp"]
             for name in self.own if experience.altered else ():
                 columns[f"own@{name}"] = self._acting(name).score(experience.unaltered(), frozenset())["logp"]
-            for name in self.laws:
-                columns[f"law@{name}"] = self.policy.remember(name, self._acting(name), experience)
+            for name in self.distributions:
+                columns[f"distribution@{name}"] = self.policy.remember(name, self._acting(name), experience)
         beside = experience["action"].device
         return experience.with_columns(**{name: column.to(beside) for name, column in columns.items()})
 

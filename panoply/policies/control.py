@@ -26,8 +26,8 @@ from panoply.policies.balance import WIDTH, Balance, embedded
 from panoply.policies.folder import read_config
 from panoply.policies.heads import Head, Std, head_for
 from panoply.policies.mlp import MLP, Activation, Features
-from panoply.policies.nodes import NodeLayers
 from panoply.policies.stages import Stages, Timed
+from panoply.policies.star import StarLayers
 from panoply.policies.weights import WHOLE, check_fit, read_weights
 from panoply.seeds import torch_rng
 from panoply.worlds.control.world import ControlWorld, Space, space_from_json, space_to_json
@@ -103,14 +103,14 @@ class _Network(nn.Module):
     def __init__(
         self,
         features: Features,
-        layers: MLP | NodeLayers,
+        layers: MLP | StarLayers,
         head: Head | None = None,
         stages: int = 0,
         balance: Balance | None = None,
     ):
         super().__init__()
         self.features, self.layers, self.head, self.balance = features, layers, head, balance
-        if stages and isinstance(layers, NodeLayers):
+        if stages and isinstance(layers, StarLayers):
             raise PanoplyError("policy.shared cannot be together with policy.stages.")
         self.stages = Stages(layers, stages) if stages and isinstance(layers, MLP) else None
 
@@ -215,9 +215,9 @@ class ControlPolicy(ControlModel):
         inputs = features.size + (WIDTH if spec.balanced else 0)
         # Values of orthogonal weights run away: what one state teaches reaches too far into the others.
         gain = None if spec.head == "values" else 0.01
-        layers: MLP | NodeLayers
+        layers: MLP | StarLayers
         if spec.shared:
-            layers = NodeLayers(observation, spec.hidden, head.width, spec.activation, gain)
+            layers = StarLayers(observation, spec.hidden, head.width, spec.activation, gain)
         else:
             layers = MLP(inputs, spec.hidden, head.width, spec.activation, gain)
         layers.initialise(torch_rng("policy", seed))
@@ -256,35 +256,35 @@ class ControlPolicy(ControlModel):
     def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """`logp` of each decision, and of `needs` `entropy`, under the distribution it was sampled from.
 
-        `divergence:Q@SNAPSHOT` compares the whole distribution with the snapshot's column `law@SNAPSHOT`.
+        `divergence:Q@SNAPSHOT` compares the whole distribution with the snapshot's column `distribution@SNAPSHOT`.
         """
         divergences = divergence.parse(needs)
         beyond = needs - {"logp", "entropy", *(name for name, _, _ in divergences)}
         if beyond:
             raise PanoplyError(f"A control policy cannot supply '{min(beyond)}'; it has logp and entropy.")
-        out, mask, heat = self._distribution(experience)
+        out, mask, temperature = self._outputs(experience)
         action = moved(experience["action"], out.device)
-        found = self.head.score(out, action, mask, heat, "entropy" in needs)
+        found = self.head.score(out, action, mask, temperature, "entropy" in needs)
         for name, q, to in divergences:
-            other = moved(experience[f"law@{to}"], out.device)
-            found[name] = self.head.divergence(self.head.law(out, mask, heat), other, q)
+            other = moved(experience[f"distribution@{to}"], out.device)
+            found[name] = self.head.divergence(self.head.distribution(out, mask, temperature), other, q)
         return found
 
-    def _distribution(self, experience: Experience) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _outputs(self, experience: Experience) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The network's outputs, what is legal, and the temperature: the distribution each decision was drawn from."""
         turn = moved(experience["turn"], self.device) if self.spec.stages else None
         out = self.model(self.observe(experience), turn)
         mask = moved(experience.looked_up("legal"), out.device) if "legal" in experience.context else None
-        heat = moved(experience["temperature"], out.device) if "temperature" in experience else None
-        return out, mask, heat
+        temperature = moved(experience["temperature"], out.device) if "temperature" in experience else None
+        return out, mask, temperature
 
     def remember(self, name: str, snapshot: ControlPolicy, experience: Experience) -> Tensor:
-        """The column `law@NAME`: all of the distributions that a snapshot would have drawn the decisions from."""
-        return snapshot.law(experience)
+        """The column `distribution@NAME`: the distributions that a snapshot would have drawn the decisions from."""
+        return snapshot.distribution(experience)
 
-    def law(self, experience: Experience) -> Tensor:
+    def distribution(self, experience: Experience) -> Tensor:
         """All there is to know of the distributions of the decisions, for the head's `divergence`."""
-        return self.head.law(*self._distribution(experience))
+        return self.head.distribution(*self._outputs(experience))
 
     def learn_statistics(self, experience: Experience, once: bool = False) -> None:
         """Take what was observed into the normalisation, where there is one; `once`: unless it has some already."""

@@ -37,15 +37,17 @@ class Deterministic(Continuous):
         logp = (-0.5 * noise**2 - self.log_std - LOG_ROOT_2PI).sum(-1)
         return (out.tanh() + self.log_std.exp() * noise).clamp(-1, 1), logp
 
-    def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
-        spread = np.exp(self.log_std.detach().numpy()) * np.sqrt(np.asarray(heat, np.float32))[..., None]
+    def act(self, out: Array, noise: Array, mask: Array | None, temperature: float | Array) -> Drawn:
+        spread = (
+            np.exp(self.log_std.detach().numpy()) * np.sqrt(np.asarray(temperature, np.float32))[..., None]
+        )
         drawn = np.tanh(out) + spread * noise
         return Drawn(self.bounds.real(drawn), self.bounds.real(np.clip(drawn, -1, 1)))
 
     def score(
-        self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
+        self, out: Tensor, action: Tensor, mask: Tensor | None, temperature: Tensor | None, entropy: bool
     ) -> dict[str, Tensor]:
-        log_std = self.log_std if heat is None else self.log_std + 0.5 * heat.log()[:, None]
+        log_std = self.log_std if temperature is None else self.log_std + 0.5 * temperature.log()[:, None]
         z = (self.unit(action) - out.tanh()) * (-log_std).exp()
         around = (log_std + LOG_ROOT_2PI).sum(-1) + self.bounds.volume
         found = {"logp": -0.5 * z.square().sum(-1) - around}
@@ -72,13 +74,13 @@ class Certain(Continuous):
         """The action as the world takes it, before it is cut at its bounds."""
         return torch.where(self.positive, nn.functional.softplus(out + 1), out)
 
-    def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
+    def act(self, out: Array, noise: Array, mask: Array | None, temperature: float | Array) -> Drawn:
         chosen = np.where(self.positive.numpy(), np.logaddexp(out + 1, np.float32(0)), out)
         acted = np.clip(chosen, self.bounds.low, self.bounds.high).reshape(len(out), *self.bounds.shape)
         return Drawn(acted, acted)
 
     def score(
-        self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
+        self, out: Tensor, action: Tensor, mask: Tensor | None, temperature: Tensor | None, entropy: bool
     ) -> dict[str, Tensor]:
         if torch.is_grad_enabled():
             raise PanoplyError(
@@ -122,22 +124,22 @@ class ActionValues(Head):
         """[rows, n]"""
         return out if self.atoms == 1 else (self.log_chances(out).exp() * self.points).sum(-1)
 
-    def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
+    def act(self, out: Array, noise: Array, mask: Array | None, temperature: float | Array) -> Drawn:
         worth = out if self.atoms == 1 else self.values(torch.from_numpy(out)).numpy()
         best = (worth if mask is None else np.where(mask, worth, -np.inf)).argmax(-1)
-        anything = noise[:, 0] < self.epsilon * np.asarray(heat, np.float32)
+        anything = noise[:, 0] < self.epsilon * np.asarray(temperature, np.float32)
         action = np.where(anything, self.anything(noise, mask).action, best)
         return Drawn(action, action)
 
     def score(
-        self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
+        self, out: Tensor, action: Tensor, mask: Tensor | None, temperature: Tensor | None, entropy: bool
     ) -> dict[str, Tensor]:
         worth = self.values(out)
         legal = torch.ones_like(worth, dtype=torch.bool) if mask is None else mask
         worth = worth.masked_fill(~legal, -torch.inf)
         epsilon = torch.full_like(worth[:, :1], self.epsilon)
-        if heat is not None:
-            epsilon = (epsilon * heat[:, None]).clamp(max=1)
+        if temperature is not None:
+            epsilon = (epsilon * temperature[:, None]).clamp(max=1)
         best = nn.functional.one_hot(worth.argmax(-1), self.n)
         chances = epsilon * legal / legal.sum(-1, keepdim=True) + (1 - epsilon) * best
         found = {"logp": chances.gather(-1, action.long()[:, None])[:, 0].log()}

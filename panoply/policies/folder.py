@@ -53,12 +53,12 @@ def save_model(
     model: Decoder | Foreign,
     folder: str | Path,
     shard_bytes: int = SHARD_BYTES,
-    companions: Mapping[str, bytes] | None = None,
+    files_beside: Mapping[str, bytes] | None = None,
     roles: Mapping[str, int] | None = None,
 ) -> None:
     """Write a folder that transformers opens, all of it or nothing.
 
-    `companions` are files to lie beside the weights; `roles` are ids such as `eos_token_id`, written where the model's
+    `files_beside` lie beside the weights; `roles` are ids such as `eos_token_id`, written where the model's
     own files name none, so that `generate` knows where a text ends. An older model there is replaced; other files stay.
     Adapters of PEFT are merged into a copy, so that the folder stands alone.
     """
@@ -77,7 +77,7 @@ def save_model(
             _write_decoder(model, staging, shard_bytes)
         else:
             model.write(staging, shard_bytes)
-        for name, content in (companions or {}).items():
+        for name, content in (files_beside or {}).items():
             (staging / name).write_bytes(content)
         _name_roles(staging, roles or {})
         _swap(staging, folder)

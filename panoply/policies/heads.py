@@ -60,25 +60,25 @@ class Head(nn.Module, ABC):
         """[count, k] numbers that decide `count` actions."""
 
     @abstractmethod
-    def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
-        """Actions from outputs and noise. heat: temperature; 0 takes the likeliest."""
+    def act(self, out: Array, noise: Array, mask: Array | None, temperature: float | Array) -> Drawn:
+        """Actions from outputs and noise. A temperature of 0 takes the likeliest."""
 
     @abstractmethod
     def score(
-        self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
+        self, out: Tensor, action: Tensor, mask: Tensor | None, temperature: Tensor | None, entropy: bool
     ) -> dict[str, Tensor]:
         """`logp` of actions, and `entropy` where asked."""
 
-    def law(self, out: Tensor, mask: Tensor | None, heat: Tensor | None) -> Tensor:
+    def distribution(self, out: Tensor, mask: Tensor | None, temperature: Tensor | None) -> Tensor:
         """All there is to know of the distributions that actions are drawn from, a row of numbers each."""
         raise PanoplyError(f"{type(self).__name__} actions have no distribution to compare with another.")
 
-    def divergence(self, law: Tensor, other: Tensor, q: float) -> Tensor:
+    def divergence(self, distribution: Tensor, other: Tensor, q: float) -> Tensor:
         """E_π[ln_q π − ln_q π′] of each row, which at q = 1 is KL(π‖π′) (see policies/divergence.py)."""
         raise NotImplementedError
 
-    def curved(self, law: Tensor, change: Tensor) -> Tensor:
-        """The Fisher matrix of each row's distribution, in the coordinates of its law, times a change of the law."""
+    def curved(self, distribution: Tensor, change: Tensor) -> Tensor:
+        """The Fisher matrix of each row's distribution, in its own coordinates, times a change of them."""
         raise NotImplementedError
 
 
@@ -192,9 +192,9 @@ class Categorical(Head):
         hot = [nn.functional.one_hot(a, n) for a, n in zip(columns, self.sizes, strict=True)]
         return torch.cat(hot, -1).float()
 
-    def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
+    def act(self, out: Array, noise: Array, mask: Array | None, temperature: float | Array) -> Drawn:
         logits = out if mask is None else np.where(mask, out, -np.inf)
-        noisy = logits + np.asarray(heat, np.float32)[..., None] * noise
+        noisy = logits + np.asarray(temperature, np.float32)[..., None] * noise
         if len(self.sizes) == 1:
             action = noisy.argmax(-1)
         else:
@@ -203,27 +203,29 @@ class Categorical(Head):
         return Drawn(action, action)
 
     def score(
-        self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
+        self, out: Tensor, action: Tensor, mask: Tensor | None, temperature: Tensor | None, entropy: bool
     ) -> dict[str, Tensor]:
-        logits = self._logits(out, mask, heat)
+        logits = self._logits(out, mask, temperature)
         if len(self.sizes) == 1:
             return _categorical(logits, action, entropy)
         parts = [_categorical(part, action[:, i], entropy) for i, part in enumerate(self._split(logits))]
         return {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
 
-    def law(self, out: Tensor, mask: Tensor | None, heat: Tensor | None) -> Tensor:
+    def distribution(self, out: Tensor, mask: Tensor | None, temperature: Tensor | None) -> Tensor:
         """The log-probability of every choice."""
-        return torch.cat([part.log_softmax(-1) for part in self._split(self._logits(out, mask, heat))], -1)
+        return torch.cat(
+            [part.log_softmax(-1) for part in self._split(self._logits(out, mask, temperature))], -1
+        )
 
-    def divergence(self, law: Tensor, other: Tensor, q: float) -> Tensor:
-        return divergence.independent(zip(self._split(law), self._split(other), strict=True), q)
+    def divergence(self, distribution: Tensor, other: Tensor, q: float) -> Tensor:
+        return divergence.independent(zip(self._split(distribution), self._split(other), strict=True), q)
 
-    def curved(self, law: Tensor, change: Tensor) -> Tensor:
+    def curved(self, distribution: Tensor, change: Tensor) -> Tensor:
         """Σ_a p(a)·(∂log p(a))²: each log-probability counts as much as it is likely."""
-        return law.exp() * change
+        return distribution.exp() * change
 
-    def _logits(self, out: Tensor, mask: Tensor | None, heat: Tensor | None) -> Tensor:
-        logits = out if heat is None else out / heat[:, None]
+    def _logits(self, out: Tensor, mask: Tensor | None, temperature: Tensor | None) -> Tensor:
+        logits = out if temperature is None else out / temperature[:, None]
         return logits if mask is None else logits.masked_fill(~mask, -torch.inf)
 
     def _split(self, columns: Tensor) -> tuple[Tensor, ...]:
@@ -297,12 +299,12 @@ class Gaussian(Continuous):
         mean, log_std = self.moments(out)
         return _squashed(u, (u - mean) * (-log_std).exp(), log_std)
 
-    def act(self, out: Array, noise: Array, mask: Array | None, heat: float | Array) -> Drawn:
+    def act(self, out: Array, noise: Array, mask: Array | None, temperature: float | Array) -> Drawn:
         if self.state_std:
             mean, log_std = out[:, : self.size], np.clip(out[:, self.size :], *LOG_STD)
         else:
             mean, log_std = out, self.log_std.detach().numpy()
-        spread = np.exp(log_std) * np.sqrt(np.asarray(heat, np.float32))[..., None]
+        spread = np.exp(log_std) * np.sqrt(np.asarray(temperature, np.float32))[..., None]
         drawn = mean + spread * noise
         if self.squash:
             unit = np.clip(np.tanh(drawn), -EDGE, EDGE)
@@ -319,34 +321,34 @@ class Gaussian(Continuous):
             return out[:, : self.size], nn.functional.hardtanh(out[:, self.size :], *LOG_STD)
         return out, self.log_std
 
-    def law(self, out: Tensor, mask: Tensor | None, heat: Tensor | None) -> Tensor:
+    def distribution(self, out: Tensor, mask: Tensor | None, temperature: Tensor | None) -> Tensor:
         """Means and log-deviations of the normals, before any squashing."""
-        mean, log_std = self._heated(out, heat)
+        mean, log_std = self._tempered(out, temperature)
         return torch.cat([mean, log_std.expand_as(mean)], -1)
 
-    def divergence(self, law: Tensor, other: Tensor, q: float) -> Tensor:
+    def divergence(self, distribution: Tensor, other: Tensor, q: float) -> Tensor:
         if self.squash and q != 1:
             raise PanoplyError(
                 f"A squashed policy's divergence with q = {q:g} has no closed form: set its divergence to sampled, "
                 "or q to 1."
             )
-        (mean, log_std), (mean2, log_std2) = law.chunk(2, -1), other.chunk(2, -1)
+        (mean, log_std), (mean2, log_std2) = distribution.chunk(2, -1), other.chunk(2, -1)
         return divergence.normal(mean, log_std, mean2, log_std2, q)
 
-    def curved(self, law: Tensor, change: Tensor) -> Tensor:
+    def curved(self, distribution: Tensor, change: Tensor) -> Tensor:
         """1/σ² of a mean and 2 of a log-deviation; squashing changes nothing."""
-        log_std = law.chunk(2, -1)[1]
+        log_std = distribution.chunk(2, -1)[1]
         by_mean, by_log_std = change.chunk(2, -1)
         return torch.cat([by_mean * (-2 * log_std).exp(), 2 * by_log_std], -1)
 
-    def _heated(self, out: Tensor, heat: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _tempered(self, out: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
         mean, log_std = self.moments(out)
-        return mean, log_std if heat is None else log_std + 0.5 * heat.log()[:, None]
+        return mean, log_std if temperature is None else log_std + 0.5 * temperature.log()[:, None]
 
     def score(
-        self, out: Tensor, action: Tensor, mask: Tensor | None, heat: Tensor | None, entropy: bool
+        self, out: Tensor, action: Tensor, mask: Tensor | None, temperature: Tensor | None, entropy: bool
     ) -> dict[str, Tensor]:
-        mean, log_std = self._heated(out, heat)
+        mean, log_std = self._tempered(out, temperature)
         flat = action.reshape(len(action), -1)
         volume: Tensor | float = 0.0
         if self.squash:

@@ -40,7 +40,7 @@ def add_lora(policy: TextPolicy, rank: int, seed: int = 0) -> TextPolicy:
             model.inner = peft.get_peft_model(model.inner, config)
         else:
             model = peft.get_peft_model(model, config)
-    return TextPolicy(model.eval(), policy.tokenizer, shared=policy.shared, companions=policy.companions)
+    return TextPolicy(model.eval(), policy.tokenizer, shared=policy.shared, files_beside=policy.files_beside)
 
 
 def adapted(policy: TextPolicy) -> Any:

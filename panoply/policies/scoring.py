@@ -60,7 +60,7 @@ class Head:
             return False
         return needed < KEPT_SHARE * torch.cuda.mem_get_info(hidden.device)[1]
 
-    def heat(self, rows: slice) -> Tensor | None:
+    def temperature_of(self, rows: slice) -> Tensor | None:
         return None if self.temperature is None else self.temperature[rows]
 
 
@@ -100,7 +100,7 @@ class _Score(torch.autograd.Function):
                 from panoply.kernels.scoring import normalise
 
                 z = wide_product(hidden[rows], weight.t())
-                total, chosen, entropies = normalise(z, actions[rows], head.heat(rows), entropy)
+                total, chosen, entropies = normalise(z, actions[rows], head.temperature_of(rows), entropy)
                 lse.append(total)
                 logp.append(chosen)
                 spread += [] if entropies is None else [entropies]
@@ -167,8 +167,8 @@ class _Kept(torch.autograd.Function):
         unit = torch.full_like(logp, ctx.unit)
         for rows in chunks(len(hidden), chunk):
             z = wide_product(hidden[rows], weight.t())
-            lse, logp[rows], _ = normalise(z, actions[rows], head.heat(rows), False)
-            slope(z, actions[rows], head.heat(rows), lse, None, unit[rows], None, kept[rows])
+            lse, logp[rows], _ = normalise(z, actions[rows], head.temperature_of(rows), False)
+            slope(z, actions[rows], head.temperature_of(rows), lse, None, unit[rows], None, kept[rows])
         ctx.save_for_backward(hidden, weight, kept)
         return logp
 
@@ -208,7 +208,7 @@ def _fused_slope(
     spread = entropies[rows] if len(entropies) else None
     z = wide_product(hidden[rows], weight.t())
     out = torch.empty_like(z, dtype=weight.dtype)
-    slope(z, actions, head.heat(rows), lse[rows], spread, g_logp, g_entropy, out)
+    slope(z, actions, head.temperature_of(rows), lse[rows], spread, g_logp, g_entropy, out)
     return out
 
 

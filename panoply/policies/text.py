@@ -31,14 +31,14 @@ class TextPolicy:
         tokenizer: Tokenizer,
         *,
         shared: bool = True,
-        companions: dict[str, bytes] | None = None,
+        files_beside: dict[str, bytes] | None = None,
     ):
         if tokenizer.vocab_size > model.config.vocab_size:
             raise PanoplyError(
                 f"The tokenizer has {tokenizer.vocab_size} tokens, the model only {model.config.vocab_size}."
             )
         self.model, self.tokenizer, self.shared = model, tokenizer, shared
-        self.companions = dict(companions or {})
+        self.files_beside = dict(files_beside or {})
         self.outputs: dict[str, Tensor] = {}
         """Output weights of snapshots that whole distributions are compared with."""
 
@@ -48,7 +48,7 @@ class TextPolicy:
     ) -> TextPolicy:
         _check_dtype(dtype, torch.device(device))
         model = load_model(folder, dtype, device)
-        return cls(model, Tokenizer.load(folder), companions=generation_config(folder))
+        return cls(model, Tokenizer.load(folder), files_beside=generation_config(folder))
 
     @classmethod
     def fresh(
@@ -69,8 +69,8 @@ class TextPolicy:
 
     def save(self, folder: str | Path) -> None:
         """A Hugging Face folder, replaced as a whole: a crash leaves the old one."""
-        companions = {**self.companions, **self.tokenizer.files}
-        save_model(self.model, folder, companions=companions, roles=self.tokenizer.roles)
+        files_beside = {**self.files_beside, **self.tokenizer.files}
+        save_model(self.model, folder, files_beside=files_beside, roles=self.tokenizer.roles)
 
     @property
     def context_length(self) -> int:
@@ -101,7 +101,7 @@ class TextPolicy:
     def copy(self) -> TextPolicy:
         """A frozen snapshot that later training does not touch."""
         model = copy.deepcopy(self.model).requires_grad_(False).eval()
-        return TextPolicy(model, self.tokenizer, shared=self.shared, companions=self.companions)
+        return TextPolicy(model, self.tokenizer, shared=self.shared, files_beside=self.files_beside)
 
     @torch.no_grad()
     def fingerprint(self) -> str:
@@ -149,7 +149,7 @@ class TextPolicy:
             yield rows, part, last, tapped
 
     def remember(self, name: str, snapshot: TextPolicy, experience: Experience) -> Tensor:
-        """The column `law@NAME`: the states a snapshot predicts the decisions from. Its output weights stay here."""
+        """The column `distribution@NAME`: the states a snapshot predicts decisions from. Its output weights stay."""
         self.outputs[name] = snapshot.model.head_weight.detach().clone()
         return snapshot.states(experience)
 
@@ -168,7 +168,7 @@ class TextPolicy:
         entropy = "entropy" in needs
         found = score_actions(states, head, action, temperature, allowed, entropy, softcap=softcap)
         for need, q, to in divergence.parse(needs):
-            other = moved(experience[f"law@{to}"][at], states.device)
+            other = moved(experience[f"distribution@{to}"][at], states.device)
             drawn = Head(temperature, allowed, softcap)
             found[need] = divergence.of_tokens(states, head, other, self.outputs[to], drawn, q)
         return found

@@ -11,7 +11,7 @@ from typing import Any
 
 from panoply.evaluation.surprise import oddness, surprise
 from panoply.files import BadFile, parse_json
-from panoply.report.shelf import EPISODES, Shelf
+from panoply.report.run_index import EPISODES, RunIndex
 
 SNIPPET = 120
 NUMBERS: set[type] = {int, float, bool, type(None)}
@@ -23,8 +23,8 @@ OTHERS = ("actions", "signals", "gates")
 class Index:
     """A line for each recorded episode of a run, brought up to date when asked; old lines are read once only."""
 
-    def __init__(self, shelf: Shelf, run: str):
-        self.shelf, self.run = shelf, run
+    def __init__(self, index: RunIndex, run: str):
+        self.index, self.run = index, run
         self.unreadable = 0
         """How many whole lines hold no episode."""
         self._rows: dict[int, dict[str, Any]] = {}
@@ -43,10 +43,10 @@ class Index:
         return _merged([{**r, "surprise": round(s, 4)} for r, s in zip(rows, found.tolist(), strict=True)])
 
     def _read(self) -> None:
-        if self.shelf.size(self.run, EPISODES) < self._end:  # resumed from an earlier step, and written anew
+        if self.index.size(self.run, EPISODES) < self._end:  # resumed from an earlier step, and written anew
             self._rows, self._end, self._lost = {}, 0, 0
         bad: list[BadFile] = []
-        for line in self.shelf.lines(self.run, EPISODES, self._end, bad.append):
+        for line in self.index.lines(self.run, EPISODES, self._end, bad.append):
             if is_episode(line.value):
                 self._rows[line.start] = {"at": line.start, **summary(line.value)}
             else:
@@ -62,7 +62,7 @@ class Index:
             self._read()
             if at not in self._rows:
                 return None
-        with self.shelf.open(self.run, EPISODES) as file:
+        with self.index.open(self.run, EPISODES) as file:
             file.seek(at)
             return file.readline()
 

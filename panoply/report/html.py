@@ -14,7 +14,7 @@ from panoply.errors import PanoplyError
 from panoply.report.curves import curve, differences, settings_of
 from panoply.report.episodes import Index
 from panoply.report.method import described
-from panoply.report.shelf import RESULT
+from panoply.report.run_index import RESULT
 from panoply.report.study import Found, Study
 
 EPISODES, DECISIONS = 6, 1500
@@ -188,7 +188,7 @@ def _runs(study: Study) -> str:
     rows = []
     for e, members in zip(study.experiments, study.members, strict=True):
         for m in members:
-            result = m.shelf.json(m.name, RESULT) or {}
+            result = m.index.json(m.name, RESULT) or {}
             rows.append(
                 (
                     m.name,
@@ -210,7 +210,7 @@ def _runs(study: Study) -> str:
 def _episodes(study: Study) -> str:
     pieces = []
     for e, members in zip(study.experiments, study.members, strict=True):
-        index = Index(members[0].shelf, members[0].name)
+        index = Index(members[0].index, members[0].name)
         rows = index.rows()
         if not rows:
             pieces.append(f"<h3>{escape(e.label)}</h3><p class='quiet'>None was recorded.</p>")

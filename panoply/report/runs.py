@@ -8,7 +8,7 @@ from typing import Any
 
 from panoply import checkpoint
 from panoply.files import BadFile
-from panoply.report.shelf import Shelf, score
+from panoply.report.run_index import RunIndex, score
 from panoply.report.shown import Shown
 from panoply.report.text import runs_table
 
@@ -22,7 +22,7 @@ class Runs(Shown, list[dict[str, Any]]):
 
 def runs(folder: str | Path = "runs") -> Runs:
     """Every run below a folder, the stages of recipes among them, newest first."""
-    return Runs(_told(Path(folder, f["id"]), f) for f in Shelf(folder).all_facts())
+    return Runs(_told(Path(folder, f["id"]), f) for f in RunIndex(folder).all_facts())
 
 
 def _told(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:

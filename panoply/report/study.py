@@ -9,7 +9,7 @@ from typing import Any
 
 from panoply.errors import PanoplyError, unknown
 from panoply.report.curves import Experiment, labels, metric_names
-from panoply.report.shelf import CONFIG, Facts, Shelf
+from panoply.report.run_index import CONFIG, Facts, RunIndex
 
 SHOWN = 12
 """How many metrics are drawn where none are named."""
@@ -19,14 +19,14 @@ SHOWN = 12
 class Found:
     """A run that could be read."""
 
-    shelf: Shelf
+    index: RunIndex
     name: str
     facts: Facts
     config: Mapping[str, Any]
 
     @property
     def folder(self) -> Path:
-        return self.shelf.root / self.name
+        return self.index.root / self.name
 
 
 @dataclass
@@ -77,26 +77,26 @@ def _found(folders: Sequence[str], notes: list[str]) -> Iterable[Found]:
         if not path.is_dir():
             raise PanoplyError(f"There is no run folder '{folder}'.")
         alone = (path / CONFIG).is_file()
-        shelf = Shelf(path.resolve().parent if alone else path)
-        names = [path.resolve().name] if alone else shelf.find()
+        index = RunIndex(path.resolve().parent if alone else path)
+        names = [path.resolve().name] if alone else index.find()
         if not names:
             notes.append(f"'{folder}' is not a run, and there is none below it.")
         for name in names:
-            facts = shelf.facts(name)
-            if shelf.root / name in seen:
+            facts = index.facts(name)
+            if index.root / name in seen:
                 continue
-            seen.add(shelf.root / name)
+            seen.add(index.root / name)
             if "problem" in facts:
                 notes.append(facts["problem"])
                 continue
             if not facts["metrics"]:
                 notes.append(f"'{name}' has not finished a step yet.")
-            yield Found(shelf, name, facts, shelf.config(name))
+            yield Found(index, name, facts, index.config(name))
 
 
 def _experiment(label: str, members: Sequence[Found]) -> Experiment:
     return Experiment(
-        label, tuple(str(m.name) for m in members), tuple(m.shelf.metrics(m.name) for m in members)
+        label, tuple(str(m.name) for m in members), tuple(m.index.metrics(m.name) for m in members)
     )
 
 

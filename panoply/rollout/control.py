@@ -15,7 +15,7 @@ from panoply.errors import PanoplyError
 from panoply.experience import OPEN, OWN, TERMINATED, TRUNCATED, Column, Experience, Table
 from panoply.policies.control import ControlPolicy
 from panoply.rollout.order import InOrder
-from panoply.rollout.tape import Tape
+from panoply.rollout.step_buffer import StepBuffer
 from panoply.seeds import numpy_rng
 from panoply.worlds.control.world import ControlWorld, Envs, Start
 
@@ -47,7 +47,7 @@ class ControlCollector(InOrder[Start]):
         self.needs = needs
         self.state: dict[str, Any] = {"tasks": 0, "groups": 0, "episodes": 0, "decisions": 0}
         self.version = 0
-        self.each: Callable[[Tape], None] | None = None
+        self.each: Callable[[StepBuffer], None] | None = None
         """Called after every step with what has been written. Then it is not asked how likely actions were."""
         self._logged: Experience | None = None
         self._open: _Rows | None = None
@@ -91,14 +91,14 @@ class ControlCollector(InOrder[Start]):
         rows = _Rows(self, self._envs(size))
         queue = iter(waiting)
         rows.begin(np.arange(size), [next(queue) for _ in range(size)])
-        tape = Tape(size, BLOCK)
+        buffer = StepBuffer(size, BLOCK)
         while rows.live.any():
-            ended = rows.step(tape, temperature, max_tokens)
+            ended = rows.step(buffer, temperature, max_tokens)
             if ended is not None:
                 rows.live[ended] = False
                 coming = [(row, episode) for row, episode in zip(ended.tolist(), queue, strict=False)]
                 rows.begin(np.array([row for row, _ in coming], dtype=int), [e for _, e in coming])
-        return self._experience(tape, rows, temperature)
+        return self._experience(buffer, rows, temperature)
 
     def rollout(self, envs: int, length: int, temperature: Temperature = 1.0, random: int = 0) -> Experience:
         """`length` steps of `envs` environments. Episodes go on where the last call left them.
@@ -106,14 +106,14 @@ class ControlCollector(InOrder[Start]):
         random   steps since the run began in which any action is taken
         """
         rows = self._continued(envs)
-        tape = Tape(envs, length)
+        buffer = StepBuffer(envs, length)
         blind = -(-(random - self.state["decisions"]) // envs)
         for t in range(length):
-            ended = rows.step(tape, temperature, blind=t < blind)
+            ended = rows.step(buffer, temperature, blind=t < blind)
             if ended is not None:
                 rows.begin(ended, [self._next_episode() for _ in ended])
-        experience = self._experience(tape, rows, temperature)
-        rows.remember(tape)
+        experience = self._experience(buffer, rows, temperature)
+        rows.remember(buffer)
         self.state["open"], self.state["actions"] = rows.record()
         rows.at = self.state["open"]
         return experience
@@ -165,9 +165,9 @@ class ControlCollector(InOrder[Start]):
 
     # -------------------------------------------------------------- tables
 
-    def _experience(self, tape: Tape, rows: _Rows, temperature: Temperature) -> Experience:
+    def _experience(self, buffer: StepBuffer, rows: _Rows, temperature: Temperature) -> Experience:
         """Rows in the order of their episodes and, inside one, of time; final observations come last."""
-        taken = tape.kept()
+        taken = buffer.kept()
         episode = taken["episode"]
         order = episode.argsort(kind="stable")
         taken = {name: column[order] for name, column in taken.items()}
@@ -204,22 +204,22 @@ class ControlCollector(InOrder[Start]):
         columns["state"] = hashed(taken["observation"])
         self.state["decisions"] = self.state.get("decisions", 0) + n
         if self.each is None:
-            heat = _recorded(temperature, columns["turn"])  # type: ignore[arg-type]
-            if heat is not None:
-                columns["temperature"] = heat
-            columns |= self._drawn(taken, columns, heat)
+            sampled_at = _recorded(temperature, columns["turn"])  # type: ignore[arg-type]
+            if sampled_at is not None:
+                columns["temperature"] = sampled_at
+            columns |= self._drawn(taken, columns, sampled_at)
         return Experience(Table(columns), Table(context))
 
     @torch.no_grad()
     def _drawn(
-        self, taken: Mapping[str, Array], columns: Mapping[str, Column], heat: Tensor | None
+        self, taken: Mapping[str, Array], columns: Mapping[str, Column], sampled_at: Tensor | None
     ) -> dict[str, Column]:
         """Log-probability and entropy of all actions at once, from the very outputs they were drawn from."""
         head, out = self.policy.head_on_host(), torch.from_numpy(taken["out"])
         legal = torch.from_numpy(taken["legal"]) if "legal" in taken else None
         action = columns["action"]
         assert isinstance(action, Tensor)
-        return dict(head.score(out, action, legal, heat, entropy=True))
+        return dict(head.score(out, action, legal, sampled_at, entropy=True))
 
 
 class _Episode:
@@ -265,7 +265,7 @@ class _Rows:
         self.seen += episodes
 
     def step(
-        self, tape: Tape, temperature: Temperature, limit: int | None = None, blind: bool = False
+        self, buffer: StepBuffer, temperature: Temperature, limit: int | None = None, blind: bool = False
     ) -> Array | None:
         """Act once in every row and write it down; the rows whose episodes ended, if any did.
 
@@ -276,38 +276,38 @@ class _Rows:
         self._fresh -= 1
         envs, head = self.envs, self._head
         seen, mask, turn = envs.observations, envs.masks, self.turn
-        tape.make_room()
-        tape.write("observation", seen)
+        buffer.make_room()
+        buffer.write("observation", seen)
         if mask is not None:
-            tape.write("legal", mask)
+            buffer.write("legal", mask)
         out = self._forward(seen, turn)
         assert self._noise is not None
         noise = self._noise[self._index, turn % BLOCK]
-        heat = temperature(torch.from_numpy(turn)).numpy() if callable(temperature) else temperature
-        action, acted = head.anything(noise, mask) if blind else head.act(out, noise, mask, heat)
+        sampled_at = temperature(torch.from_numpy(turn)).numpy() if callable(temperature) else temperature
+        action, acted = head.anything(noise, mask) if blind else head.act(out, noise, mask, sampled_at)
         step = envs.step(acted)
         truncated = step.truncated
         if limit is not None:
             truncated = truncated | (turn + 1 >= limit) & ~step.terminated
         self.earned += step.reward
-        tape.write("out", out)
-        tape.write("action", action)
-        tape.write("acted", acted)
-        tape.write("after", envs.observations)
-        tape.write("reward", step.reward)
-        tape.write("terminated", step.terminated)
-        tape.write("truncated", truncated)
-        tape.write("episode", self.episode)
-        tape.write("turn", turn)
-        tape.write("earned", self.earned)
-        tape.write("live", self.live)
+        buffer.write("out", out)
+        buffer.write("action", action)
+        buffer.write("acted", acted)
+        buffer.write("after", envs.observations)
+        buffer.write("reward", step.reward)
+        buffer.write("terminated", step.terminated)
+        buffer.write("truncated", truncated)
+        buffer.write("episode", self.episode)
+        buffer.write("turn", turn)
+        buffer.write("earned", self.earned)
+        buffer.write("live", self.live)
         for name, signal in step.signals.items():
-            tape.write(f"signal:{name}", signal)
+            buffer.write(f"signal:{name}", signal)
         if envs.masks is not None:
-            tape.write("legal_after", envs.masks)
-        tape.advance()
+            buffer.write("legal_after", envs.masks)
+        buffer.advance()
         if self.collector.each is not None:
-            self.collector.each(tape)
+            self.collector.each(buffer)
             if self.collector.policy.device.type != "cpu":
                 self.refresh()  # what acts here is a copy
         self.turn += 1
@@ -335,9 +335,9 @@ class _Rows:
 
     # -------------------------------------------------------------- open episodes
 
-    def remember(self, tape: Tape) -> None:
+    def remember(self, buffer: StepBuffer) -> None:
         """Keep what was done in the episodes that are still open, and forget the others."""
-        acted, length = tape.column("acted"), tape.length
+        acted, length = buffer.column("acted"), buffer.length
         for row in range(self.envs.size):
             turn = int(self.turn[row])
             new, past = acted[max(0, length - turn) : length, row], self.past[row]
@@ -381,12 +381,12 @@ def _joined(rows: Array, finals: Array) -> Tensor:
 def _recorded(temperature: Temperature, turn: Tensor) -> Tensor | None:
     """The column `temperature`; a greedy decision is recorded under temperature 1."""
     if callable(temperature):
-        heat = temperature(turn).float()
+        sampled_at = temperature(turn).float()
     elif temperature in (0.0, 1.0):
         return None
     else:
-        heat = torch.full((len(turn),), float(temperature))
-    return heat.masked_fill(heat == 0, 1.0)
+        sampled_at = torch.full((len(turn),), float(temperature))
+    return sampled_at.masked_fill(sampled_at == 0, 1.0)
 
 
 def hashed(observations: Array) -> Tensor:

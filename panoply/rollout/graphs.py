@@ -163,7 +163,7 @@ class GraphDecoder:
         rotation = self._rotation()
         assert rotation is not None
         self.angles = rotation(self.capacity)
-        self.heat = torch.ones(self.capacity + 1, device=self.device)
+        self.temperature = torch.ones(self.capacity + 1, device=self.device)
         self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor | Record]] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -178,11 +178,11 @@ class GraphDecoder:
     def configure(self, stops: Tensor, temperatures: Tensor | None) -> None:
         """Which tokens end a turn, and the temperature at each of its positions."""
         self.stops.copy_(stops)
-        self.heat.fill_(1.0)
+        self.temperature.fill_(1.0)
         if temperatures is not None:
-            n = min(len(temperatures), len(self.heat))
-            self.heat[:n] = temperatures[:n]
-            self.heat[n:] = temperatures[-1]
+            n = min(len(temperatures), len(self.temperature))
+            self.temperature[:n] = temperatures[:n]
+            self.temperature[n:] = temperatures[-1]
 
     def prepare(self) -> None:
         """Capture the largest graph now, so that what cannot work fails before a row depends on it."""
@@ -192,12 +192,12 @@ class GraphDecoder:
         """Room for longer rows; graphs are captured anew."""
         wider = torch.zeros(self.rows, capacity, dtype=torch.long, device=self.device)
         wider[:, : self.capacity] = self.history
-        heat = self.heat
+        temperature = self.temperature
         self.cache.grow(capacity)
         self.capacity, self.state = capacity, replace(self.state, history=wider)
         self._resize()
-        self.heat[: len(heat)] = heat
-        self.heat[len(heat) :] = heat[-1]
+        self.temperature[: len(temperature)] = temperature
+        self.temperature[len(temperature) :] = temperature[-1]
 
     def logits(self, slots: Slots) -> Tensor:
         """Feed every slot's newest token; float32 logits of the next, good until the next call."""
@@ -283,7 +283,7 @@ class GraphDecoder:
             change = _onto(gated(F.linear(y, *layer.both), chained()), layer.down)
         logits = wide_product(add_norm(x, change, self.last_norm, self.eps), self.head.t())
         if record is not None:
-            draw_and_move(logits, self.heat, self.stops, self.state, record, STOP, LENGTH)
+            draw_and_move(logits, self.temperature, self.stops, self.state, record, STOP, LENGTH)
         return logits
 
 

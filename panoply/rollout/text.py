@@ -26,7 +26,7 @@ from panoply.experience import (
     Table,
 )
 from panoply.policies.text import TextPolicy
-from panoply.rollout.beliefs import beliefs
+from panoply.rollout.answer_likelihood import answer_likelihood
 from panoply.rollout.engine import Complete, Request, TextEngine, Turn
 from panoply.rollout.order import InOrder
 from panoply.rollout.sampling import Sampling
@@ -52,7 +52,7 @@ class Collector(InOrder[Task]):
     ):
         self.world, self.policy, self.seed, self.split = world, policy, seed, split
         self.needs = needs
-        """Columns asked for that only world and policy together can give: `belief`."""
+        """Columns asked for that only world and policy together can give: `answer_likelihood`."""
         self.engine = TextEngine(policy.model, policy.tokenizer)
         self.state = {"tasks": 0, "groups": 0, "episodes": 0, "decisions": 0}
         self.version = 0
@@ -252,8 +252,10 @@ class Collector(InOrder[Task]):
             "source": torch.full_like(row, OWN),
             **log.columns(row, turn, decisions.tensor("end")),
         }
-        if "belief" in self.needs:
-            columns["belief"] = beliefs(self.world, self.policy, tasks, decisions, context)
+        if "answer_likelihood" in self.needs:
+            columns["answer_likelihood"] = answer_likelihood(
+                self.world, self.policy, tasks, decisions, context
+            )
         self.state["groups"] += len(tasks) // group
         experience = Experience(decisions.plus(columns), context)
         if not log.failed:

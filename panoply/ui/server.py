@@ -27,7 +27,7 @@ from panoply.files import parse_json
 from panoply.report.curves import Experiment, curve, differences, labels, metric_names, ordered, settings_of
 from panoply.report.episodes import Index, is_readable, readable
 from panoply.report.method import described
-from panoply.report.shelf import EPISODES, RESULT, Facts, Shelf
+from panoply.report.run_index import EPISODES, RESULT, Facts, RunIndex
 from panoply.ui.catalogue import Catalogue
 from panoply.ui.crowd import Connection, Door, Turns
 from panoply.ui.guard import Guard
@@ -40,21 +40,21 @@ MOST_RUNS = 200
 
 
 class Answers:
-    """What the page may ask. Every answer is made from the shelf, by names that are checked there."""
+    """What the page may ask. Every answer is made from the index of runs, by names that are checked there."""
 
-    def __init__(self, shelf: Shelf, results: Path | None = None):
-        self.shelf = shelf
+    def __init__(self, found: RunIndex, results: Path | None = None):
+        self._found = found
         self.catalogue = Catalogue(results)
         self._indices: dict[str, Index] = {}
         self._lock = threading.Lock()
 
     def runs(self, ask: Mapping[str, str]) -> dict[str, Any]:
         """Every run, newest first; only the stamp where that is the one the page has already."""
-        strangers = self.shelf.strangers()
-        found = self.shelf.all_facts(cached=ask.get("cached") == "1")
+        strangers = self._found.strangers()
+        found = self._found.all_facts(cached=ask.get("cached") == "1")
         metrics = ordered(name for facts in found for name in facts.get("metrics", ()))
         listed = [{k: v for k, v in facts.items() if k != "metrics"} for facts in found]
-        told = {"folder": self.shelf.root.name, "runs": listed, "metrics": metrics, "strangers": strangers}
+        told = {"folder": self._found.root.name, "runs": listed, "metrics": metrics, "strangers": strangers}
         stamp = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
         return {"stamp": stamp} if ask.get("stamp") == stamp else {"stamp": stamp, **told}
 
@@ -74,9 +74,9 @@ class Answers:
         """Runs as experiments, with a label each: seeds of one configuration together, or every run alone."""
         kept: list[tuple[str, Facts, Mapping[str, Any]]] = []
         for run in runs:
-            facts = self.shelf.facts(run)
+            facts = self._found.facts(run)
             if "problem" not in facts:
-                kept.append((run, facts, self.shelf.config(run)["plan"]))
+                kept.append((run, facts, self._found.config(run)["plan"]))
         groups: dict[str, list[str]] = {}
         plans: dict[str, Mapping[str, Any]] = {}
         for run, facts, plan in kept:
@@ -88,23 +88,23 @@ class Answers:
             seeds = {run: facts["seed"] for run, facts, _ in kept}
             named = {run: f"{label}, seed {seeds[run]}" for run, label in named.items()}
         return [
-            Experiment(named[key], tuple(members), tuple(self.shelf.metrics(run) for run in members))
+            Experiment(named[key], tuple(members), tuple(self._found.metrics(run) for run in members))
             for key, members in groups.items()
         ]
 
     def run(self, ask: Mapping[str, str]) -> dict[str, Any]:
         run = ask.get("run", "")
-        facts = self.shelf.facts(run)
+        facts = self._found.facts(run)
         if "problem" in facts:
             return {"facts": facts}
-        config = self.shelf.config(run)
+        config = self._found.config(run)
         return {
             "facts": facts,
             "settings": list(settings_of(config["plan"]).items()),
             "chosen": config["plan"].get("chosen", []),
             "command": config.get("command", ""),
             "versions": config.get("versions", {}),
-            "result": self.shelf.json(run, RESULT),
+            "result": self._found.json(run, RESULT),
             **described(config["plan"]),
         }
 
@@ -113,9 +113,9 @@ class Answers:
         runs = [r for r in ask.get("runs", "").split("\n") if r][:MOST_RUNS]
         plans: dict[str, Mapping[str, Any]] = {}
         for run in runs:
-            facts = self.shelf.facts(run)
+            facts = self._found.facts(run)
             if "problem" not in facts:
-                plans.setdefault(facts["group"], self.shelf.config(run)["plan"])
+                plans.setdefault(facts["group"], self._found.config(run)["plan"])
         named = labels(plans)
         return {"labels": [named[key] for key in plans], "rows": differences(plans)}
 
@@ -141,9 +141,9 @@ class Answers:
         return found
 
     def _index(self, run: str) -> Index:
-        self.shelf.config(run)
+        self._found.config(run)
         with self._lock:
-            return self._indices.setdefault(run, Index(self.shelf, run))
+            return self._indices.setdefault(run, Index(self._found, run))
 
 
 def make_app(answers: Answers, token: str, port: int) -> Guard:
@@ -253,7 +253,7 @@ class Serving(uvicorn.Server):
     """A server on its socket; it ends with Ctrl-C, or when `should_exit` is set."""
 
     def __init__(self, runs: str | Path, *, results: Path | None = None, port: int = 8642):
-        self.answers, token = Answers(Shelf(runs), results), secrets.token_urlsafe(24)
+        self.answers, token = Answers(RunIndex(runs), results), secrets.token_urlsafe(24)
         self.listening = free_port(port)
         self.port: int = self.listening.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}/?token={token}"

@@ -13,7 +13,7 @@ import tiny
 import panoply as pp
 from panoply import cli
 from panoply.errors import PanoplyError
-from panoply.report.shelf import Shelf
+from panoply.report.run_index import RunIndex
 from panoply.run import Run
 from panoply.which import take
 
@@ -96,7 +96,7 @@ def test_the_same_is_told_everywhere(done: pp.Trained, capsys: pytest.CaptureFix
     assert "held-out reward" in told
     assert all(number in told for number in pair)
     assert "success, sampled" in told
-    facts = Shelf(done.run.parent).facts(done.run.name)
+    facts = RunIndex(done.run.parent).facts(done.run.name)
     assert (facts["measured"], facts["before"], facts["after"]) == (
         "reward",
         done.before["sampled"],

@@ -328,9 +328,9 @@ def test_the_command(
 
 
 def test_cached_runs_are_no_runs_of_the_user(made: tuple[Comparison, Path]) -> None:
-    from panoply.report.shelf import Shelf
+    from panoply.report.run_index import RunIndex
 
-    assert Shelf(made[1]).find() == []
+    assert RunIndex(made[1]).find() == []
     assert cache.finished(Path(made[0].results[0].folders[0])) is not None
 
 

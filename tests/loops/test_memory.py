@@ -14,7 +14,7 @@ from panoply.errors import DeviceError, PanoplyError, device_errors
 from panoply.experience import Experience, Ragged, Table
 from panoply.loops.learner import Learner
 from panoply.loops.masters import Masters
-from panoply.loops.room import fitting
+from panoply.loops.memory import fitting
 from panoply.loops.units import fresh_tokens, tokens
 
 

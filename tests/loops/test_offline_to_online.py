@@ -172,13 +172,13 @@ def test_an_emptied_slot() -> None:
 def test_rewards_are_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In both halves of a mixture alike."""
     from panoply.kinds import kind_of
-    from panoply.loops.agents import AgentLearner
+    from panoply.loops.actor_critic import ActorCriticLearner
 
     monkeypatch.setenv("PANOPLY_CACHE", str(tmp_path))
     plan = pp.plan("iql", DATA, sample="explore", settings={**TINY, "replay.scale": 10.0})
     world: Any = plan.world()
     policy: Any = kind_of(world).open_policy("start", world, plan.options, plan.policy_options)
-    learner = AgentLearner(policy, plan.method, seed=0, total_steps=1)  # type: ignore[arg-type]
+    learner = ActorCriticLearner(policy, plan.method, seed=0, total_steps=1)  # type: ignore[arg-type]
     logged = world.data.experience()
     learner.remember(logged)
     assert isinstance(learner.replay, Mixture)

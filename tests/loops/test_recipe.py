@@ -17,7 +17,7 @@ from panoply.loops.job import Job
 from panoply.policies.value import ValueModel
 from panoply.progress import Progress
 from panoply.recipes import Recipe, Stage
-from panoply.report.shelf import Shelf
+from panoply.report.run_index import RunIndex
 from panoply.run import Run
 from panoply.which import take
 
@@ -131,7 +131,7 @@ def test_the_plan_of_a_recipe_follows_the_choices() -> None:
 
 
 def test_stages_are_listed_among_the_runs(finished: Path) -> None:
-    found = Shelf(finished.parent).find()
+    found = RunIndex(finished.parent).find()
     assert found == [f"rlhf/{name}" for name in ("01-imitate", "02-judge", "03-optimise")]
 
 

@@ -8,22 +8,22 @@ import torch
 
 from panoply.loops.replay import Replay
 from panoply.policies.heads import head_for
-from panoply.rollout.tape import Tape
+from panoply.rollout.step_buffer import StepBuffer
 from panoply.worlds.control.world import Box, Discrete
 
 SEES, ACTS = Box((1,)), Box((1,), (-2.0,), (2.0,))
 
 
 def write(replay: Replay, seen: float, action: float, reward: float, end: str, after: float) -> None:
-    tape = Tape(1, 1)
-    tape.write("observation", np.array([[seen]], np.float32))
-    tape.write("acted", np.array([[action]], np.float32))
-    tape.write("reward", np.array([reward]))
-    tape.write("terminated", np.array([end in ("terminated", "both")]))
-    tape.write("truncated", np.array([end in ("truncated", "both")]))
-    tape.write("after", np.array([[after]], np.float32))
-    tape.advance()
-    replay.add(tape)
+    buffer = StepBuffer(1, 1)
+    buffer.write("observation", np.array([[seen]], np.float32))
+    buffer.write("acted", np.array([[action]], np.float32))
+    buffer.write("reward", np.array([reward]))
+    buffer.write("terminated", np.array([end in ("terminated", "both")]))
+    buffer.write("truncated", np.array([end in ("truncated", "both")]))
+    buffer.write("after", np.array([[after]], np.float32))
+    buffer.advance()
+    replay.add(buffer)
 
 
 def filled(steps: int, size: int = 8) -> Replay:
@@ -133,13 +133,13 @@ def test_several_environments() -> None:
     """Windows stay in their environment."""
     replay = Replay(Discrete(9), Discrete(2), head_for(Discrete(2)), size=100, envs=2, steps=2, gamma=0.5)
     for t in range(3):
-        tape = Tape(2, 1)
+        buffer = StepBuffer(2, 1)
         columns = {"observation": [t, 4 + t], "acted": [0, 1], "after": [t + 1, 5 + t]}
         columns |= {"reward": [1, 10], "terminated": [False, t == 1], "truncated": [False, False]}
         for name, values in columns.items():
-            tape.write(name, np.array(values))
-        tape.advance()
-        replay.add(tape)
+            buffer.write(name, np.array(values))
+        buffer.advance()
+        replay.add(buffer)
     rows = replay.rows(torch.arange(6))
     assert rows.observation.tolist() == [0, 4, 1, 5, 2, 6]
     assert rows.reward.tolist() == [1.5, 15.0, 1.5, 10.0, 1.0, 10.0]
@@ -151,14 +151,14 @@ def masked(steps: int) -> Replay:
     """Three steps in which one of two actions is legal, and another at the end."""
     replay = Replay(Discrete(4), Discrete(2), head_for(Discrete(2)), size=8, steps=steps, gamma=0.5)
     for t in range(3):
-        tape = Tape(1, 1)
+        buffer = StepBuffer(1, 1)
         columns = {"observation": [t], "acted": [t % 2], "after": [t + 1], "reward": [1.0]}
         columns |= {"terminated": [False], "truncated": [t == 2]}
         columns |= {"legal": [[t % 2 == 0, t % 2 == 1]], "legal_after": [[t % 2 == 1, t % 2 == 0]]}
         for name, values in columns.items():
-            tape.write(name, np.array(values))
-        tape.advance()
-        replay.add(tape)
+            buffer.write(name, np.array(values))
+        buffer.advance()
+        replay.add(buffer)
     return replay
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from agents import ACTS, SEES, Fixed, agent, rows
+from actor_critics import ACTS, SEES, Fixed, actor_critic, rows
 from torch import Tensor, nn
 
 import panoply as pp
@@ -15,7 +15,7 @@ from panoply.policies.behaviour import PRIOR, BehaviourModel, code_kl
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.slots.loss.actors import best_action
 from panoply.slots.loss.bellman import smooth_q
-from panoply.transitions import Agent
+from panoply.transitions import ActorCritic
 
 SPEC = PolicySpec(hidden=(4,), head="bounded", std="fixed")
 
@@ -42,7 +42,7 @@ class Echo(nn.Module):
 
 def imitated(data: list[float], made: list[float], v: list[float], **settings: Any) -> list[float]:
     """The squared distances that count, of a policy that does 0 everywhere; the value's term is 0 by α → 0."""
-    who = agent(SPEC, q=Judge(), v=lambda _: torch.tensor(v), behaviour=Echo(*made))
+    who = actor_critic(SPEC, q=Judge(), v=lambda _: torch.tensor(v), behaviour=Echo(*made))
     who.act = lambda *_, **__: torch.full((len(data), 1), 1e-20)  # type: ignore[method-assign]
     batch = rows(len(data), action=torch.tensor(data)[:, None])
     value, _ = guided_action(alpha=1e-20, **settings)(who, batch)
@@ -65,7 +65,7 @@ def test_ties_go_to_the_model_and_its_zero_gain_counts() -> None:
 
 def test_policy_v() -> None:
     """y = 1 + 0.5·2 = 2 by the targets, 1 + 0.5·4 = 3 by the critics: towards 2; terminated: both are r = 2."""
-    who = agent(SPEC, q=Fixed([4.0, 9.0], [5.0, 9.0]), v=lambda _: torch.tensor([5.0, 1.0]))
+    who = actor_critic(SPEC, q=Fixed([4.0, 9.0], [5.0, 9.0]), v=lambda _: torch.tensor([5.0, 1.0]))
     who.targets["q"] = Fixed([2.0, 7.0], [3.0, 7.0])
     value, _ = policy_v()(who, rows())
     assert value.tolist() == [9.0, 1.0]
@@ -75,7 +75,7 @@ def test_policy_v() -> None:
 
 def test_v_and_critics_look_at_the_same_next_action() -> None:
     """One draw of noise serves both, as in the paper; another update draws again."""
-    who, batch = agent(SPEC), rows(8)
+    who, batch = actor_critic(SPEC), rows(8)
     seen: list[Tensor] = []
     for of in (who.targets, who.networks):
         least = of["q"].least
@@ -88,8 +88,8 @@ def test_v_and_critics_look_at_the_same_next_action() -> None:
     assert not torch.equal(seen[2], seen[0])
 
 
-def modelled(n: int = 6) -> tuple[Agent, Any]:
-    who, batch = agent(SPEC), rows(n)
+def modelled(n: int = 6) -> tuple[ActorCritic, Any]:
+    who, batch = actor_critic(SPEC), rows(n)
     who.networks = {**who.networks, "behaviour": BehaviourModel.of(who.policy, (5,), 0)}  # type: ignore[dict-item]
     for model in (who.policy.model, *who.networks.values(), who.targets["q"], who.targets["policy"].model):
         model.double()
@@ -142,7 +142,7 @@ def test_policy_gradient() -> None:
 
 def test_where_all_data_is_good_the_mask_changes_nothing() -> None:
     """With V below everything and the data as guide, the loss is TD3+BC's."""
-    who, batch = agent(SPEC, v=lambda s: torch.full((len(s),), -1e9)), rows(8)
+    who, batch = actor_critic(SPEC, v=lambda s: torch.full((len(s),), -1e9)), rows(8)
     mine = guided_action(guide="data", alpha=2.5)(who, batch)[0]
     torch.testing.assert_close(mine, best_action(alpha=2.5)(who, batch)[0])
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from agents import Fixed, agent, rows
+from actor_critics import Fixed, actor_critic, rows
 
 import panoply as pp
 from panoply.methods.generative_offline.dual_rl import (
@@ -45,7 +45,7 @@ def test_gumbel() -> None:
 def test_gradient(divergence: Divergence) -> None:
     """dL/dV = −(λ·f̄′(x) − (1 − λ)) a row: f̄′ is (1 + x/2)·1(x > 0), 1(x > 0), and for XQL −(e^z − 1)/α·e^−top."""
     said = torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64, requires_grad=True)
-    who = agent(PolicySpec(), v=lambda _: said)
+    who = actor_critic(PolicySpec(), v=lambda _: said)
     who.targets = {"q": Fixed([3.0, 2.5, 2.5], [4.0, 2.0, 7.0])}
     value, _ = dual_v(divergence=divergence, lam=0.8, temperature=2.0)(who, rows(3))
     (found,) = torch.autograd.grad(value.sum(), said)

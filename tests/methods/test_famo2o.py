@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agents import ACTS, SEES, Fixed, agent, rows
+from actor_critics import ACTS, SEES, Fixed, actor_critic, rows
 
 import panoply as pp
-from panoply.loops.agents import AgentLearner
+from panoply.loops.actor_critic import ActorCriticLearner
 from panoply.methods.generative_offline.famo2o import (
     balanced,
     family_conservative_q,
@@ -24,7 +24,7 @@ from panoply.policies.balance import embedded
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.progress import Progress
 from panoply.run import Run
-from panoply.transitions import Agent
+from panoply.transitions import ActorCritic
 from panoply.worlds.control.pointmass import Pointmass
 from panoply.worlds.logged.behaviour import behave
 
@@ -74,7 +74,7 @@ def test_acting_and_learning_choose_the_same(tmp_path: Path) -> None:
 
 def test_weights() -> None:
     """exp(β·A), bounded: at A = ½ and a β between 2 and 6, from e to e³; at A = −9 next to nothing."""
-    who = agent(SPEC, v=lambda seen: torch.tensor([1.0, 9.0, 0.0, 0.0]))
+    who = actor_critic(SPEC, v=lambda seen: torch.tensor([1.0, 9.0, 0.0, 0.0]))
     who.targets = {"q": Fixed([1.5, 0.0])}
     _, stats = family_weighted()(who, rows())
     assert math.e < stats["weight"][0] < math.e**3
@@ -84,7 +84,7 @@ def test_weights() -> None:
 
 def test_any_beta_at_first_and_later_its_own() -> None:
     """Uniform over the range from logged data alone; acting, as the balance policy has it, here narrow about 6."""
-    who = agent(SPEC, v=lambda s: torch.zeros(len(s)))
+    who = actor_critic(SPEC, v=lambda s: torch.zeros(len(s)))
     who.targets = {"q": Fixed([1.0] * 2000)}
     last = who.policy.model.balance.layers.layers[-1]  # type: ignore[union-attr]
     with torch.no_grad():
@@ -100,9 +100,9 @@ def test_any_beta_at_first_and_later_its_own() -> None:
     assert seen[1].min() > 5.9
 
 
-def exact(spec: PolicySpec = SPEC) -> tuple[Agent, Any]:
-    """An agent in float64, with a policy whose β matters."""
-    who, batch = agent(spec), rows(4)
+def exact(spec: PolicySpec = SPEC) -> tuple[ActorCritic, Any]:
+    """An actor and critics in float64, with a policy whose β matters."""
+    who, batch = actor_critic(spec), rows(4)
     who.policy = unsettled(spec)
     for model in (who.policy.model, *who.networks.values(), who.targets["q"]):
         model.double()
@@ -150,7 +150,7 @@ def test_balance_gradient() -> None:
 SQUASHED = PolicySpec(hidden=(5,), squash=True, std="state", balanced=True, betas=(0.5, 1.5))
 
 
-def drawn(who: Agent, s: torch.Tensor, beta: torch.Tensor, noise: torch.Tensor) -> tuple[Any, Any]:
+def drawn(who: ActorCritic, s: torch.Tensor, beta: torch.Tensor, noise: torch.Tensor) -> tuple[Any, Any]:
     """tanh of a normal of the member β, and its log-density by the change of variables."""
     out = who.policy.model.layers(torch.cat([s, embedded(beta)], -1))
     mean, log_std = out.chunk(2, -1)
@@ -221,7 +221,7 @@ def test_conservative_critics_of_a_family() -> None:
 def test_each_loss_moves_its_own() -> None:
     plan = pp.plan("famo2o", settings={"policy.hidden": "4", "world.size": 200})
     policy = ControlPolicy.fresh(SEES, ACTS, SPEC)
-    learner = AgentLearner(policy, plan.method, seed=0, total_steps=1)  # type: ignore[arg-type]
+    learner = ActorCriticLearner(policy, plan.method, seed=0, total_steps=1)  # type: ignore[arg-type]
     pieces = {
         d.loss.info.name: {re.split(r"\.layers\.(?:layers\.)?", name)[0] for name in d.named}
         for d in learner.descents

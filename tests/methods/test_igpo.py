@@ -23,7 +23,7 @@ COLUMNS: dict[str, Any] = {
     "episode": [1, 1, 1, 1, 2, 2],
     "turn": [0, 0, 1, 2, 0, 1],
     "position": [3, 4, 3, 3, 3, 3],
-    "belief": [0.25, 0.25, 0.5, 1.0, 0.25, 0.125],
+    "answer_likelihood": [0.25, 0.25, 0.5, 1.0, 0.25, 0.125],
     "signal:success": [0.0, 0.0, 0.0, 1.0, 0.0, 0.0],
 }
 GAINS = [0.0, 0.25, 0.5, 1.0, -0.125, 0.0]
@@ -43,7 +43,9 @@ def test_gains_in_logarithms() -> None:
 
 
 def test_a_single_turn_earns_the_outcome_alone() -> None:
-    one = hand(group=[1], episode=[1], turn=[0], position=[1], belief=[0.3], **{"signal:success": [1.0]})
+    one = hand(
+        group=[1], episode=[1], turn=[0], position=[1], answer_likelihood=[0.3], **{"signal:success": [1.0]}
+    )
     assert information_gain()(one).tolist() == [1.0]
 
 
@@ -102,7 +104,7 @@ def test_gradient_is_the_papers() -> None:
     of_group = {r["episode"]: r["group"] for r in rows}
     made = made.with_columns(**{
         "position": torch.arange(1, len(made) + 1),
-        "belief": torch.tensor([belief[r["episode"], r["turn"]] for r in rows]).double(),
+        "answer_likelihood": torch.tensor([belief[r["episode"], r["turn"]] for r in rows]).double(),
         "signal:success": torch.tensor([right[r["episode"]] for r in rows]).double() * made.by("episode").is_last(),
     })  # fmt: skip
     earned = {(e, t): right[e] if t == last[e] else belief[e, t + 1] - p for (e, t), p in belief.items()}

@@ -27,7 +27,7 @@ from panoply.slots.loss.actors import soft_policy
 from panoply.slots.schedule.schedules import inverse
 from panoply.slots.surrogate.ratios import log_likelihood
 from panoply.slots.update.optimisers import adam
-from panoply.transitions import Agent, Transitions
+from panoply.transitions import ActorCritic, Transitions
 from panoply.worlds.control.mdp import MDP, softmax
 from panoply.worlds.control.world import Box, Discrete
 
@@ -91,8 +91,8 @@ def exact(world: MDP, policy: ControlPolicy, logits: Any) -> Experience:
         Table({"observation": torch.arange(STATES)}),
     )
     with torch.no_grad():
-        law = policy.remember("old", policy, rows)
-    return rows.with_columns(**{"law@old": law, "logp@old": rows["logp"]})
+        distribution = policy.remember("old", policy, rows)
+    return rows.with_columns(**{"distribution@old": distribution, "logp@old": rows["logp"]})
 
 
 def iteration(term: Part, **update: Any) -> OnPolicy:
@@ -140,8 +140,10 @@ def test_the_first_step_is_the_policy_gradient() -> None:
 
 def scored(policy: ControlPolicy, snapshot: ControlPolicy, rows: Experience, term: Part) -> Tensor:
     with torch.no_grad():
-        law = policy.remember("old", snapshot, rows)
-    return term(Batch(rows, policy.score(rows.with_columns(**{"law@old": law}), term.needs())))[0]  # type: ignore[no-any-return]
+        distribution = policy.remember("old", snapshot, rows)
+    return term(
+        Batch(rows, policy.score(rows.with_columns(**{"distribution@old": distribution}), term.needs()))
+    )[0]  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("space", [Discrete(3), Box((2,), (-1.0, -1.0), (1.0, 1.0))])
@@ -159,7 +161,7 @@ def test_the_gradient_is_that_of_kl_from_new_to_old(space: Any) -> None:
     if isinstance(space, Discrete):
         rows = rows.with_columns(action=torch.zeros(6, dtype=torch.long))
 
-    def law(policy: ControlPolicy) -> distributions.Distribution:
+    def distribution(policy: ControlPolicy) -> distributions.Distribution:
         out = policy.model(seen)
         if isinstance(space, Discrete):
             return distributions.Categorical(logits=out)
@@ -177,7 +179,7 @@ def test_the_gradient_is_that_of_kl_from_new_to_old(space: Any) -> None:
         )
 
     value = scored(new, old, rows, mirror())
-    ours, theirs = law(new), law(old)
+    ours, theirs = distribution(new), distribution(old)
     torch.testing.assert_close(value, distributions.kl_divergence(ours, theirs))
     assert_same(gradient(value), gradient(distributions.kl_divergence(ours, theirs)))
     backwards = gradient(distributions.kl_divergence(theirs, ours))
@@ -229,7 +231,7 @@ def test_whole_vocabularies(tiny_collector: Collector) -> None:
     rows = tiny_collector.episodes(tiny_collector.tasks(3), 4)
     need, old = "divergence:1@old", policy.copy()
     with torch.no_grad():
-        rows = rows.with_columns(**{"law@old": policy.remember("old", policy, rows)})
+        rows = rows.with_columns(**{"distribution@old": policy.remember("old", policy, rows)})
         assert policy.score(rows, frozenset({need}))[need].abs().max() < 1e-6
         for weight in policy.model.parameters():
             weight.mul_(1.3)
@@ -238,8 +240,8 @@ def test_whole_vocabularies(tiny_collector: Collector) -> None:
         plain.outputs = policy.outputs
         torch.testing.assert_close(plain.score(rows, frozenset({need}))[need], found, atol=1e-5, rtol=1e-4)
         states = [p.states(rows) @ p.model.head_weight.t() for p in (policy, old)]
-    laws = [distributions.Categorical(logits=z) for z in states]
-    torch.testing.assert_close(found, distributions.kl_divergence(*laws), atol=1e-5, rtol=1e-4)
+    dists = [distributions.Categorical(logits=z) for z in states]
+    torch.testing.assert_close(found, distributions.kl_divergence(*dists), atol=1e-5, rtol=1e-4)
     assert found.mean() > 1e-3
 
     rows = rows.with_columns(advantage=torch.linspace(-1, 1, len(rows)))
@@ -251,7 +253,7 @@ def test_whole_vocabularies(tiny_collector: Collector) -> None:
 # ------------------------------------------------------------------ off-policy
 
 
-def agent(temperature: Temperature) -> Agent:
+def actor_critic(temperature: Temperature) -> ActorCritic:
     """Everything in float64; the anchor is another policy."""
     spec = PolicySpec(hidden=(5,), squash=True, std="state")
     sees, acts = Box((2,)), Box((2,), (-2.0, 0.0), (2.0, 1.0))
@@ -261,7 +263,7 @@ def agent(temperature: Temperature) -> Agent:
     q._features = [policy.model.features]
     anchor.model.requires_grad_(False)
     networks = {"q": q, "temperature": temperature.double()}
-    return Agent(policy, networks, {"policy": anchor}, torch.Generator().manual_seed(0))
+    return ActorCritic(policy, networks, {"policy": anchor}, torch.Generator().manual_seed(0))
 
 
 def rows_of_replay(n: int = 8) -> Transitions:
@@ -271,7 +273,7 @@ def rows_of_replay(n: int = 8) -> Transitions:
     )
 
 
-def value_and_gradient(loss: Part, who: Agent) -> tuple[Tensor, Tensor]:
+def value_and_gradient(loss: Part, who: ActorCritic) -> tuple[Tensor, Tensor]:
     who.generator.manual_seed(0)
     value, _ = loss(who, rows_of_replay())
     found = torch.autograd.grad(value.mean(), list(who.policy.model.parameters()))
@@ -279,7 +281,7 @@ def value_and_gradient(loss: Part, who: Agent) -> tuple[Tensor, Tensor]:
 
 
 def test_c_equal_to_lambda_is_sac() -> None:
-    who = agent(Temperature(0.2, learned=False))
+    who = actor_critic(Temperature(0.2, learned=False))
     value, gradient = value_and_gradient(mirror_policy(c=0.2, critic="least", shrink=0.0), who)
     expected, slope = value_and_gradient(soft_policy(), who)
     torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
@@ -289,7 +291,7 @@ def test_c_equal_to_lambda_is_sac() -> None:
 @pytest.mark.parametrize("q", [1.0, 1.5])
 def test_the_anchor_is_asked_about_the_new_action_with_gradients_through_it(q: float) -> None:
     """−Q_1 + λ·ln_q π + (1/t)·(ln_q π − q·ln_q π_k), straight from the equation with torch's distributions."""
-    who, lam, t = agent(Temperature(0.2, learned=False)), 0.2, 0.5
+    who, lam, t = actor_critic(Temperature(0.2, learned=False)), 0.2, 0.5
     value, gradient = value_and_gradient(mirror_policy(c=lam + 1 / t, q=q, shrink=0.01), who)
     who.generator.manual_seed(0)
     rows = rows_of_replay()
@@ -298,15 +300,15 @@ def test_the_anchor_is_asked_about_the_new_action_with_gradients_through_it(q: f
     def log(density: Tensor) -> Tensor:
         return density.log() if q == 1 else (density ** (q - 1) - 1) / (q - 1)
 
-    laws = []
+    dists = []
     for policy in (who.policy, who.targets["policy"]):
         mean, log_std = policy.model(rows.observation).chunk(2, -1)
         normal = distributions.Normal(mean, log_std.exp())
-        laws.append(distributions.TransformedDistribution(normal, distributions.TanhTransform(cache_size=1)))
+        dists.append(distributions.TransformedDistribution(normal, distributions.TanhTransform(cache_size=1)))
     mean, log_std = who.policy.model(rows.observation).chunk(2, -1)
-    action = laws[0].transforms[0](mean + log_std.exp() * noise)
-    laws[1].transforms = laws[0].transforms
-    now, then = (log(law.log_prob(action).sum(-1).exp()) for law in laws)
+    action = dists[0].transforms[0](mean + log_std.exp() * noise)
+    dists[1].transforms = dists[0].transforms
+    now, then = (log(dist.log_prob(action).sum(-1).exp()) for dist in dists)
     slow = (lam + 1 / t) * now - q / t * then - who.networks["q"].first(rows.observation, action)
     slow = slow + 0.01 * (mean**2 + log_std**2).mean(-1)
     torch.testing.assert_close(value, slow.detach())

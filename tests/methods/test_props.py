@@ -192,7 +192,7 @@ def test_the_kl_is_from_the_learning_policy_to_the_acting_one(monkeypatch: pytes
     seen.clear()
     pushed_off(collect.policy, done, steps, torch.Generator())
     with torch.no_grad():
-        theta, phi = collect.policy.law(done), acting.law(done)
+        theta, phi = collect.policy.distribution(done), acting.distribution(done)
     found, expected = seen[2].sort()[0], (theta.exp() * (theta - phi)).sum(-1).sort()[0]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
     reverse = (phi.exp() * (phi - theta)).sum(-1).sort()[0]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agents import Fixed, agent, rows
+from actor_critics import Fixed, actor_critic, rows
 
 import panoply as pp
 from panoply.loops.replay import Replay
@@ -21,7 +21,7 @@ from panoply.worlds.logged.behaviour import behave
 
 def test_by_hand() -> None:
     """Bound 10, cost 1. Expert: target 0.5·4 − 1 = 1; Q = 2: ½(8² + 1²). After an end, −10; Q = −7: ½·3²."""
-    who = agent(
+    who = actor_critic(
         PolicySpec(), v=lambda seen: torch.tensor([0.0, 0.0, 4.0, 99.0])[-len(seen) :], q=Fixed([2.0, -7.0])
     )
     batch = rows(2, more={"expert": torch.tensor([True, False])}, reward=torch.tensor([50.0, 50.0]))
@@ -33,7 +33,7 @@ def test_by_hand() -> None:
 def test_gradient() -> None:
     """Q − bound on the expert's rows and Q − target on all, of both critics; nothing reaches V."""
     said = [torch.randn(6, dtype=torch.float64) for _ in range(2)]
-    who = agent(PolicySpec(), q=Fixed(*(s.tolist() for s in said)))
+    who = actor_critic(PolicySpec(), q=Fixed(*(s.tolist() for s in said)))
     expert, discount = torch.arange(6) % 3 == 0, torch.tensor([0.9] * 5 + [0.0])
     batch = rows(6, more={"expert": expert}, discount=discount)
     value = recoil_q(bound=20.0, cost=1.0)(who, batch)[0]

@@ -13,7 +13,7 @@ import panoply as pp
 from panoply.errors import PanoplyError
 from panoply.evaluation.effective_horizon import fitted
 from panoply.experience import Experience
-from panoply.loops.agents import AgentLearner
+from panoply.loops.actor_critic import ActorCriticLearner
 from panoply.methods.control.sqirl import climbing_q, random_suffixes
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.progress import Progress
@@ -31,15 +31,15 @@ def policy_for(world: Tabular = WORLD, hidden: tuple[int, ...] = ()) -> ControlP
     return ControlPolicy.fresh(world.observation, world.action, spec)
 
 
-def learner(policy: ControlPolicy, **settings: Any) -> AgentLearner:
+def learner(policy: ControlPolicy, **settings: Any) -> ActorCriticLearner:
     method = pp.plan("sqirl", "tabular", settings=settings).method
     assert isinstance(method, Offline)
-    return AgentLearner(policy, method, seed=0, total_steps=1)
+    return ActorCriticLearner(policy, method, seed=0, total_steps=1)
 
 
-def fill(agent: AgentLearner, experience: Experience) -> AgentLearner:
-    list(agent.minibatches(experience, torch_rng("test")))
-    return agent
+def fill(filled: ActorCriticLearner, experience: Experience) -> ActorCriticLearner:
+    list(filled.minibatches(experience, torch_rng("test")))
+    return filled
 
 
 # ------------------------------------------------------------------ the loss
@@ -55,15 +55,15 @@ ROWS = Transitions(
 )
 
 
-def tables(agent: AgentLearner, *weights: list[list[float]]) -> None:
+def tables(filled: ActorCriticLearner, *weights: list[list[float]]) -> None:
     """Values of each state and action, of Q¹, Q², … and last the policy's."""
-    nets = [*(n.net for n in agent.agent.networks["rungs"].nets), agent.policy.model.layers]
+    nets = [*(n.net for n in filled.learned.networks["rungs"].nets), filled.policy.model.layers]
     with torch.no_grad():
         for net, weight in zip(nets, weights, strict=True):
             net.layers[0].weight.copy_(torch.tensor(weight).T)
 
 
-def small(count: int) -> AgentLearner:
+def small(count: int) -> ActorCriticLearner:
     world = Tabular(variant="corridor", size=2, horizon=3)
     return learner(policy_for(world), **{"networks.rungs.count": count})
 
@@ -75,10 +75,10 @@ def test_loss_by_hand() -> None:
     """
     one = small(0)
     tables(one, [[0.0, 1.0], [4.0, 5.0]])
-    assert climbing_q()(one.agent, ROWS)[0].tolist() == [4.0, 4.0]
+    assert climbing_q()(one.learned, ROWS)[0].tolist() == [4.0, 4.0]
     two = small(1)
     tables(two, [[0.0, 1.0], [4.0, 5.0]], [[0.0, 2.0], [1.0, 9.0]])
-    assert climbing_q()(two.agent, ROWS)[0].tolist() == pytest.approx([(4 + 9) / 2, (4 + 1) / 2])
+    assert climbing_q()(two.learned, ROWS)[0].tolist() == pytest.approx([(4 + 9) / 2, (4 + 1) / 2])
 
 
 def test_gradient() -> None:
@@ -86,7 +86,7 @@ def test_gradient() -> None:
     made = small(1)
     tables(made, [[0.3, 1.7], [4.2, 5.1]], [[0.4, 2.2], [1.3, 0.9]])
     named = made.descents[0].named
-    found = torch.autograd.grad(climbing_q()(made.agent, ROWS)[0].mean(), list(named.values()))
+    found = torch.autograd.grad(climbing_q()(made.learned, ROWS)[0].mean(), list(named.values()))
     by_name = dict(zip(named, found, strict=True))
     q1, q2 = (torch.tensor(t, dtype=torch.float64, requires_grad=True) for t in (
         [[0.3, 1.7], [4.2, 5.1]], [[0.4, 2.2], [1.3, 0.9]]
@@ -126,10 +126,10 @@ def test_greedy_before_t_and_random_from_then_on() -> None:
 
 def test_nothing_before_t_is_learned_from() -> None:
     policy, made = played_at(2)
-    agent = fill(learner(policy), made)
-    assert len(agent.replay) == int((made["turn"] >= 2).sum()) == 40 * 4
+    filled = fill(learner(policy), made)
+    assert len(filled.replay) == int((made["turn"] >= 2).sum()) == 40 * 4
     seen = made.looked_up("observation")[made["turn"] >= 2]
-    assert torch.equal(agent.replay.rows(torch.arange(160)).observation, seen)
+    assert torch.equal(filled.replay.rows(torch.arange(160)).observation, seen)
 
 
 def test_returns_end_with_the_episode() -> None:
@@ -144,13 +144,13 @@ def test_a_table_comes_to_the_exact_regression() -> None:
     """Trained on all rows until nothing moves, the policy's table is what `fitted` computes."""
     policy, made = played_at(1, batch=60)
     rate = {"update.lr": 0.1, "update.schedule": "linear", "networks.rungs.count": 1, "replay.batch": 4000}
-    agent = fill(learner(policy, **rate), made)
-    rows = agent.replay.rows(torch.arange(len(agent.replay)))
-    agent.replay.draw = lambda count, generator: rows  # type: ignore[method-assign]
+    filled = fill(learner(policy, **rate), made)
+    rows = filled.replay.rows(torch.arange(len(filled.replay)))
+    filled.replay.draw = lambda count, generator: rows  # type: ignore[method-assign]
     for step in range(20):
-        agent.total_steps = 20
-        agent.begin(step, torch_rng("test"))
-        agent.learn(60)
+        filled.total_steps = 20
+        filled.begin(step, torch_rng("test"))
+        filled.learn(60)
     steps = {"state": rows.observation, "action": rows.action, "reward": rows.reward}
     steps |= {"after": rows.next_observation, "going": rows["going"], "return": rows["return"]}
     exact = fitted({name: column.numpy() for name, column in steps.items()}, 4, 2, k=2)

@@ -14,7 +14,7 @@ from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.policies.critics import QNets, StateValue, Temperature
 from panoply.slots.loss.actors import advantage_weighted, critic_weighted
 from panoply.slots.loss.bellman import conservative_q, expected_q, expectile_v, q_learning, q_of_v
-from panoply.transitions import Agent, Transitions
+from panoply.transitions import ActorCritic, Transitions
 from panoply.worlds.control.world import Box, Discrete
 
 with warnings.catch_warnings():
@@ -42,8 +42,8 @@ def copied(net: nn.Module, theirs: Any) -> None:
     mine[-1].bias.copy_(torch.cat([layer.bias for layer in last])[:outputs])
 
 
-def same(config: Any, spec: PolicySpec) -> tuple[Agent, Any]:
-    """An agent with the weights of a new d3rlpy algorithm, whose targets have moved away."""
+def same(config: Any, spec: PolicySpec) -> tuple[ActorCritic, Any]:
+    """An actor and critics with the weights of a new d3rlpy algorithm, whose targets have moved away."""
     d3rlpy.seed(3)
     algorithm = config.create(device="cpu:0")
     algorithm.create_impl(SEES.shape, ACTS.size)
@@ -62,7 +62,7 @@ def same(config: Any, spec: PolicySpec) -> tuple[Agent, Any]:
     if hasattr(impl.modules, "value_func"):
         networks["v"] = StateValue.of(policy, 0)
         copied(networks["v"], impl.modules.value_func)
-    return Agent(policy, networks, targets), impl
+    return ActorCritic(policy, networks, targets), impl
 
 
 def batches() -> tuple[Transitions, Any]:
@@ -86,18 +86,18 @@ def batches() -> tuple[Transitions, Any]:
 
 def test_iql() -> None:
     spec = PolicySpec(hidden=(256, 256), activation="relu", head="bounded")
-    agent, impl = same(d3rlpy.algos.IQLConfig(gamma=GAMMA), spec)
+    learned, impl = same(d3rlpy.algos.IQLConfig(gamma=GAMMA), spec)
     theirs = impl.modules.policy
     with torch.no_grad():  # they keep the deviation in a window by a sigmoid
-        agent.policy.head.log_std.fill_(
+        learned.policy.head.log_std.fill_(
             float(theirs._min_logstd + 0.5 * (theirs._max_logstd - theirs._min_logstd))
         )
     ours, batch = batches()
     expected = impl.compute_critic_loss(batch, impl.compute_target(batch))
-    torch.testing.assert_close(q_of_v()(agent, ours)[0].mean(), expected.q_loss)
-    torch.testing.assert_close(expectile_v(expectile=0.7)(agent, ours)[0].mean(), expected.v_loss)
+    torch.testing.assert_close(q_of_v()(learned, ours)[0].mean(), expected.q_loss)
+    torch.testing.assert_close(expectile_v(expectile=0.7)(learned, ours)[0].mean(), expected.v_loss)
     actor = impl.compute_actor_loss(batch, theirs(batch.observations)).actor_loss
-    torch.testing.assert_close(advantage_weighted(beta=3.0, most=100.0)(agent, ours)[0].mean(), actor)
+    torch.testing.assert_close(advantage_weighted(beta=3.0, most=100.0)(learned, ours)[0].mean(), actor)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 10.0])
@@ -115,7 +115,7 @@ def test_cql(threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
         initial_alpha=alpha,
         alpha_learning_rate=0.0,  # theirs would move while the loss is computed
     )
-    agent, impl = same(config, PolicySpec(hidden=(256, 256), activation="relu", squash=True, std="state"))
+    learned, impl = same(config, PolicySpec(hidden=(256, 256), activation="relu", squash=True, std="state"))
     ours, batch = batches()
     uniform, noise = torch.rand(ROWS * samples, 2), torch.randn(samples, ROWS, 2)
     monkeypatch.setattr(torch.distributions.normal, "_standard_normal", lambda *_, **__: noise)
@@ -125,12 +125,12 @@ def test_cql(threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = impl.compute_critic_loss(batch, target)
     assert expected.conservative_loss.abs() > 0.1  # the term under test is there
     flat = noise.transpose(0, 1).reshape(ROWS * samples, 2)
-    agent.noise = lambda rows, size: flat if rows > ROWS else torch.zeros(rows, size)  # type: ignore[method-assign]
+    learned.noise = lambda rows, size: flat if rows > ROWS else torch.zeros(rows, size)  # type: ignore[method-assign]
     monkeypatch.setattr(torch, "rand", lambda *_, **__: uniform)
-    agent.networks = {**agent.networks, "multiplier": Temperature(alpha)}
+    learned.networks = {**learned.networks, "multiplier": Temperature(alpha)}
     loss = conservative_q(weight=weight, samples=samples, threshold=threshold)
-    value, stats = loss(agent, ours)
-    (mine,) = torch.autograd.grad(value.mean(), agent.networks["multiplier"].log, retain_graph=True)
+    value, stats = loss(learned, ours)
+    (mine,) = torch.autograd.grad(value.mean(), learned.networks["multiplier"].log, retain_graph=True)
     over = weight * (stats["conservative_gap"].mean() - 2 * threshold)
     torch.testing.assert_close(alpha * over, expected.conservative_loss.detach())
     torch.testing.assert_close(
@@ -138,22 +138,22 @@ def test_cql(threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
     )  # of −mean over critics of α·(…)
     whole = value.mean() + alpha * over / 2  # less what the multiplier climbs: the critics' part alone
     torch.testing.assert_close(whole, expected.critic_loss)
-    slopes = torch.autograd.grad(value.mean(), linears(agent.networks["q"])[0].weight)
+    slopes = torch.autograd.grad(value.mean(), linears(learned.networks["q"])[0].weight)
     (their_slopes,) = torch.autograd.grad(expected.critic_loss, linears(impl.modules.q_funcs[0])[0].weight)
     assert their_slopes.abs().max() > 1e-3
     torch.testing.assert_close(slopes[0], their_slopes)
 
 
-def bounded(agent: Agent, impl: Any) -> torch.Tensor:
+def bounded(learned: ActorCritic, impl: Any) -> torch.Tensor:
     """Actors whose deviation does not depend on the state, and the noise that both sides draw from then on."""
     theirs = impl.modules.policy
     if theirs._use_std_parameter:  # they keep the deviation in a window by a sigmoid
         log_std = theirs._min_logstd + 0.5 * (theirs._max_logstd - theirs._min_logstd)
     else:
         log_std = -0.7
-    policies = [(agent.policy, theirs)]
-    if "policy" in agent.targets:
-        policies.append((agent.targets["policy"], impl.modules.targ_policy))
+    policies = [(learned.policy, theirs)]
+    if "policy" in learned.targets:
+        policies.append((learned.targets["policy"], impl.modules.targ_policy))
     with torch.no_grad():
         for mine, given in policies:
             mine.head.log_std.fill_(float(log_std))
@@ -163,14 +163,14 @@ def bounded(agent: Agent, impl: Any) -> torch.Tensor:
     return torch.randn(4, ROWS, 2)
 
 
-def drawn_alike(agent: Agent, noise: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def drawn_alike(learned: ActorCritic, noise: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """d3rlpy's draws are [n, rows], or [rows] where there is one; ours [n·rows]."""
 
     def standard(shape: Any, **_: Any) -> torch.Tensor:
         return noise[: shape[0]] if len(shape) == 3 else noise[0]
 
     monkeypatch.setattr(torch.distributions.normal, "_standard_normal", standard)
-    agent.noise = lambda rows, size: noise[: rows // ROWS].reshape(-1, 2)  # type: ignore[method-assign]
+    learned.noise = lambda rows, size: noise[: rows // ROWS].reshape(-1, 2)  # type: ignore[method-assign]
 
 
 def slope(value: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
@@ -183,15 +183,15 @@ def slope(value: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
 def test_awac(monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy's loss, which d3rlpy sums over the batch. (Its critics have an entropy that the paper's have not.)"""
     config = d3rlpy.algos.AWACConfig(gamma=GAMMA, lam=0.5, n_action_samples=4)
-    agent, impl = same(config, PolicySpec(hidden=(256, 256), activation="relu", head="bounded"))
-    drawn_alike(agent, bounded(agent, impl), monkeypatch)
+    learned, impl = same(config, PolicySpec(hidden=(256, 256), activation="relu", head="bounded"))
+    drawn_alike(learned, bounded(learned, impl), monkeypatch)
     ours, batch = batches()
     expected = impl.compute_actor_loss(batch, impl.modules.policy(batch.observations)).actor_loss
-    value, stats = critic_weighted(form="softmax", beta=0.5, samples=4)(agent, ours)
+    value, stats = critic_weighted(form="softmax", beta=0.5, samples=4)(learned, ours)
     assert stats["weight"].max() / stats["weight"].min() > 1.01
     torch.testing.assert_close(value.sum(), expected)
     torch.testing.assert_close(
-        slope(value.sum(), linears(agent.policy.model)[0]), slope(expected, linears(impl.modules.policy)[0])
+        slope(value.sum(), linears(learned.policy.model)[0]), slope(expected, linears(impl.modules.policy)[0])
     )
 
 
@@ -202,29 +202,30 @@ def test_crr(form: str, over: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = d3rlpy.algos.CRRConfig(
         gamma=GAMMA, weight_type=form, advantage_type=over, beta=0.1, max_weight=1.1
     )
-    agent, impl = same(config, PolicySpec(hidden=(256, 256), activation="relu", head="bounded"))
-    target = agent.policy.copy()
+    learned, impl = same(config, PolicySpec(hidden=(256, 256), activation="relu", head="bounded"))
+    target = learned.policy.copy()
     with torch.no_grad():
         for weight in impl.modules.targ_policy.parameters():
             weight += 0.05 * torch.randn_like(weight)
     copied(target.model.layers, impl.modules.targ_policy)
-    agent.targets = {**agent.targets, "policy": target}
-    drawn_alike(agent, bounded(agent, impl), monkeypatch)
+    learned.targets = {**learned.targets, "policy": target}
+    drawn_alike(learned, bounded(learned, impl), monkeypatch)
     ours, batch = batches()
     expected = impl.compute_critic_loss(batch, impl.compute_target(batch)).critic_loss
-    value, _ = expected_q(follow="target")(agent, ours)
+    value, _ = expected_q(follow="target")(learned, ours)
     torch.testing.assert_close(value.mean(), expected)
     torch.testing.assert_close(
-        slope(value.mean(), linears(agent.networks["q"])[0]),
+        slope(value.mean(), linears(learned.networks["q"])[0]),
         slope(expected, linears(impl.modules.q_funcs)[0]),
     )
     expected = impl.compute_actor_loss(batch, impl.modules.policy(batch.observations)).actor_loss
     weighted = critic_weighted(form=form, over=over, beta=0.1, most=1.1, samples=4)
-    value, stats = weighted(agent, ours)
+    value, stats = weighted(learned, ours)
     assert stats["weight"].min() < stats["weight"].max()
     torch.testing.assert_close(value.mean(), expected)
     torch.testing.assert_close(
-        slope(value.mean(), linears(agent.policy.model)[0]), slope(expected, linears(impl.modules.policy)[0])
+        slope(value.mean(), linears(learned.policy.model)[0]),
+        slope(expected, linears(impl.modules.policy)[0]),
     )
 
 
@@ -248,6 +249,6 @@ def test_discrete_cql() -> None:
     ours = dataclasses.replace(ours, action=action, reward=3 * ours.reward)
     batch = dataclasses.replace(batch, actions=action[:, None], rewards=3 * batch.rewards)
     expected = impl.compute_loss(batch, impl.compute_target(batch)).loss
-    agent = Agent(policy, {}, {"policy": target})
-    found = q_learning(double=True, conservative=1.5)(agent, ours)[0].mean()
+    learned = ActorCritic(policy, {}, {"policy": target})
+    found = q_learning(double=True, conservative=1.5)(learned, ours)[0].mean()
     torch.testing.assert_close(found, expected)

@@ -90,7 +90,7 @@ def test_one_update_moves_every_weight_alike(tmp_path: Path) -> None:
         for own, other in names.items():
             theirs[other].copy_(mine[own])
 
-    found = job.companions.annotate(job.call("sample", job.collect))
+    found = job.models.annotate(job.call("sample", job.collect))
     found = found.with_columns(reward=job.call("reward", found))
     found = found.with_columns(**job.call("credit", found))
     buffer = model.rollout_buffer

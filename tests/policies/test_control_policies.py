@@ -38,15 +38,15 @@ def experience(observation: torch.Tensor, action: torch.Tensor, **context: Any) 
     )
 
 
-@pytest.mark.parametrize("heat", [None, 4.0])
-def test_a_bounded_action_by_torchs_normal(heat: float | None) -> None:
-    """Around the middle and half the range times tanh of the output, in the world's units; heat is of the variance."""
+@pytest.mark.parametrize("temperature", [None, 4.0])
+def test_a_bounded_action_by_torchs_normal(temperature: float | None) -> None:
+    """Around the middle and half the range times tanh, in the world's units; a temperature is of the variance."""
     head = Deterministic(Box((2,), (-2.0, 0.0), (2.0, 6.0)), "free", -0.5)
     out, action = torch.tensor([[0.3, -1.0], [2.0, 0.1]]), torch.tensor([[0.5, 0.2], [-1.0, 0.9]])
     middle, half = torch.tensor([0.0, 3.0]), torch.tensor([2.0, 3.0])
-    spread = half * math.exp(-0.5) * (heat or 1.0) ** 0.5
+    spread = half * math.exp(-0.5) * (temperature or 1.0) ** 0.5
     expected = distributions.Normal(middle + half * out.tanh(), spread)
-    given = None if heat is None else torch.full((2,), heat)
+    given = None if temperature is None else torch.full((2,), temperature)
     found = head.score(out, action, None, given, entropy=True)
     torch.testing.assert_close(found["logp"], expected.log_prob(action).sum(-1))
     torch.testing.assert_close(found["entropy"], expected.entropy().sum(-1))

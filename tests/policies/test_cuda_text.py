@@ -33,10 +33,10 @@ def test_kernels_score_as_a_plain_softmax(chunk: int, heated: bool, vocabulary: 
     hidden = torch.randn(7, 16, device="cuda", requires_grad=True)
     head = torch.randn(vocabulary, 16, device="cuda", requires_grad=True)
     actions = torch.randint(0, vocabulary, (7,), device="cuda")
-    heat = torch.rand(7, device="cuda") + 0.5 if heated else None
+    temperature = torch.rand(7, device="cuda") + 0.5 if heated else None
     logits = hidden @ head.t()
-    expected = naive_scores(logits if heat is None else logits / heat[:, None], actions)
-    found = score_actions(hidden, head, actions, heat, entropy=True, chunk=chunk)
+    expected = naive_scores(logits if temperature is None else logits / temperature[:, None], actions)
+    found = score_actions(hidden, head, actions, temperature, entropy=True, chunk=chunk)
     mix = torch.linspace(-1, 2, 7, device="cuda")
     for name in ("logp", "entropy"):
         torch.testing.assert_close(found[name], expected[name], atol=1e-4, rtol=1e-4)
@@ -54,17 +54,17 @@ def test_kept_softmaxes_give_as_good_a_gradient_as_recomputed_ones(
     hidden = torch.randn(300, 64, device="cuda").to(dtype).requires_grad_()
     head = (torch.randn(9001, 64, device="cuda") / 4).to(dtype).requires_grad_()
     actions = torch.randint(0, 9001, (300,), device="cuda")
-    heat = torch.rand(300, device="cuda") + 0.5 if heated else None
+    temperature = torch.rand(300, device="cuda") + 0.5 if heated else None
     mix = torch.linspace(-1, 2, 300, device="cuda")
 
     def slopes(logp: Tensor) -> list[Tensor]:
         return [g.double() for g in torch.autograd.grad((logp * mix).sum(), [hidden, head])]
 
     logits = hidden.double() @ head.double().t()
-    exact = naive_scores(logits if heat is None else logits / heat[:, None], actions)["logp"]
-    kept = score_actions(hidden, head, actions, heat, chunk=128)["logp"]
+    exact = naive_scores(logits if temperature is None else logits / temperature[:, None], actions)["logp"]
+    kept = score_actions(hidden, head, actions, temperature, chunk=128)["logp"]
     monkeypatch.setattr(scoring, "KEPT_SHARE", 0.0)
-    again = score_actions(hidden, head, actions, heat, chunk=128)["logp"]
+    again = score_actions(hidden, head, actions, temperature, chunk=128)["logp"]
     assert "Kept" in str(kept.grad_fn)
     assert "Kept" not in str(again.grad_fn)
     assert torch.equal(kept, again)

@@ -45,8 +45,11 @@ def test_what_cannot_be_drawn_counts_nothing() -> None:
     head = Categorical((3,))
     mask = torch.tensor([[True, True, False]])
     out = torch.tensor([[1.0, 2.0, 5.0]], requires_grad=True)
-    law, other = head.law(out.log(), mask, None), head.law(torch.zeros(1, 3), mask, None)
-    found = head.divergence(law, other, 1.0)
+    distribution, other = (
+        head.distribution(out.log(), mask, None),
+        head.distribution(torch.zeros(1, 3), mask, None),
+    )
+    found = head.divergence(distribution, other, 1.0)
     assert found.item() == pytest.approx(math.log(2 / 3) / 3 + 2 * math.log(4 / 3) / 3)
     (slope,) = torch.autograd.grad(found, out)
     assert slope.isfinite().all()
@@ -57,16 +60,18 @@ def test_what_cannot_be_drawn_counts_nothing() -> None:
 def test_side_by_side_is_the_joint(q: float) -> None:
     """Two choices of 2 and 3 are one of 6."""
     head, rows = Categorical((2, 3)), [normals(4, 5, seed=s) for s in range(2)]
-    laws = [head.law(out, None, None) for out in rows]
-    joint = [(law[:, :2, None] + law[:, None, 2:]).flatten(1) for law in laws]
-    torch.testing.assert_close(head.divergence(*laws, q), divergence.categorical(*joint, q))
+    distributions = [head.distribution(out, None, None) for out in rows]
+    joint = [
+        (distribution[:, :2, None] + distribution[:, None, 2:]).flatten(1) for distribution in distributions
+    ]
+    torch.testing.assert_close(head.divergence(*distributions, q), divergence.categorical(*joint, q))
 
 
 def test_temperature_belongs_to_the_law() -> None:
-    heat = torch.tensor([0.5, 2.0])
+    temperature = torch.tensor([0.5, 2.0])
     for head in (Categorical((3,)), Gaussian(ARM, False, "state", 0.0)):
         out = normals(2, head.width)
-        hot, plain = head.law(out, None, heat), head.law(out, None, None)
+        hot, plain = head.distribution(out, None, temperature), head.distribution(out, None, None)
         assert (head.divergence(hot, plain, 1.0) > 1e-3).all()
 
 
@@ -75,7 +80,7 @@ def test_normals_against_torch(squash: bool) -> None:
     """Squashing both alike changes nothing."""
     head = Gaussian(ARM, squash, "state", 0.0)
     mine, theirs = (normals(5, 4, seed=s) * 0.5 for s in range(2))
-    found = head.divergence(head.law(mine, None, None), head.law(theirs, None, None), 1.0)
+    found = head.divergence(head.distribution(mine, None, None), head.distribution(theirs, None, None), 1.0)
     plain = [distributions.Normal(o[:, :2], o[:, 2:].exp()) for o in (mine, theirs)]
     torch.testing.assert_close(found, distributions.kl_divergence(*plain).sum(-1))
 
@@ -92,9 +97,9 @@ def test_normals_against_an_integral(q: float) -> None:
 
 def test_a_squashed_one_has_no_tsallis() -> None:
     head = Gaussian(ARM, True, "state", 0.0)
-    law = head.law(torch.zeros(1, 4), None, None)
+    distribution = head.distribution(torch.zeros(1, 4), None, None)
     with pytest.raises(PanoplyError, match="set its divergence to sampled, or q to 1"):
-        head.divergence(law, law, 1.5)
+        head.divergence(distribution, distribution, 1.5)
 
 
 # ------------------------------------------------------------------ over a vocabulary

@@ -53,7 +53,7 @@ def test_a_tied_head_stays_one_parameter(tmp_path: Path) -> None:
 
 
 def test_replacing_a_model_drops_its_shards_and_keeps_the_rest(model: Decoder, tmp_path: Path) -> None:
-    save_model(model, tmp_path / "m", shard_bytes=4000, companions={"generation_config.json": b"{}"})
+    save_model(model, tmp_path / "m", shard_bytes=4000, files_beside={"generation_config.json": b"{}"})
     (tmp_path / "m" / "notes.txt").write_text("mine")
     save_model(model, tmp_path / "m")
     kept = {"config.json", "generation_config.json", "model.safetensors", "notes.txt"}

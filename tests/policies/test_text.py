@@ -137,14 +137,14 @@ def test_like_lengths_go_together() -> None:
 
 def test_temperature_and_allowed_apply_row_by_row() -> None:
     model, data = policy(), experience(RAGGED)
-    heat = torch.linspace(0.5, 2, len(data))
+    temperature = torch.linspace(0.5, 2, len(data))
     allowed = [[int(a), (int(a) + 1) % 14] if i % 2 else [] for i, a in enumerate(data["action"])]
-    columns: dict[str, Tensor | Ragged] = {"temperature": heat, "allowed": Ragged.from_lists(allowed)}
+    columns: dict[str, Tensor | Ragged] = {"temperature": temperature, "allowed": Ragged.from_lists(allowed)}
     with torch.no_grad():
         found = model.score(data.with_columns(**columns))["logp"]
         for i in (0, 1, 17, 30):
             c, p = int(data["context"][i]), int(data["position"][i])
-            logits = model.model(data.context.ragged("tokens")[c][None, :p])[0, -1] / heat[i]
+            logits = model.model(data.context.ragged("tokens")[c][None, :p])[0, -1] / temperature[i]
             ids = allowed[i] or list(range(14))
             expected = logits[int(data["action"][i])] - logits[ids].logsumexp(0)
             torch.testing.assert_close(found[i], expected, atol=1e-5, rtol=1e-5)
@@ -178,12 +178,12 @@ def test_a_copy_is_a_frozen_snapshot() -> None:
 
 def test_saved_and_loaded_it_scores_the_same(tmp_path: Path) -> None:
     model, data = policy(), experience(RAGGED)
-    model.companions["generation_config.json"] = b'{"temperature": 0.6}'
+    model.files_beside["generation_config.json"] = b'{"temperature": 0.6}'
     model.save(tmp_path / "m")
     again = TextPolicy.load(tmp_path / "m")
     assert again.fingerprint() == model.fingerprint()
     assert torch.equal(again.score(data)["logp"], model.score(data)["logp"])
-    saved = json.loads(again.companions["generation_config.json"])
+    saved = json.loads(again.files_beside["generation_config.json"])
     assert saved == {"temperature": 0.6, "eos_token_id": 1, "pad_token_id": 0}
     assert again.tokenizer.files == model.tokenizer.files
     again.save(tmp_path / "m")

@@ -13,7 +13,7 @@ from panoply.cli import main
 from panoply.errors import PanoplyError
 from panoply.report.episodes import Index, readable, summary
 from panoply.report.html import render
-from panoply.report.shelf import Shelf
+from panoply.report.run_index import RunIndex
 from panoply.report.study import Study
 
 EPISODE = {
@@ -198,7 +198,7 @@ def test_the_summary_of_an_episode() -> None:
 
 def test_the_index_follows_a_growing_file(tmp_path: Path) -> None:
     folder = run(tmp_path, "a")
-    index = Index(Shelf(tmp_path), "a")
+    index = Index(RunIndex(tmp_path), "a")
     assert [r["episode"] for r in index.rows()] == [7]
     with open(folder / "episodes.jsonl", "a") as file:
         file.write(json.dumps({**EPISODE, "episode": 8}) + '\n{"step": 3, "epis')
@@ -223,7 +223,7 @@ def test_lines_that_are_no_episodes_are_passed_over_and_counted(tmp_path: Path) 
     lines = [json.dumps({**EPISODE, **change}) for change in bad]
     lines += ["[" * 9999, "[1]", json.dumps({**EPISODE, "reward": [0.0, 2.0]})]
     (folder / "episodes.jsonl").write_text("".join(line + "\n" for line in lines))
-    index = Index(Shelf(tmp_path), "a")
+    index = Index(RunIndex(tmp_path), "a")
     assert [row["return"] for row in index.rows()] == [2]
     assert index.unreadable == len(bad) + 2
     with open(folder / "episodes.jsonl", "a") as file:
@@ -237,7 +237,7 @@ def test_episodes_that_are_the_same_are_counted_at_the_first(tmp_path: Path) -> 
     others: list[dict] = [{}, {"group": 4}, {}, {"tokens": [1, 2, 3, 5, 5]}, {"reward": [0.0, 0.5]}]
     records = [{**EPISODE, **change, "episode": i} for i, change in enumerate(others)]
     (folder / "episodes.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    rows = Index(Shelf(tmp_path), "a").rows()
+    rows = Index(RunIndex(tmp_path), "a").rows()
     assert [rows.index(next(r for r in rows if r["at"] == row["like"])) for row in rows] == [0, 1, 0, 3, 4]
     assert [row.get("count") for row in rows] == [2, 1, None, 1, 1]
 

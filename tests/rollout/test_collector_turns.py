@@ -221,10 +221,10 @@ def test_beliefs_are_the_likelihood_of_the_right_answer_at_the_start_of_each_tur
     name: str, policies: dict[str, TextPolicy]
 ) -> None:
     world, policy = WORLDS[name], policies[name]
-    collector = Collector(world, policy, seed=3, needs=frozenset({"belief"}))
+    collector = Collector(world, policy, seed=3, needs=frozenset({"answer_likelihood"}))
     tasks = collector.tasks(4)
     found = collector.episodes(tasks, 4)
-    assert "belief" not in Collector(world, policy, seed=3).episodes(tasks[:1])
+    assert "answer_likelihood" not in Collector(world, policy, seed=3).episodes(tasks[:1])
     tokens = found.context.ragged("tokens")
     for row in range(0, len(found), 3):
         task = tasks[int(found["episode"][row]) // 4]
@@ -236,7 +236,9 @@ def test_beliefs_are_the_likelihood_of_the_right_answer_at_the_start_of_each_tur
             logp = policy.model(torch.tensor([text]))[0].log_softmax(-1)
         n = len(answer)
         each = [float(logp[len(text) - n + i - 1, token]) for i, token in enumerate(answer)]
-        assert float(found["belief"][row]) == pytest.approx(torch.tensor(each).mean().exp().item(), abs=1e-5)
+        assert float(found["answer_likelihood"][row]) == pytest.approx(
+            torch.tensor(each).mean().exp().item(), abs=1e-5
+        )
 
 
 # ------------------------------------------------------------------ ends of turns, evaluation, transcripts

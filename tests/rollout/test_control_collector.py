@@ -205,14 +205,14 @@ class Listening(ControlCollector):
 
         self.policy.head.act = heard  # type: ignore[method-assign]
 
-    def _experience(self, tape: Any, rows: Any, temperature: Any) -> Experience:
-        live, episode, turn = (tape.column(name) for name in ("live", "episode", "turn"))
+    def _experience(self, buffer: Any, rows: Any, temperature: Any) -> Experience:
+        live, episode, turn = (buffer.column(name) for name in ("live", "episode", "turn"))
         for step, row in zip(*live.nonzero(), strict=True):
             key = int(episode[step, row]), int(turn[step, row])
             assert key not in self.found
             self.found[key] = self.heard[step][row]
         self.heard = []
-        return super()._experience(tape, rows, temperature)
+        return super()._experience(buffer, rows, temperature)
 
     def check(self, decisions: int) -> None:
         """Every decision had the noise that seed, split, episode and turn decide."""
@@ -245,6 +245,6 @@ def test_noise_belongs_to_seed_episode_and_turn_alone(monkeypatch: pytest.Monkey
     resumed.check(2 * 24 * 200)
 
     filling = Listening()
-    filling.each = lambda tape: None
+    filling.each = lambda buffer: None
     filling.rollout(24, 400, random=24 * 100)
     filling.check(24 * 400)

@@ -96,7 +96,7 @@ def test_the_exact_fisher_matrix_is_the_curvature_of_the_kl(kind: str) -> None:
     seen = torch.randn(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     named = dict(model.named_parameters())
     sizes = [p.numel() for p in named.values()]
-    then = policy.head.law(model(seen), None, None).detach()
+    then = policy.head.distribution(model(seen), None, None).detach()
 
     def kl(flat: torch.Tensor) -> torch.Tensor:
         pieces = [x.view_as(p) for x, p in zip(flat.split(sizes), named.values(), strict=True)]
@@ -106,15 +106,17 @@ def test_the_exact_fisher_matrix_is_the_curvature_of_the_kl(kind: str) -> None:
         )
         out = torch.nn.functional.linear(torch.nn.functional.linear(seen, *first).tanh(), *second)
         if not spec.squash and isinstance(space, Box):  # the head's own parameter is not the network's output
-            law = torch.cat([out, given["head.log_std"].expand_as(out)], -1)
+            distribution = torch.cat([out, given["head.log_std"].expand_as(out)], -1)
         else:
-            law = policy.head.law(out, None, None)
-        return policy.head.divergence(then, law, 1.0).mean()
+            distribution = policy.head.distribution(out, None, None)
+        return policy.head.divergence(then, distribution, 1.0).mean()
 
     start = torch.cat([p.detach().flatten() for p in named.values()])
     dense = torch.autograd.functional.hessian(kl, start)
-    law = policy.head.law(model(seen), None, None)
-    product = fisher(law, list(named.values()), 0.1, partial(policy.head.curved, law.detach()))  # type: ignore[arg-type]
+    distribution = policy.head.distribution(model(seen), None, None)
+    product = fisher(
+        distribution, list(named.values()), 0.1, partial(policy.head.curved, distribution.detach())
+    )  # type: ignore[arg-type]
     v = torch.randn(len(start), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     assert dense.abs().max() > 1e-2
     torch.testing.assert_close(product(v), dense @ v + 0.1 * v)
@@ -131,10 +133,10 @@ def test_trpo_judges_by_the_kl_of_whole_distributions() -> None:
         rows = rows.with_columns(logp=policy.score(rows)["logp"])
     learner = Learner(policy, trpo(), total_steps=1, micro_tokens=10**9)
     look = _Look(learner, rows, 0)
-    then = look.law()[1].detach()
+    then = look.distribution()[1].detach()
     with torch.no_grad():
         policy.model.layers.layers[-1].bias += torch.tensor([0.0, 1.0, -1.0])  # type: ignore[union-attr, operator]
-        now = policy.law(rows)
+        now = policy.distribution(rows)
     expected = (then.exp() * (then - now)).sum(-1).mean()
     assert look.judge(then)[1] == pytest.approx(float(expected), rel=1e-5)
     assert float(expected) > 0.1

@@ -17,14 +17,14 @@ from panoply.parts import Part
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.policies.critics import QNets, StateValue, Temperature
 from panoply.slots.loss import actors, bellman
-from panoply.transitions import Agent, Transitions
+from panoply.transitions import ActorCritic, Transitions
 from panoply.worlds.control.world import Box, Discrete, Space
 
 SEES, ACTS, CHOICES = Box((2,)), Box((2,), (-2.0, -1.0), (2.0, 1.0)), Discrete(3)
 ROWS = 6
 
 
-def agent(spec: PolicySpec, space: Space = ACTS, count: int = 2) -> Agent:
+def actor_critic(spec: PolicySpec, space: Space = ACTS, count: int = 2) -> ActorCritic:
     """A policy, critics and targets with weights of their own, all in float64."""
     policy = ControlPolicy.fresh(SEES, space, spec, seed=1)
     networks = {"q": QNets.of(policy, count, 0), "v": StateValue.of(policy, 0)}
@@ -39,7 +39,7 @@ def agent(spec: PolicySpec, space: Space = ACTS, count: int = 2) -> Agent:
         for layer in scaled:
             layer.weight *= 30  # outputs of a new policy are all but equal
     temperature = Temperature(0.5).double()
-    made = Agent(policy, {**networks, "temperature": temperature}, targets)
+    made = ActorCritic(policy, {**networks, "temperature": temperature}, targets)
     drawn = torch.Generator().manual_seed(0)
     made.noise = lambda *shape: torch.randn(*shape, generator=drawn, dtype=torch.float64)  # type: ignore[method-assign]
     return made
@@ -61,7 +61,7 @@ def rows(space: Space = ACTS, **columns: Any) -> Transitions:
 
 
 def compared(
-    loss: Part, who: Agent, batch: Transitions, model: nn.Module, row: Callable[[int], Tensor]
+    loss: Part, who: ActorCritic, batch: Transitions, model: nn.Module, row: Callable[[int], Tensor]
 ) -> None:
     """The gradient of the mean loss against that of the mean over rows of an equation."""
     parameters = dict(model.named_parameters())
@@ -87,7 +87,7 @@ def one(batch: Transitions, i: int, name: str) -> Tensor:
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_q_learning(double: bool, masked: bool) -> None:
-    who = agent(PolicySpec(hidden=(5,), head="values", atoms=1), CHOICES)
+    who = actor_critic(PolicySpec(hidden=(5,), head="values", atoms=1), CHOICES)
     legal = torch.tensor([[True, False, True]] * 3 + [[False, True, True]] * 3) if masked else None
     batch = rows(CHOICES, next_legal=legal)
     net, target = who.policy.model, who.targets["policy"].model
@@ -107,7 +107,7 @@ def test_q_learning(double: bool, masked: bool) -> None:
 
 def test_conservative_q_learning() -> None:
     """+ w·(log Σ_b exp Q(s,b) − Q(s,a))."""
-    who, batch = agent(PolicySpec(hidden=(5,), head="values", atoms=1), CHOICES), rows(CHOICES)
+    who, batch = actor_critic(PolicySpec(hidden=(5,), head="values", atoms=1), CHOICES), rows(CHOICES)
     net = who.policy.model
 
     def row(i: int) -> Tensor:
@@ -127,7 +127,7 @@ def test_conservative_q_learning() -> None:
 def test_categorical_q(double: bool) -> None:
     """Algorithm 1 of Bellemare, Dabney and Munos (2017): each atom's mass to its neighbours below and above."""
     atoms, low, high = 5, -3.0, 3.0
-    who = agent(PolicySpec(hidden=(5,), head="values", atoms=atoms, span=(low, high)), CHOICES)
+    who = actor_critic(PolicySpec(hidden=(5,), head="values", atoms=atoms, span=(low, high)), CHOICES)
     batch, gap = rows(CHOICES), (high - low) / (atoms - 1)
     points = [low + gap * j for j in range(atoms)]
     net, target = who.policy.model, who.targets["policy"].model
@@ -163,7 +163,7 @@ def test_categorical_q(double: bool) -> None:
 @pytest.mark.parametrize(("count", "noise"), [(1, 0.0), (2, 0.3)])
 def test_smooth_q(count: int, noise: float) -> None:
     """DDPG: (Q(s,a) − (r + γ·Q′(s′, π′(s′))))². TD3: two of them, the least of the targets, and clipped noise."""
-    who, batch = agent(PolicySpec(hidden=(5,), head="bounded", std="fixed"), count=count), rows()
+    who, batch = actor_critic(PolicySpec(hidden=(5,), head="bounded", std="fixed"), count=count), rows()
     nets, targets = who.networks["q"].nets, who.targets["q"].nets
     drawn = torch.randn(ROWS, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -180,7 +180,7 @@ def test_smooth_q(count: int, noise: float) -> None:
     compared(bellman.smooth_q(noise=noise, clip=0.25), who, batch, who.networks["q"], row)
 
 
-def squashed(who: Agent, seen: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def squashed(who: ActorCritic, seen: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """tanh of a normal, and its log-density by the change of variables."""
     mean, log_std = who.policy.model(seen)[0].chunk(2)
     u = mean + log_std.clamp(-20, 2).exp() * noise
@@ -189,7 +189,7 @@ def squashed(who: Agent, seen: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_soft_q() -> None:
-    who, batch = agent(PolicySpec(hidden=(5,), squash=True, std="state")), rows()
+    who, batch = actor_critic(PolicySpec(hidden=(5,), squash=True, std="state")), rows()
     drawn = torch.randn(ROWS, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def row(i: int) -> Tensor:
@@ -209,7 +209,7 @@ def test_soft_q() -> None:
 def test_conservative_q() -> None:
     """CQL(H): log of (1/N)·Σ exp Q/density over uniform actions and the policy's at s and s′ (up to log N)."""
     samples = 3
-    who, batch = agent(PolicySpec(hidden=(5,), squash=True, std="state")), rows()
+    who, batch = actor_critic(PolicySpec(hidden=(5,), squash=True, std="state")), rows()
     normal = torch.Generator().manual_seed(0)
     shapes = [(ROWS, 2), (ROWS * samples, 2), (ROWS * samples, 2)]
     next_noise, here_noise, there_noise = (
@@ -245,7 +245,7 @@ def test_conservative_q() -> None:
 
 
 def test_expectile_v() -> None:
-    who, batch = agent(PolicySpec(hidden=(5,), head="bounded")), rows()
+    who, batch = actor_critic(PolicySpec(hidden=(5,), head="bounded")), rows()
 
     def row(i: int) -> Tensor:
         x = torch.cat([one(batch, i, "observation"), one(batch, i, "action")], -1)
@@ -257,7 +257,7 @@ def test_expectile_v() -> None:
 
 def test_expected_q_of_draws() -> None:
     """AWAC's critics: (Q_i(s,a) − (r + γ·mean of min_j Q′_j over draws a′ = clip(π(s′) + σ·ε)))²."""
-    who, batch = agent(PolicySpec(hidden=(5,), head="bounded", log_std=-0.5)), rows()
+    who, batch = actor_critic(PolicySpec(hidden=(5,), head="bounded", log_std=-0.5)), rows()
     drawn = torch.randn(3 * ROWS, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def row(i: int) -> Tensor:
@@ -279,7 +279,7 @@ def test_expected_q_of_draws() -> None:
 
 def test_best_action() -> None:
     """DDPG's and TD3's policy: −Q_1(s, π(s))."""
-    who, batch = agent(PolicySpec(hidden=(5,), head="bounded", std="fixed")), rows()
+    who, batch = actor_critic(PolicySpec(hidden=(5,), head="bounded", std="fixed")), rows()
 
     def row(i: int) -> Tensor:
         seen = one(batch, i, "observation")
@@ -290,7 +290,7 @@ def test_best_action() -> None:
 
 def test_td3_bc() -> None:
     """(π(s) − a)² − α·Q/mean|Q|, in which the mean is a number and not differentiated."""
-    who, batch = agent(PolicySpec(hidden=(5,), head="bounded", std="fixed")), rows()
+    who, batch = actor_critic(PolicySpec(hidden=(5,), head="bounded", std="fixed")), rows()
     q = who.networks["q"].nets[0]
 
     def acted(i: int) -> tuple[Tensor, Tensor]:
@@ -307,7 +307,7 @@ def test_td3_bc() -> None:
     compared(actors.best_action(alpha=2.5), who, batch, who.policy.model.layers, row)
 
 
-def likelihood(who: Agent, seen: Tensor, action: Tensor) -> Tensor:
+def likelihood(who: ActorCritic, seen: Tensor, action: Tensor) -> Tensor:
     """log N(a; tanh of the output, σ) of an action in its units, with the density that of the action itself."""
     log_std, size = who.policy.head.log_std, torch.tensor([2.0, 1.0], dtype=torch.float64)
     z = (action - who.policy.model(seen)[0].tanh()) / log_std.exp()
@@ -317,7 +317,7 @@ def likelihood(who: Agent, seen: Tensor, action: Tensor) -> Tensor:
 def test_return_weighted() -> None:
     """AWR: −min(exp(A/β), most)·log π(a|s); the weight of the largest is cut."""
     advantage = torch.tensor([-1.0, 0.0, 0.5, 1.0, 2.0, 9.0], dtype=torch.float64)
-    who, batch = agent(PolicySpec(hidden=(5,), head="bounded")), rows(more={"advantage": advantage})
+    who, batch = actor_critic(PolicySpec(hidden=(5,), head="bounded")), rows(more={"advantage": advantage})
 
     def row(i: int) -> Tensor:
         weight = min(math.exp(float(advantage[i]) / 0.5), 20.0)
@@ -328,7 +328,7 @@ def test_return_weighted() -> None:
 
 def test_advantage_weighted() -> None:
     """IQL: −min(exp(β·(min Q′ − V)), most)·log π(a|s)."""
-    who, batch = agent(PolicySpec(hidden=(5,), head="bounded")), rows()
+    who, batch = actor_critic(PolicySpec(hidden=(5,), head="bounded")), rows()
 
     def row(i: int) -> Tensor:
         seen = one(batch, i, "observation")
@@ -342,7 +342,7 @@ def test_advantage_weighted() -> None:
 @pytest.mark.parametrize("form", ["exp", "softmax", "binary"])
 def test_critic_weighted(form: str) -> None:
     """AWAC and CRR: −f(min Q(s,a) − mean over draws b of min Q(s,b))·log π(a|s); nothing flows through the weight."""
-    who, batch = agent(PolicySpec(hidden=(5,), head="bounded", log_std=-0.5)), rows()
+    who, batch = actor_critic(PolicySpec(hidden=(5,), head="bounded", log_std=-0.5)), rows()
     drawn = torch.randn(2 * ROWS, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     nets, gains = who.networks["q"].nets, []
     for i in range(ROWS):
@@ -371,7 +371,7 @@ def test_critic_weighted(form: str) -> None:
 def test_imitation(space: Space) -> None:
     """BC: −log π of logged actions, of both kinds, through the policy that scores experience."""
     who, batch = (
-        agent(PolicySpec(hidden=(5,), head="bounded" if space is ACTS else "distribution"), space),
+        actor_critic(PolicySpec(hidden=(5,), head="bounded" if space is ACTS else "distribution"), space),
         rows(space),
     )
     action = who.policy.head.real(batch.action) if space is ACTS else batch.action
@@ -416,7 +416,7 @@ def test_lambda_returns() -> None:
     )
     seen = torch.tensor([0.0, 1.0, 2.0, 10.0, 11.0, 3.0, 12.0])[:, None]
     replay.fill(Experience(decisions, Table({"observation": seen})))
-    who = Agent(policy, {"v": lambda x: x[:, 0]}, {})
+    who = ActorCritic(policy, {"v": lambda x: x[:, 0]}, {})
     found = bellman.lambda_returns(who, replay, lam=0.5)
     assert found["return"].tolist() == [2.125, 3.5, 4.0, 16.25, 22.0]
     gains = torch.tensor([2.125, 2.5, 2.0, 6.25, 11.0])

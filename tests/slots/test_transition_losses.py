@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from agents import CHOICES, Fixed, agent, rows
+from actor_critics import CHOICES, Fixed, actor_critic, rows
 from torch import Tensor, nn
 
 from panoply.methods.base.iql import iql
 from panoply.policies.control import PolicySpec
 from panoply.policies.critics import Temperature
 from panoply.slots.loss import actors, bellman
-from panoply.transitions import Agent, Chunk
+from panoply.transitions import ActorCritic, Chunk
 from panoply.worlds.control.world import Discrete, MultiDiscrete
 
 
 def test_expectile() -> None:
     """u = min Q′ − V is 1 where V is 2 and −2 where V is 6: 0.7·1 and 0.3·4."""
-    who = agent(PolicySpec(), v=lambda _: torch.tensor([2.0, 6.0]))
+    who = actor_critic(PolicySpec(), v=lambda _: torch.tensor([2.0, 6.0]))
     who.targets = {"q": Fixed([3.0, 4.0], [5.0, 4.5])}
     value, _ = bellman.expectile_v(expectile=0.7)(who, rows())
     torch.testing.assert_close(value, torch.tensor([0.7, 1.2], dtype=torch.float64))
@@ -29,7 +29,7 @@ def test_expectile() -> None:
 def test_policy_and_critics_go_by_v_after_its_step() -> None:
     """V moves from 2 to 5 by its own loss: weights are of min Q′ − 5, and targets r + γ·5, as in the authors' code."""
     worth = [2.0]
-    who = agent(
+    who = actor_critic(
         PolicySpec(),
         v=lambda seen: torch.full((len(seen),), worth[0], dtype=torch.float64),
         q=Fixed([0.0, 0.0]),
@@ -55,7 +55,7 @@ def test_iql_moves_v_first() -> None:
 def test_q_of_v() -> None:
     """Targets 1 + 0.5·4 = 3 and 2 (terminated); Q_1 is off by 1 and 2, Q_2 by 0 and 1."""
     v = torch.tensor([0.0, 0.0, 4.0, 100.0])  # of both s, then of both s′
-    who = agent(PolicySpec(), v=lambda seen: v, q=Fixed([2.0, 4.0], [3.0, 3.0]))
+    who = actor_critic(PolicySpec(), v=lambda seen: v, q=Fixed([2.0, 4.0], [3.0, 3.0]))
     value, stats = bellman.q_of_v()(who, rows())
     assert value.tolist() == [1.0, 5.0]
     assert stats["target"].tolist() == [3.0, 2.0]
@@ -65,7 +65,7 @@ def test_q_of_v() -> None:
 
 def test_soft_q() -> None:
     """½·Σ (Q_i − (r + γ·(min Q′ − α·log π)))², with the action that the same noise gives."""
-    who = agent(PolicySpec(squash=True, std="state"), q=Fixed([1.0, 1.0], [0.0, 3.0]))
+    who = actor_critic(PolicySpec(squash=True, std="state"), q=Fixed([1.0, 1.0], [0.0, 3.0]))
     who.targets = {"q": Fixed([2.0, 2.0], [3.0, 1.0])}
     batch = rows()
     value, _ = bellman.soft_q()(who, batch)
@@ -78,7 +78,7 @@ def test_soft_q() -> None:
 
 def test_smoothing() -> None:
     """The target's action moves by no more than the clip, and not over the bounds."""
-    who, seen = agent(PolicySpec(head="bounded", std="fixed")), []
+    who, seen = actor_critic(PolicySpec(head="bounded", std="fixed")), []
 
     def least(_: Tensor, action: Tensor) -> Tensor:
         seen.append(action)
@@ -97,7 +97,7 @@ def test_smoothing() -> None:
 
 def test_smoothed_actions_stay_in_bounds() -> None:
     """tanh of 3 is 0.995, and noise of 10 is cut to 0.25: the target looks at 1, or at 0.745."""
-    who = agent(PolicySpec(head="bounded", std="fixed"))
+    who = actor_critic(PolicySpec(head="bounded", std="fixed"))
     who.targets["policy"].model.forward = lambda x: torch.full((len(x), 1), 3.0)
     who.noise = lambda *shape: torch.tensor([[1.0], [-1.0]])  # type: ignore[method-assign]
     found = bellman.smooth_next(who, rows(), 10.0, 0.25)
@@ -106,7 +106,7 @@ def test_smoothed_actions_stay_in_bounds() -> None:
 
 def test_q_learning() -> None:
     """Q(s,a) = 1, target 1 + 0.5·max(5, 3, 0) = 3.5: |−2.5| − ½; Double DQN takes the target's value of action 1."""
-    who = agent(PolicySpec(head="values", atoms=1), CHOICES)
+    who = actor_critic(PolicySpec(head="values", atoms=1), CHOICES)
     here, after = [[1.0, 0.0, 0.0]], [[5.0, 3.0, 0.0]]
     batch = rows(1, action=torch.tensor([0]))
     who.policy.model.forward = lambda x: torch.tensor(  # type: ignore[method-assign]
@@ -119,7 +119,7 @@ def test_q_learning() -> None:
 
 def test_illegal_next_actions() -> None:
     """Where action 0 cannot be taken at s′, max(3, 0) counts: 1 + 0.5·3; Double DQN too chooses a legal one."""
-    who = agent(PolicySpec(head="values", atoms=1), CHOICES)
+    who = actor_critic(PolicySpec(head="values", atoms=1), CHOICES)
     batch = rows(1, action=torch.tensor([0]), next_legal=torch.tensor([[False, True, True]]))
     who.policy.model.forward = lambda x: torch.tensor(  # type: ignore[method-assign]
         [[1.0, 0.0, 0.0]] if x is batch.observation else [[9.0, 0.0, 4.0]]
@@ -131,7 +131,7 @@ def test_illegal_next_actions() -> None:
 
 def test_illegal_next_actions_of_distributions() -> None:
     """Points −1, 1. Action 0 surely pays 1, but only action 1, which surely pays −1, is legal: r + γ·Z is 0.5."""
-    who = agent(PolicySpec(head="values", atoms=2, span=(-1.0, 1.0)), Discrete(2))
+    who = actor_critic(PolicySpec(head="values", atoms=2, span=(-1.0, 1.0)), Discrete(2))
     batch = rows(1, action=torch.tensor([0]), next_legal=torch.tensor([[False, True]]))
     who.policy.model.forward = lambda x: torch.zeros(1, 4)  # type: ignore[method-assign]
     who.targets["policy"].model.forward = lambda x: torch.tensor([[-40.0, 40.0, 40.0, -40.0]])
@@ -155,7 +155,7 @@ def test_watkins_q() -> None:
     G_2 = 3 + ½·4 = 5. Greedy on both: G_1 = 2 + ½·(½·4 + ½·5) = 4.25, G_0 = 1 + ½·(2 + 2.125) = 3.0625. When the second
     action is not the best, G_0 = 1 + ½·4; and what is not inside does not count, whatever it is.
     """
-    who = agent(PolicySpec(head="values", atoms=1), CHOICES)
+    who = actor_critic(PolicySpec(head="values", atoms=1), CHOICES)
     who.targets["policy"].model.forward = lambda x: torch.tensor([[0.0, 4.0, 1.0]]).expand(len(x), 3)
     who.policy.model.forward = lambda x: torch.zeros(len(x), 3)  # type: ignore[method-assign]
     actions = torch.tensor([[0, 1, 1], [0, 2, 1], [0, 1, 1]])
@@ -174,7 +174,7 @@ def test_watkins_q() -> None:
 
 def test_conservative_q_learning() -> None:
     """Q(s,·) = 1, 0, 0 with action 2 illegal, target 1: nothing but 2·(log(e + 1) − 1)."""
-    who = agent(PolicySpec(head="values", atoms=1), CHOICES)
+    who = actor_critic(PolicySpec(head="values", atoms=1), CHOICES)
     batch = rows(
         1,
         action=torch.tensor([0]),
@@ -189,7 +189,7 @@ def test_conservative_q_learning() -> None:
 
 def test_illegal_actions_have_no_likelihood() -> None:
     """A softmax over the legal ones: of logits 0, 0, 9 with the last illegal, the first has ½."""
-    who = agent(PolicySpec(), CHOICES, v=lambda _: torch.zeros(1))
+    who = actor_critic(PolicySpec(), CHOICES, v=lambda _: torch.zeros(1))
     who.targets = {"q": Fixed([0.0])}
     who.policy.model.forward = lambda x: torch.tensor([[0.0, 0.0, 9.0]])  # type: ignore[method-assign]
     batch = rows(1, action=torch.tensor([0]), legal=torch.tensor([[True, True, False]]))
@@ -206,7 +206,7 @@ def test_projection() -> None:
 
 def test_weights() -> None:
     """exp(β·A) of what was done, bounded; the gradient is that of weighted imitation."""
-    who = agent(PolicySpec(head="bounded"), v=lambda _: torch.tensor([1.0, 0.0]))
+    who = actor_critic(PolicySpec(head="bounded"), v=lambda _: torch.tensor([1.0, 0.0]))
     who.targets = {"q": Fixed([1.5, 100.0])}
     batch = rows()
     value, stats = actors.advantage_weighted(beta=2.0, most=20.0)(who, batch)
@@ -216,7 +216,7 @@ def test_weights() -> None:
 
 def test_td3_bc() -> None:
     """(π − a)² − α·Q/mean|Q|: doubling Q changes nothing."""
-    who, batch = agent(PolicySpec(head="bounded", std="fixed")), rows()
+    who, batch = actor_critic(PolicySpec(head="bounded", std="fixed")), rows()
     parameters = list(who.policy.model.parameters())
     loss = actors.best_action(alpha=2.5)
     one = torch.autograd.grad(loss(who, batch)[0].mean(), parameters)
@@ -235,7 +235,7 @@ def test_td3_bc() -> None:
 
 def test_soft_policy_gradient() -> None:
     """Against α·log N(tanh⁻¹ a) − Σ log(1 − a²) − min Q in float64, and the temperature's own gradient."""
-    who, batch = agent(PolicySpec(hidden=(4,), squash=True, std="state")), rows(5)
+    who, batch = actor_critic(PolicySpec(hidden=(4,), squash=True, std="state")), rows(5)
     who.policy.model.double()
     who.policy.model.features.forward = lambda x: x  # type: ignore[method-assign]
     who.networks["q"].double()
@@ -263,7 +263,7 @@ def test_soft_policy_gradient() -> None:
 
 def test_first_updates_of_a_soft_policy_may_imitate() -> None:
     """α·log π(a|s) − log π of the data in the first two updates, and the critics' word from then on."""
-    who, batch = agent(PolicySpec(hidden=(4,), squash=True, std="state")), rows(5)
+    who, batch = actor_critic(PolicySpec(hidden=(4,), squash=True, std="state")), rows(5)
     who.networks["temperature"] = Temperature(0.5, learned=False)
     loss, found = actors.soft_policy(imitate=2), []
     for updates in (0, 1, 2):
@@ -294,9 +294,9 @@ class Table(nn.Module):
         return self(observation, action)[0]
 
 
-def chooser(**networks: Any) -> Agent:
+def chooser(**networks: Any) -> ActorCritic:
     """Half of action 0 and a quarter of each other at s; of the target the same the other way round."""
-    who = agent(PolicySpec(), CHOICES, **networks)
+    who = actor_critic(PolicySpec(), CHOICES, **networks)
     who.policy.model.forward = lambda x: torch.tensor([[2.0, 1.0, 1.0]]).log().expand(len(x), 3)  # type: ignore[method-assign]
     who.targets["policy"].model.forward = lambda x: torch.tensor([[1.0, 1.0, 2.0]]).log().expand(len(x), 3)
     return who
@@ -347,7 +347,7 @@ def test_what_is_best_is_legal() -> None:
 
 def test_several_choices_are_drawn() -> None:
     """Two choices side by side, of which the first is all but certainly 1: their mean value by draws is near it."""
-    who = agent(PolicySpec(), MultiDiscrete((2, 3)))
+    who = actor_critic(PolicySpec(), MultiDiscrete((2, 3)))
     who.policy.model.forward = lambda x: torch.tensor([[-9.0, 9.0, 0.0, 0.0, 0.0]]).expand(len(x), 5)  # type: ignore[method-assign]
 
     class Second(nn.Module):
@@ -367,7 +367,7 @@ def test_conservative_gap() -> None:
         def forward(self, observation: Tensor, action: Tensor) -> list[Tensor]:
             return [torch.full((len(action),), 3.0, dtype=torch.float64)] * 2
 
-    who = agent(PolicySpec(squash=True, std="state"), q=Flat())
+    who = actor_critic(PolicySpec(squash=True, std="state"), q=Flat())
     who.targets = {"q": Fixed([3.0] * 64, [3.0] * 64)}
     batch = rows(64, reward=torch.full((64,), 3.0), discount=torch.zeros(64))
     value, stats = bellman.conservative_q(weight=2.0, samples=50)(who, batch)
@@ -389,7 +389,9 @@ class Level(nn.Module):
 
 def test_conservative_multiplier() -> None:
     """With η = 2, w = 0.5 and threshold 1, log η feels −η·w·(mean gap of the critics − 1)."""
-    who = agent(PolicySpec(squash=True, std="state"), q=Level(3.0, 1.0), multiplier=Temperature(2.0).double())
+    who = actor_critic(
+        PolicySpec(squash=True, std="state"), q=Level(3.0, 1.0), multiplier=Temperature(2.0).double()
+    )
     who.targets = {"q": Level(3.0, 1.0)}
     who.targets["q"].least = lambda o, a: torch.zeros(len(a))  # type: ignore[union-attr]
     batch = rows(16, discount=torch.zeros(16), reward=torch.full((16,), 3.0))
@@ -410,7 +412,7 @@ def test_conservative_multiplier() -> None:
 def test_a_gap_at_its_threshold_moves_nothing_but_the_critics() -> None:
     """Just so large, the constraint leaves η alone, and the critics' gradient is CQL's with weight η·w."""
     spec = PolicySpec(hidden=(4,), squash=True, std="state")
-    who, batch = agent(spec, multiplier=Temperature(3.0)), rows(8)
+    who, batch = actor_critic(spec, multiplier=Temperature(3.0)), rows(8)
     weights = list(who.networks["q"].parameters())
 
     def gradients(**settings: float) -> list[Tensor]:

@@ -29,7 +29,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds of one experiment, another, a nested one, a cached one, and what is no run."""
-    root = tmp_path_factory.mktemp("shelf") / "runs"
+    root = tmp_path_factory.mktemp("index") / "runs"
     quiet = Progress()
     for seed in (0, 1):
         api.train(

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from panoply.errors import PanoplyError
-from panoply.report.shelf import Shelf
+from panoply.report.run_index import RunIndex
 from panoply.ui.server import Answers, free_port
 
 
 @pytest.fixture(scope="module")
 def answers(runs: Path) -> Answers:
-    return Answers(Shelf(runs))
+    return Answers(RunIndex(runs))
 
 
 def test_runs_are_listed_with_what_is_wrong_with_them(answers: Answers) -> None:
-    told = answers.runs({})
+    told = answers._found({})
     found = {r["id"]: r for r in told["runs"]}
     good = {"tools-s0", "tools-s1", "chain", "recipe/01-chain", "older", "long"}
     assert set(found) == good | {"torn", "empty", "listed", "linking"}
@@ -36,13 +36,13 @@ def test_runs_are_listed_with_what_is_wrong_with_them(answers: Answers) -> None:
 
 
 def test_what_the_page_has_already_is_not_sent_again(answers: Answers) -> None:
-    stamp = answers.runs({})["stamp"]
-    assert answers.runs({"stamp": stamp}) == {"stamp": stamp}
-    assert "runs" in answers.runs({"stamp": stamp, "cached": "1"})
+    stamp = answers._found({})["stamp"]
+    assert answers._found({"stamp": stamp}) == {"stamp": stamp}
+    assert "runs" in answers._found({"stamp": stamp, "cached": "1"})
 
 
 def test_cached_runs_are_shown_when_asked_for(answers: Answers) -> None:
-    assert ".cache/abc" in [r["id"] for r in answers.runs({"cached": "1"})["runs"]]
+    assert ".cache/abc" in [r["id"] for r in answers._found({"cached": "1"})["runs"]]
 
 
 def test_a_run_of_an_older_version_is_shown_as_far_as_it_goes(answers: Answers) -> None:
@@ -112,7 +112,7 @@ def test_the_catalogue_shows_stored_claims(tmp_path: Path, runs: Path) -> None:
     )
     (claims / "dapo.json").write_text(text)
     (claims / "torn.json").write_text('{"id": ')
-    answers = Answers(Shelf(runs), tmp_path)
+    answers = Answers(RunIndex(runs), tmp_path)
     works = {w["id"]: w for w in answers.works({})["works"]}
     shown = {"id": "dapo@1", "verdict": "holds", "difference": 0.1, "interval": [0.02, 0.2], "seeds": 5}
     assert works["dapo@1"]["claims"] == [shown]
@@ -138,4 +138,4 @@ def test_a_port_in_use_is_replaced() -> None:
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(PanoplyError, match="There is no folder"):
-        Shelf(tmp_path / "runs")
+        RunIndex(tmp_path / "runs")

@@ -32,19 +32,19 @@ def _final(experience: Experience) -> Tensor:
     equation=lambda held: (
         f"{'Δ log p' if held.form == 'log' else 'Δp'}(gold answer) of a turn, {held.name} in the last one"
     ),
-    needs={"belief", "world:conclusion"},
+    needs={"answer_likelihood", "world:conclusion"},
 )
 def information_gain(
     experience: Experience, *, name: str = "success", form: Literal["difference", "log"] = "difference"
 ) -> Tensor:
     """What a turn adds to the policy's belief in the right answer; the last turn earns the outcome instead.
 
-    The belief p (column `belief`) is the geometric mean of the probabilities of the gold answer's tokens, were it to be
-    given at the start of a turn. No gradient goes through it.
+    The belief p (column `answer_likelihood`) is the geometric mean of the probabilities of the gold answer's tokens,
+    were it to be given at the start of a turn. No gradient goes through it.
     """
     turns, episodes = experience.by("turn"), experience.by("episode")
     episode, number = turns.first(episodes.index), turns.first(experience["turn"])
-    belief = turns.first(experience["belief"])
+    belief = turns.first(experience["answer_likelihood"])
     belief = belief.log() if form == "log" else belief
     table = belief.new_zeros(len(episodes), int(number.max()) + 2)
     table[episode, number] = belief

@@ -96,7 +96,7 @@ def pushed_off(
                 weight.sub_(slope, alpha=how.lr)
         return acting
     with torch.no_grad():
-        before, law = target.score(done)["logp"], target.law(done)
+        before, distribution = target.score(done)["logp"], target.distribution(done)
     adam = torch.optim.Adam(weights, lr=how.lr)
     for name, kept in (memory or {}).items():
         number, _, key = name.removeprefix(ADAM).partition(":")
@@ -107,7 +107,7 @@ def pushed_off(
         moved = log_ratio.detach()
         if float((moved.exp() - 1 - moved).mean()) > how.limit:
             break
-        kl = acting.head.divergence(law[rows], acting.law(some), 1.0)
+        kl = acting.head.divergence(distribution[rows], acting.distribution(some), 1.0)
         adam.zero_grad()
         push_loss(log_ratio, kl, how.epsilon, how.anchor).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(weights, how.clip)

@@ -17,7 +17,7 @@ from panoply.registry import Published, method
 from panoply.slots.replay.uniform import uniform
 from panoply.slots.targets.following import polyak
 from panoply.slots.update.optimisers import adam
-from panoply.transitions import Agent, Transitions
+from panoply.transitions import ActorCritic, Transitions
 
 if TYPE_CHECKING:
     from panoply.loops.replay import Replay
@@ -77,7 +77,7 @@ def rungs(policy: ControlPolicy, seed: int, *, count: int = 0) -> ActionNets:
     return ActionNets.of(policy, count, seed)
 
 
-def returns_to_go(agent: Agent, replay: Replay, **_: object) -> dict[str, Tensor]:
+def returns_to_go(learned: ActorCritic, replay: Replay, **_: object) -> dict[str, Tensor]:
     """What was earned from each step to its episode's end, and whether there was a step after it.
 
     The time limit is part of the problem: nothing beyond it counts.
@@ -104,10 +104,10 @@ def _one_step(held: Any, method: Any) -> list[Finding]:
     prepare=returns_to_go,
     impossible=_one_step,
 )
-def climbing_q(agent: Agent, rows: Transitions, *, update: Part | None = None) -> Values:
+def climbing_q(learned: ActorCritic, rows: Transitions, *, update: Part | None = None) -> Values:
     """Q¹ is what acting at random earns; each rung above it acts greedily once more before that. The last is the
     policy's. With one rung there is no bootstrapping at all."""
-    ladder: list[nn.Module] = [*agent.networks["rungs"].nets, agent.policy.model]
+    ladder: list[nn.Module] = [*learned.networks["rungs"].nets, learned.policy.model]
     targets = [rows["return"]]
     with torch.no_grad():
         for below in ladder[:-1]:

@@ -17,7 +17,7 @@ from panoply.registry import Published, method
 from panoply.slots.loss.bellman import smooth_next, smooth_q, smooth_target
 from panoply.slots.network.critics import behaviour, q, v
 from panoply.slots.update.optimisers import adam
-from panoply.transitions import Agent, Transitions
+from panoply.transitions import ActorCritic, Transitions
 
 
 @part(
@@ -29,20 +29,27 @@ from panoply.transitions import Agent, Transitions
     bounds={"noise": "at least 0", "clip": "at least 0"},
 )
 def policy_v(
-    agent: Agent, rows: Transitions, *, noise: float = 0.2, clip: float = 0.5, update: Part | None = None
+    learned: ActorCritic,
+    rows: Transitions,
+    *,
+    noise: float = 0.2,
+    clip: float = 0.5,
+    update: Part | None = None,
 ) -> Values:
     """V of the policy, not of the data: towards the lesser of the critics' target and of what they say themselves."""
     with torch.no_grad():
-        action = smooth_next(agent, rows, noise, clip)
-        now = rows.target(agent.networks["q"].least(rows.next_observation, action))
-        target = torch.minimum(smooth_target(agent, rows, noise, clip), now)
-    value = agent.networks["v"](rows.observation)
+        action = smooth_next(learned, rows, noise, clip)
+        now = rows.target(learned.networks["q"].least(rows.next_observation, action))
+        target = torch.minimum(smooth_target(learned, rows, noise, clip), now)
+    value = learned.networks["v"](rows.observation)
     return (value - target).square(), {"v": value.detach()}
 
 
-def _gain(agent: Agent, rows: Transitions, action: Tensor) -> Tensor:
+def _gain(learned: ActorCritic, rows: Transitions, action: Tensor) -> Tensor:
     """A = Q_1(s, action) − V(s)."""
-    gain: Tensor = agent.networks["q"].first(rows.observation, action) - agent.networks["v"](rows.observation)
+    gain: Tensor = learned.networks["q"].first(rows.observation, action) - learned.networks["v"](
+        rows.observation
+    )
     return gain
 
 
@@ -55,14 +62,14 @@ def _gain(agent: Agent, rows: Transitions, action: Tensor) -> Tensor:
     bounds={"weight": "at least 0"},
 )
 def better_behaviour(
-    agent: Agent, rows: Transitions, *, weight: float = 1.0, update: Part | None = None
+    learned: ActorCritic, rows: Transitions, *, weight: float = 1.0, update: Part | None = None
 ) -> Values:
     """Model what was done where it was better than V; codes are kept near the prior everywhere."""
-    model, taken = agent.networks["behaviour"], agent.taken(rows)
+    model, taken = learned.networks["behaviour"], learned.taken(rows)
     with torch.no_grad():
-        better = _gain(agent, rows, taken) > 0
+        better = _gain(learned, rows, taken) > 0
     mean, log_std = model.encode(rows.observation, taken)
-    made = model.decode(rows.observation, mean + log_std.exp() * agent.noise(*mean.shape))
+    made = model.decode(rows.observation, mean + log_std.exp() * learned.noise(*mean.shape))
     away = (made - taken).square().mean(-1)
     return weight * (better * away) + 0.5 * code_kl(mean, log_std), {"better": better.float()}
 
@@ -83,7 +90,7 @@ def _guide(held: Any) -> frozenset[str]:
     bounds={"every": "at least 1", "alpha": "above 0", "weight": "at least 0"},
 )
 def guided_action(
-    agent: Agent,
+    learned: ActorCritic,
     rows: Transitions,
     *,
     guide: Literal["better", "data"] = "better",
@@ -97,17 +104,17 @@ def guided_action(
     guide   `data` knows what was done alone: TD3+BC that imitates where the advantage is above 0
     No gradient goes through the guide (in the released code one goes through the behaviour model).
     """
-    action = agent.act(rows.observation)
-    worth = agent.networks["q"].first(rows.observation, action)
+    action = learned.act(rows.observation)
+    worth = learned.networks["q"].first(rows.observation, action)
     with torch.no_grad():
-        towards = agent.taken(rows)
-        gain = _gain(agent, rows, towards)
+        towards = learned.taken(rows)
+        gain = _gain(learned, rows, towards)
         good = gain > 0
         stats = {}
         if guide == "better":
-            model = agent.networks["behaviour"]
-            made = model.near(rows.observation, action, agent.noise(len(rows), model.code))
-            other = _gain(agent, rows, made)
+            model = learned.networks["behaviour"]
+            made = model.near(rows.observation, action, learned.noise(len(rows), model.code))
+            other = _gain(learned, rows, made)
             towards = torch.where((other >= gain)[:, None], made, towards)
             good = good | (other >= 0)
             stats = {"guided": (other >= gain).float()}

@@ -17,7 +17,7 @@ from panoply.regimes import Offline
 from panoply.registry import Published, method
 from panoply.seeds import torch_rng
 from panoply.slots.loss.bellman import q_of_v, wanted
-from panoply.transitions import Agent, Transitions
+from panoply.transitions import ActorCritic, Transitions
 
 Divergence = Literal["chi2", "tv", "reverse-kl"]
 
@@ -75,7 +75,7 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
     bounds={"lam": "from 0 up to 1", "temperature": "above 0", "clip": "above 0"},
 )
 def dual_v(
-    agent: Agent,
+    learned: ActorCritic,
     rows: Transitions,
     *,
     divergence: Divergence = "chi2",
@@ -91,8 +91,8 @@ def dual_v(
     temperature   of `reverse-kl`: towards 0, V goes to the largest Q
     clip          of `reverse-kl`: the most that x/α may be, and the batch rescaled by its largest; none: neither
     """
-    value = agent.networks["v"](rows.observation)
-    gap = wanted(agent, rows) - value
+    value = learned.networks["v"](rows.observation)
+    gap = wanted(learned, rows) - value
     if divergence == "reverse-kl":
         return gumbel_loss(gap, temperature, clip), {"v": value.detach()}
     return dual_loss(gap, divergence, lam), {"v": value.detach(), "above": (gap > 0).float()}

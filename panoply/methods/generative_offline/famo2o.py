@@ -19,33 +19,33 @@ from panoply.slots.data.logged import logged
 from panoply.slots.loss.bellman import conservative, expectile_v, q_of_v, wanted
 from panoply.slots.network.critics import q, temperature, v
 from panoply.slots.sample.explore import explore
-from panoply.transitions import Agent, Transitions
+from panoply.transitions import ActorCritic, Transitions
 
 
-def _balance(agent: Agent) -> Balance:
-    found = agent.policy.model.balance
+def _balance(learned: ActorCritic) -> Balance:
+    found = learned.policy.model.balance
     assert found is not None
     return found
 
 
-def _chosen(agent: Agent, rows: Transitions) -> Tensor:
+def _chosen(learned: ActorCritic, rows: Transitions) -> Tensor:
     """β ~ π_b(β|s), once an update."""
 
     def drawn() -> Tensor:
-        seen = agent.policy.model.features(rows.observation)
-        return _balance(agent).draw(seen, agent.noise(len(rows), 1))[0].detach()
+        seen = learned.policy.model.features(rows.observation)
+        return _balance(learned).draw(seen, learned.noise(len(rows), 1))[0].detach()
 
     return rows.once("chosen beta", drawn)
 
 
-def _members(agent: Agent, rows: Transitions) -> Tensor:
+def _members(learned: ActorCritic, rows: Transitions) -> Tensor:
     """The β to learn for, once an update: any of the range, and as soon as the policy acts those it acts by."""
-    if agent.acting:
-        return _chosen(agent, rows)
+    if learned.acting:
+        return _chosen(learned, rows)
 
     def drawn() -> Tensor:
-        share = 2 * torch.rand(len(rows), generator=agent.generator).to(agent.policy.device) - 1
-        return _balance(agent).scaled(share)
+        share = 2 * torch.rand(len(rows), generator=learned.generator).to(learned.policy.device) - 1
+        return _balance(learned).scaled(share)
 
     return rows.once("any beta", drawn)
 
@@ -59,14 +59,14 @@ def _members(agent: Agent, rows: Transitions) -> Tensor:
     bounds={"most": "above 0"},
 )
 def family_weighted(
-    agent: Agent, rows: Transitions, *, most: float = 100.0, update: Part | None = None
+    learned: ActorCritic, rows: Transitions, *, most: float = 100.0, update: Part | None = None
 ) -> Values:
     """IQL's weighted imitation for every β of the range at once, and, once the policy acts, for the β it acts by."""
     with torch.no_grad():
-        beta = _members(agent, rows)
-        gain = wanted(agent, rows) - agent.baseline(rows)
+        beta = _members(learned, rows)
+        gain = wanted(learned, rows) - learned.baseline(rows)
         weight = (beta * gain).exp().clamp(max=most)
-    return -weight * agent.logp(rows, beta), {"advantage": gain, "weight": weight}
+    return -weight * learned.logp(rows, beta), {"advantage": gain, "weight": weight}
 
 
 def _balanced_needs(held: Any) -> frozenset[str]:
@@ -91,7 +91,7 @@ def _balanced_equation(held: Any) -> str:
     bounds={"entropy": "any number"},
 )
 def balanced(
-    agent: Agent,
+    learned: ActorCritic,
     rows: Transitions,
     *,
     entropy: float | None = -0.5,
@@ -103,14 +103,14 @@ def balanced(
     entropy: of β in units of half its range, whose weight α is tuned to hold it there; none: it has no weight
     critics: whose word is climbed, that of the targets (with IQL) or of the critics themselves (with CQL)
     """
-    balance = _balance(agent)
-    features = agent.policy.model.features(rows.observation)
-    beta, logp = balance.draw(features, agent.noise(len(rows), 1))
-    action, _ = agent.draw(rows.observation, beta)
-    judges = agent.targets["q"] if critics == "target" else agent.networks["q"]
+    balance = _balance(learned)
+    features = learned.policy.model.features(rows.observation)
+    beta, logp = balance.draw(features, learned.noise(len(rows), 1))
+    action, _ = learned.draw(rows.observation, beta)
+    judges = learned.targets["q"] if critics == "target" else learned.networks["q"]
     value = -judges.least(rows.observation, action)
     if entropy is not None:
-        alpha = agent.networks["temperature"]
+        alpha = learned.networks["temperature"]
         value = value + alpha() * logp
         if alpha.learned:
             value = value - alpha.log * (logp.detach() + entropy)
@@ -135,14 +135,14 @@ def balanced(
         "world:continuous actions",
     },
 )
-def family_policy(agent: Agent, rows: Transitions, *, update: Part | None = None) -> Values:
+def family_policy(learned: ActorCritic, rows: Transitions, *, update: Part | None = None) -> Values:
     """Soft policy improvement for every β of the range at once, the critics' word counting β times.
 
     The entropy is held at minus the number of actions' dimensions.
     """
-    beta, temperature = _members(agent, rows), agent.networks["temperature"]
-    action, logp = agent.draw(rows.observation, beta)
-    value = temperature() * logp - beta * agent.networks["q"].least(rows.observation, action)
+    beta, temperature = _members(learned, rows), learned.networks["temperature"]
+    action, logp = learned.draw(rows.observation, beta)
+    value = temperature() * logp - beta * learned.networks["q"].least(rows.observation, action)
     if temperature.learned:
         value = value - temperature.log * (logp.detach() - action.shape[-1])
     return value, {"entropy": -logp.detach(), "temperature": temperature()}
@@ -164,11 +164,16 @@ def family_policy(agent: Agent, rows: Transitions, *, update: Part | None = None
     bounds={"weight": "at least 0", "samples": "at least 1"},
 )
 def family_conservative_q(
-    agent: Agent, rows: Transitions, *, weight: float = 1.0, samples: int = 10, update: Part | None = None
+    learned: ActorCritic,
+    rows: Transitions,
+    *,
+    weight: float = 1.0,
+    samples: int = 10,
+    update: Part | None = None,
 ) -> Values:
     """CQL's critics (`conservative_q`) of a family: who acts at s is the member learned for, at s′ the one chosen."""
-    here, there = _members(agent, rows), _chosen(agent, rows)
-    return conservative(agent, rows, weight, samples, False, None, here, there)
+    here, there = _members(learned, rows), _chosen(learned, rows)
+    return conservative(learned, rows, weight, samples, False, None, here, there)
 
 
 SETTINGS = {**CONTROL, "policy.betas": (1.0, 5.0)}

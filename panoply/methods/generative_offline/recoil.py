@@ -14,7 +14,7 @@ from panoply.regimes import Offline
 from panoply.registry import Published, method
 from panoply.slots.loss.bellman import expectile_v
 from panoply.slots.replay.uniform import uniform
-from panoply.transitions import Agent, Transitions
+from panoply.transitions import ActorCritic, Transitions
 
 
 def _impossible(held: Any, method: Any) -> list[Finding]:
@@ -34,17 +34,22 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
     bounds={"bound": "above 0", "cost": "at least 0"},
 )
 def recoil_q(
-    agent: Agent, rows: Transitions, *, bound: float = 200.0, cost: float = 2.0, update: Part | None = None
+    learned: ActorCritic,
+    rows: Transitions,
+    *,
+    bound: float = 200.0,
+    cost: float = 2.0,
+    update: Part | None = None,
 ) -> Values:
     """Up where the expert was, down everywhere else, and consistent in time: no reward is looked at.
 
     bound   what an expert's steps are worth at most, and after an end minus that: cost/(1 − γ)
     """
     with torch.no_grad():
-        after = rows.discount * agent.after(rows) - cost
+        after = rows.discount * learned.after(rows) - cost
         target = torch.where(rows.discount > 0, after, -bound)
     shown = rows["expert"].to(target.dtype)
-    values = agent.networks["q"](rows.observation, agent.taken(rows))
+    values = learned.networks["q"](rows.observation, learned.taken(rows))
     errors = [shown * (value - bound).square() + (value - target).square() for value in values]
     stats = {"q": values[0].detach(), "target": target, "shown": shown}
     return 0.5 * torch.stack(errors).sum(0), stats

@@ -76,8 +76,8 @@ def logged_values(seed: int, episodes: int = EPISODES) -> tuple[Array, float, di
     dice = numpy_rng("sharpe policies", seed)
     best = mdp.optimal(GAMMA)
     policies = [
-        softmax((best + dice.normal(size=best.shape) * best.std()) / (best.std() * heat))
-        for heat in np.geomspace(0.1, 3.0, CANDIDATES)
+        softmax((best + dice.normal(size=best.shape) * best.std()) / (best.std() * temperature))
+        for temperature in np.geomspace(0.1, 3.0, CANDIDATES)
     ]
     behaviour = 0.5 * softmax(best / (0.2 * best.std())) + 0.5 / best.shape[1]
     data = _logged(mdp, behaviour, episodes, numpy_rng("sharpe data", seed))

@@ -30,8 +30,8 @@ from panoply.slots.surrogate.ratios import ratio_stats
 from panoply.slots.update.optimisers import adam
 
 if TYPE_CHECKING:
-    from panoply.loops.companions import Companion
     from panoply.loops.job import Job
+    from panoply.loops.models import Model
 
 BAND = {"low": "from 0 up to 1", "high": "at least 0", "temperature": "above 0"}
 
@@ -130,7 +130,7 @@ _VALUE, _MEDIAN = squared_value(), smooth_pinball()
 )
 def median_critic(
     job: Job, *, loss: Part = _VALUE, median: Part = _MEDIAN, update: Part | None = None, warmup: int = 0
-) -> Companion:
+) -> Model:
     """A critic with a second output: adds the columns `value` and `median`, and regresses both on `target`.
 
     median   what the second output descends

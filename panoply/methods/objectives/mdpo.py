@@ -27,7 +27,7 @@ from panoply.slots.schedule.schedules import inverse, linear
 from panoply.slots.surrogate.ratios import ratio
 from panoply.slots.targets.following import Pairs, polyak
 from panoply.slots.update.optimisers import adam
-from panoply.transitions import Agent, Transitions
+from panoply.transitions import ActorCritic, Transitions
 
 _ANNEALED = inverse()
 
@@ -233,7 +233,7 @@ def _below(held: Any, method: Any) -> list[Finding]:
     bounds={"c": "at least 0", "q": "at least 1", "shrink": "at least 0"},
 )  # fmt: skip
 def mirror_policy(
-    agent: Agent,
+    learned: ActorCritic,
     rows: Transitions,
     *,
     c: float = 1.0,
@@ -253,16 +253,16 @@ def mirror_policy(
     critic: whose word is climbed, that of the first (the released code's) or of the most cautious one
     shrink: weight of mean² + log-deviation² of the normals before squashing
     """
-    head: Any = agent.policy.head
-    anchor = agent.targets["policy"]
-    out = agent.policy.model(rows.observation)
-    noise = agent.noise(len(rows), head.size)
+    head: Any = learned.policy.head
+    anchor = learned.targets["policy"]
+    out = learned.policy.model(rows.observation)
+    noise = learned.noise(len(rows), head.size)
     action, logp = head.draw(out, noise)
     mean, log_std = head.moments(out)
     then = anchor.head.density(anchor.model(rows.observation), mean + log_std.exp() * noise)
-    entropy_weight = agent.networks["temperature"]()
+    entropy_weight = learned.networks["temperature"]()
     value = c * q_log(logp, q) + q * (entropy_weight - c) * q_log(then, q)
-    critics = agent.networks["q"]
+    critics = learned.networks["q"]
     judged = critics.first if critic == "first" else critics.least
     value = value - judged(rows.observation, action)
     if shrink:
@@ -285,8 +285,8 @@ def beside_sac(seed: int, rows: int = 256) -> dict[str, float]:
     replayed = Transitions(seen, torch.zeros(rows, 2), torch.zeros(rows), torch.zeros(rows), seen)
     found = []
     for loss in (mirror_policy(c=0.2, critic="least", shrink=0.0), soft_policy()):
-        agent = Agent(policy, networks, {"policy": anchor}, torch.Generator().manual_seed(seed))
-        value, _ = loss(agent, replayed)
+        learned = ActorCritic(policy, networks, {"policy": anchor}, torch.Generator().manual_seed(seed))
+        value, _ = loss(learned, replayed)
         slopes = torch.autograd.grad(value.mean(), list(policy.model.parameters()))
         found.append((value.detach(), torch.cat([slope.flatten() for slope in slopes])))
     (loss_gap, gradient_gap) = (

@@ -9,7 +9,7 @@ import torch
 from panoply.batch import Values
 from panoply.parts import Finding, Part, part
 from panoply.slots.loss.bellman import wanted
-from panoply.transitions import Agent, Transitions
+from panoply.transitions import ActorCritic, Transitions
 
 
 def _fixed(held: Any, method: Any) -> list[Finding]:
@@ -31,7 +31,7 @@ def _fixed(held: Any, method: Any) -> list[Finding]:
     bounds={"imitate": "at least 0", "entropy": "any number"},
 )
 def soft_policy(
-    agent: Agent,
+    learned: ActorCritic,
     rows: Transitions,
     *,
     entropy: float | None = None,
@@ -44,14 +44,14 @@ def soft_policy(
     imitate: in so many first updates the policy climbs the likelihood of what was done, and not the critics, which know
              nothing yet (CQL's released code)
     """
-    temperature = agent.networks["temperature"]
-    action, logp = agent.draw(rows.observation)
+    temperature = learned.networks["temperature"]
+    action, logp = learned.draw(rows.observation)
     aim = -action.shape[-1] if entropy is None else entropy
     alpha = temperature()
-    if agent.updates < imitate:
-        value = alpha * logp - agent.logp(rows)
+    if learned.updates < imitate:
+        value = alpha * logp - learned.logp(rows)
     else:
-        value = alpha * logp - agent.networks["q"].least(rows.observation, action)
+        value = alpha * logp - learned.networks["q"].least(rows.observation, action)
     if temperature.learned:
         value = value - temperature.log * (logp.detach() + aim)
     return value, {"entropy": -logp.detach(), "temperature": alpha}
@@ -67,7 +67,7 @@ def soft_policy(
     bounds={"every": "at least 1", "alpha": "above 0"},
 )
 def best_action(
-    agent: Agent,
+    learned: ActorCritic,
     rows: Transitions,
     *,
     every: int = 1,
@@ -78,8 +78,8 @@ def best_action(
 
     alpha: weight of the value, in units of its mean size, against staying near the data (TD3+BC, arXiv 2106.06860).
     """
-    action = agent.act(rows.observation)
-    worth = agent.networks["q"].first(rows.observation, action)
+    action = learned.act(rows.observation)
+    worth = learned.networks["q"].first(rows.observation, action)
     if alpha is None:
         return -worth, {}
     away = (action - rows.action).square().mean(-1)
@@ -94,7 +94,7 @@ def best_action(
     bounds={"beta": "at least 0", "most": "above 0"},
 )
 def advantage_weighted(
-    agent: Agent,
+    learned: ActorCritic,
     rows: Transitions,
     *,
     beta: float = 3.0,
@@ -107,9 +107,9 @@ def advantage_weighted(
     schedule: of the policy's rate of learning, where it is not that of the other losses
     """
     with torch.no_grad():
-        gain = wanted(agent, rows) - agent.baseline(rows)
+        gain = wanted(learned, rows) - learned.baseline(rows)
         weight = (beta * gain).exp().clamp(max=most)
-    logp = agent.logp(rows)
+    logp = learned.logp(rows)
     return -weight * logp, {"advantage": gain, "weight": weight}
 
 
@@ -140,7 +140,7 @@ def _weight_inert(held: Any, method: Any, world: Any) -> list[Finding]:
     bounds={"beta": "above 0", "most": "above 0", "samples": "at least 1"},
 )
 def critic_weighted(
-    agent: Agent,
+    learned: ActorCritic,
     rows: Transitions,
     *,
     form: Literal["exp", "softmax", "binary"] = "exp",
@@ -160,16 +160,16 @@ def critic_weighted(
     samples   how many of them are drawn in each state; where actions can be counted, all are weighed instead
     """
     with torch.no_grad():
-        critics = agent.networks["q"]
-        own = agent.worth(critics, rows.observation, samples, rows.legal, best=over == "max")
-        gain = critics.least(rows.observation, agent.taken(rows)) - own
+        critics = learned.networks["q"]
+        own = learned.worth(critics, rows.observation, samples, rows.legal, best=over == "max")
+        gain = critics.least(rows.observation, learned.taken(rows)) - own
         if form == "binary":
             weight = (gain > 0).to(gain.dtype)
         elif form == "softmax":
             weight = len(gain) * (gain / beta).softmax(0)
         else:
             weight = (gain / beta).exp().clamp(max=most)
-    return -weight * agent.logp(rows), {"advantage": gain, "weight": weight}
+    return -weight * learned.logp(rows), {"advantage": gain, "weight": weight}
 
 
 @part(
@@ -180,8 +180,13 @@ def critic_weighted(
     bounds={"beta": "above 0", "most": "above 0"},
 )
 def return_weighted(
-    agent: Agent, rows: Transitions, *, beta: float = 1.0, most: float = 20.0, update: Part | None = None
+    learned: ActorCritic,
+    rows: Transitions,
+    *,
+    beta: float = 1.0,
+    most: float = 20.0,
+    update: Part | None = None,
 ) -> Values:
     """Imitate what was done, the more the better it went from there (arXiv 1910.00177)."""
     weight = (rows["advantage"] / beta).exp().clamp(max=most)
-    return -weight * agent.logp(rows), {"weight": weight}
+    return -weight * learned.logp(rows), {"weight": weight}

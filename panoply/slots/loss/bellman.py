@@ -13,7 +13,7 @@ from panoply.batch import Values
 from panoply.experience import Segments
 from panoply.parts import Part, part
 from panoply.policies.deterministic import ActionValues
-from panoply.transitions import Agent, Transitions
+from panoply.transitions import ActorCritic, Transitions
 
 if TYPE_CHECKING:
     from panoply.loops.replay import Replay
@@ -40,21 +40,21 @@ def _hubers(values: list[Tensor], target: Tensor, delta: float) -> Tensor:
     learns=("q",),
     needs={"target:q", "network:q", "network:temperature", "policy:squashed", "world:continuous actions"},
 )
-def soft_q(agent: Agent, rows: Transitions, *, update: Part | None = None) -> Values:
+def soft_q(learned: ActorCritic, rows: Transitions, *, update: Part | None = None) -> Values:
     """Soft Bellman error (arXiv 1812.05905): what comes next is worth its value and its entropy."""
-    squares, stats = _drawn_squares(agent, rows, soft=True)
+    squares, stats = _drawn_squares(learned, rows, soft=True)
     return 0.5 * squares, stats
 
 
-def _drawn_squares(agent: Agent, rows: Transitions, soft: bool, beta: Tensor | None = None) -> Values:
+def _drawn_squares(learned: ActorCritic, rows: Transitions, soft: bool, beta: Tensor | None = None) -> Values:
     """Σ_i (Q_i − y)², where y has the value of an action drawn at s′, and with `soft` its entropy."""
     with torch.no_grad():
-        action, logp = agent.draw(rows.next_observation, beta)
-        worth = agent.targets["q"].least(rows.next_observation, action)
+        action, logp = learned.draw(rows.next_observation, beta)
+        worth = learned.targets["q"].least(rows.next_observation, action)
         if soft:
-            worth = worth - agent.networks["temperature"]() * logp
+            worth = worth - learned.networks["temperature"]() * logp
         target = rows.target(worth)
-    values = agent.networks["q"](rows.observation, agent.taken(rows))
+    values = learned.networks["q"](rows.observation, learned.taken(rows))
     return _squares(values, target), {"q": values[0].detach(), "target": target}
 
 
@@ -67,34 +67,39 @@ def _drawn_squares(agent: Agent, rows: Transitions, soft: bool, beta: Tensor | N
     bounds={"noise": "at least 0", "clip": "at least 0"},
 )
 def smooth_q(
-    agent: Agent, rows: Transitions, *, noise: float = 0.2, clip: float = 0.5, update: Part | None = None
+    learned: ActorCritic,
+    rows: Transitions,
+    *,
+    noise: float = 0.2,
+    clip: float = 0.5,
+    update: Part | None = None,
 ) -> Values:
     """Clipped double Q-learning with a smoothed target policy (arXiv 1802.09477); with one Q and no noise DDPG's."""
-    target = smooth_target(agent, rows, noise, clip)
-    values = agent.networks["q"](rows.observation, agent.taken(rows))
+    target = smooth_target(learned, rows, noise, clip)
+    values = learned.networks["q"](rows.observation, learned.taken(rows))
     return _squares(values, target), {"q": values[0].detach(), "target": target}
 
 
 @torch.no_grad()
-def smooth_next(agent: Agent, rows: Transitions, noise: float, clip: float) -> Tensor:
+def smooth_next(learned: ActorCritic, rows: Transitions, noise: float, clip: float) -> Tensor:
     """The target policy's action at s′ with noise upon it, once an update."""
 
     def action() -> Tensor:
-        plain = agent.act(rows.next_observation, target=True)
+        plain = learned.act(rows.next_observation, target=True)
         if not noise:
             return plain
-        return (plain + (noise * agent.noise(*plain.shape)).clamp(-clip, clip)).clamp(-1, 1)
+        return (plain + (noise * learned.noise(*plain.shape)).clamp(-clip, clip)).clamp(-1, 1)
 
     return rows.once(f"smooth next {noise} {clip}", action)
 
 
 @torch.no_grad()
-def smooth_target(agent: Agent, rows: Transitions, noise: float, clip: float) -> Tensor:
+def smooth_target(learned: ActorCritic, rows: Transitions, noise: float, clip: float) -> Tensor:
     """r + γ·min_j Q′_j of that action, once an update."""
     return rows.once(
         f"smooth target {noise} {clip}",
         lambda: rows.target(
-            agent.targets["q"].least(rows.next_observation, smooth_next(agent, rows, noise, clip))
+            learned.targets["q"].least(rows.next_observation, smooth_next(learned, rows, noise, clip))
         ),
     )
 
@@ -115,7 +120,7 @@ def _expected_needs(held: Any) -> frozenset[str]:
     bounds={"samples": "at least 1"},
 )
 def expected_q(
-    agent: Agent,
+    learned: ActorCritic,
     rows: Transitions,
     *,
     follow: Literal["policy", "target"] = "policy",
@@ -127,22 +132,22 @@ def expected_q(
     follow    whose actions a′ are: those of the policy (AWAC), or of its target (CRR)
     samples   how many are drawn; where actions can be counted, all are weighed by their probability instead
     """
-    after = agent.worth(
-        agent.targets["q"], rows.next_observation, samples, rows.next_legal, target=follow == "target"
+    after = learned.worth(
+        learned.targets["q"], rows.next_observation, samples, rows.next_legal, target=follow == "target"
     )
     target = rows.target(after)
-    values = agent.networks["q"](rows.observation, agent.taken(rows))
+    values = learned.networks["q"](rows.observation, learned.taken(rows))
     return _squares(values, target), {"q": values[0].detach(), "target": target}
 
 
 # ------------------------------------------------------------------ without acting
 
 
-def wanted(agent: Agent, rows: Transitions) -> Tensor:
+def wanted(learned: ActorCritic, rows: Transitions) -> Tensor:
     """min_j Q′_j(s, a) of what was done, once an update."""
     with torch.no_grad():
         return rows.once(
-            "least target", lambda: agent.targets["q"].least(rows.observation, agent.taken(rows))
+            "least target", lambda: learned.targets["q"].least(rows.observation, learned.taken(rows))
         )
 
 
@@ -155,11 +160,11 @@ def wanted(agent: Agent, rows: Transitions) -> Tensor:
     bounds={"expectile": "from 0 up to 1"},
 )
 def expectile_v(
-    agent: Agent, rows: Transitions, *, expectile: float = 0.7, update: Part | None = None
+    learned: ActorCritic, rows: Transitions, *, expectile: float = 0.7, update: Part | None = None
 ) -> Values:
     """V as an upper expectile of Q over the actions in the data (arXiv 2110.06169): the best that was done there."""
-    value = agent.networks["v"](rows.observation)
-    gap = wanted(agent, rows) - value
+    value = learned.networks["v"](rows.observation)
+    gap = wanted(learned, rows) - value
     weight = (expectile - (gap < 0).to(gap.dtype)).abs()
     return weight * gap.square(), {"v": value.detach()}
 
@@ -177,14 +182,14 @@ def expectile_v(
     bounds={"huber": "above 0"},
 )
 def q_of_v(
-    agent: Agent, rows: Transitions, *, huber: float | None = None, update: Part | None = None
+    learned: ActorCritic, rows: Transitions, *, huber: float | None = None, update: Part | None = None
 ) -> Values:
     """Q from V of what came next: no action is asked about that the data does not have (arXiv 2110.06169).
 
     huber: the error from which on ½·error² is a line (XQL, arXiv 2301.02328); none: error², whatever it is
     """
-    target = rows.target(agent.after(rows))
-    values = agent.networks["q"](rows.observation, agent.taken(rows))
+    target = rows.target(learned.after(rows))
+    values = learned.networks["q"](rows.observation, learned.taken(rows))
     stats = {"q": values[0].detach(), "target": target}
     return (_squares(values, target) if huber is None else _hubers(values, target, huber)), stats
 
@@ -215,7 +220,7 @@ def _conservative_equation(held: Any) -> str:
     bounds={"weight": "at least 0", "samples": "at least 1", "threshold": "any number"},
 )
 def conservative_q(
-    agent: Agent,
+    learned: ActorCritic,
     rows: Transitions,
     *,
     weight: float = 5.0,
@@ -233,11 +238,11 @@ def conservative_q(
     threshold   hold each critic's gap at this by Lagrange's method: a learned η (network `multiplier`) grows while the
                 gap is above it and shrinks while it is below
     """
-    return conservative(agent, rows, weight, samples, soft, threshold)
+    return conservative(learned, rows, weight, samples, soft, threshold)
 
 
 def conservative(
-    agent: Agent,
+    learned: ActorCritic,
     rows: Transitions,
     weight: float,
     samples: int,
@@ -247,36 +252,36 @@ def conservative(
     there: Tensor | None = None,
 ) -> Values:
     """`conservative_q`; of a balanced policy, with the coefficients to act by at s and at s′."""
-    error, stats = _drawn_squares(agent, rows, soft, there)
-    gaps = _gaps(agent, rows, samples, here, there)
+    error, stats = _drawn_squares(learned, rows, soft, there)
+    gaps = _gaps(learned, rows, samples, here, there)
     gap = torch.stack(gaps).sum(0)
     stats = {**stats, "conservative_gap": gap.detach()}
     if threshold is None:
         return error + weight * gap, stats
-    multiplier, over = agent.networks["multiplier"], weight * (gap - threshold * len(gaps))
+    multiplier, over = learned.networks["multiplier"], weight * (gap - threshold * len(gaps))
     eta = multiplier.log.exp().clamp(max=MOST_MULTIPLIED)
     value = error + eta.detach() * over - eta * over.detach() / len(gaps)
     return value, {**stats, "multiplier": eta.detach()}
 
 
 def _gaps(
-    agent: Agent, rows: Transitions, samples: int, here: Tensor | None, there: Tensor | None
+    learned: ActorCritic, rows: Transitions, samples: int, here: Tensor | None, there: Tensor | None
 ) -> list[Tensor]:
     """log Σ_b exp Q_i(s,b) − Q_i(s,a) of each critic."""
 
     def drawn(observation: Tensor, beta: Tensor | None) -> tuple[Tensor, Tensor]:
         many = None if beta is None else beta.repeat_interleave(samples)
-        return agent.draw(observation.repeat_interleave(samples, 0), many)
+        return learned.draw(observation.repeat_interleave(samples, 0), many)
 
     with torch.no_grad():
         at_s, logp_s = drawn(rows.observation, here)
         at_next, logp_next = drawn(rows.next_observation, there)
-        uniform = 2 * torch.rand(at_s.shape, generator=agent.generator).to(at_s.device) - 1
+        uniform = 2 * torch.rand(at_s.shape, generator=learned.generator).to(at_s.device) - 1
         flat = torch.full_like(logp_s, -at_s.shape[-1] * math.log(2))
         actions, logp = torch.cat([uniform, at_s, at_next]), torch.cat([flat, logp_s, logp_next])
         seen = rows.observation.repeat_interleave(samples, 0)
-    everywhere = agent.networks["q"](seen.repeat(3, *(1,) * (seen.dim() - 1)), actions)
-    data = agent.networks["q"](rows.observation, agent.taken(rows))
+    everywhere = learned.networks["q"](seen.repeat(3, *(1,) * (seen.dim() - 1)), actions)
+    data = learned.networks["q"](rows.observation, learned.taken(rows))
     weighted = [
         (q - logp).unflatten(0, (3, len(rows), samples)).transpose(0, 1).flatten(1) for q in everywhere
     ]
@@ -287,11 +292,11 @@ def _gaps(
 
 
 @torch.no_grad()
-def lambda_returns(agent: Agent, replay: Replay, *, lam: float, **_: object) -> dict[str, Tensor]:
+def lambda_returns(learned: ActorCritic, replay: Replay, *, lam: float, **_: object) -> dict[str, Tensor]:
     """R = V + Σ_k (γλ)^k·δ_k of every step of whole episodes, and how much more it is than V, normalised."""
     every = replay.rows(torch.arange(len(replay)))
-    value = agent.networks["v"](every.observation)
-    after = agent.networks["v"](every.next_observation)
+    value = learned.networks["v"](every.observation)
+    after = learned.networks["v"](every.next_observation)
     gains = Segments(replay.episodes()).to_go(every.target(after) - value, replay.gamma * lam)
     return {"return": value + gains, "advantage": (gains - gains.mean()) / (gains.std() + 1e-5)}
 
@@ -306,26 +311,28 @@ def lambda_returns(agent: Agent, replay: Replay, *, lam: float, **_: object) -> 
     prepare=lambda_returns,
     bounds={"lam": "from 0 to 1"},
 )
-def return_v(agent: Agent, rows: Transitions, *, lam: float = 0.95, update: Part | None = None) -> Values:
+def return_v(
+    learned: ActorCritic, rows: Transitions, *, lam: float = 0.95, update: Part | None = None
+) -> Values:
     """V from λ-returns of the data, computed anew at every step of the run; needs replay.n_step = 1."""
-    value = agent.networks["v"](rows.observation)
+    value = learned.networks["v"](rows.observation)
     return 0.5 * (value - rows["return"]).square(), {"v": value.detach()}
 
 
 # ------------------------------------------------------------------ values of n actions
 
 
-def _values_of(agent: Agent) -> ActionValues:
-    assert isinstance(agent.policy.head, ActionValues)
-    return agent.policy.head
+def _values_of(learned: ActorCritic) -> ActionValues:
+    assert isinstance(learned.policy.head, ActionValues)
+    return learned.policy.head
 
 
-def _best_next(agent: Agent, rows: Transitions, double: bool) -> tuple[Tensor, Tensor]:
+def _best_next(learned: ActorCritic, rows: Transitions, double: bool) -> tuple[Tensor, Tensor]:
     """The target's outputs at s′, and the legal action judged best there: by the target, or by the policy itself."""
-    target = agent.targets["policy"]
+    target = learned.targets["policy"]
     out = target.model(rows.next_observation)
-    judged = agent.policy.model(rows.next_observation) if double else out
-    return out, only(_values_of(agent).values(judged), rows.next_legal).argmax(-1)
+    judged = learned.policy.model(rows.next_observation) if double else out
+    return out, only(_values_of(learned).values(judged), rows.next_legal).argmax(-1)
 
 
 def only(values: Tensor, legal: Tensor | None) -> Tensor:
@@ -352,7 +359,7 @@ def _of(values: Tensor, action: Tensor) -> Tensor:
     bounds={"conservative": "at least 0"},
 )
 def q_learning(
-    agent: Agent,
+    learned: ActorCritic,
     rows: Transitions,
     *,
     double: bool = False,
@@ -365,9 +372,9 @@ def q_learning(
     conservative: weight of pressing down what the data did not do, CQL(H) (arXiv 2006.04779).
     """
     with torch.no_grad():
-        out, best = _best_next(agent, rows, double)
-        target = rows.target(_of(_values_of(agent).values(out), best))
-    every = _values_of(agent).values(agent.policy.model(rows.observation))
+        out, best = _best_next(learned, rows, double)
+        target = rows.target(_of(_values_of(learned).values(out), best))
+    every = _values_of(learned).values(learned.policy.model(rows.observation))
     value = _of(every, rows.action)
     loss = F.smooth_l1_loss(value, target, reduction="none")
     stats = {"q": value.detach(), "target": target}
@@ -384,7 +391,9 @@ def q_learning(
     needs={"target:policy", "policy:values", "world:discrete actions", "replay:chunk"},
     bounds={"lam": "from 0 to 1"},
 )
-def watkins_q(agent: Agent, rows: Transitions, *, lam: float = 0.9, update: Part | None = None) -> Values:
+def watkins_q(
+    learned: ActorCritic, rows: Transitions, *, lam: float = 0.9, update: Part | None = None
+) -> Values:
     """Q(λ) (Watkins 1989) over the steps of a chunk: returns of the data as long as it does what is thought best.
 
     With λ = 0 this is Q-learning. What follows the chunk, or the data's first careless action, is worth max Q′.
@@ -394,14 +403,14 @@ def watkins_q(agent: Agent, rows: Transitions, *, lam: float = 0.9, update: Part
     with torch.no_grad():
         count, steps = chunk.reward.shape
         legal = None if chunk.next_legal is None else chunk.next_legal.flatten(0, 1)
-        out = agent.targets["policy"].model(chunk.next_observation.flatten(0, 1))
-        worth, best = (x.view(count, steps) for x in only(_values_of(agent).values(out), legal).max(-1))
+        out = learned.targets["policy"].model(chunk.next_observation.flatten(0, 1))
+        worth, best = (x.view(count, steps) for x in only(_values_of(learned).values(out), legal).max(-1))
         target = chunk.reward[:, -1] + chunk.discount[:, -1] * worth[:, -1]
         for t in range(steps - 2, -1, -1):
             goes_on = chunk.inside[:, t + 1] & (best[:, t] == chunk.action[:, t + 1])
             after = torch.where(goes_on, worth[:, t].lerp(target, lam), worth[:, t])
             target = chunk.reward[:, t] + chunk.discount[:, t] * after
-    value = _of(_values_of(agent).values(agent.policy.model(rows.observation)), rows.action)
+    value = _of(_values_of(learned).values(learned.policy.model(rows.observation)), rows.action)
     return F.smooth_l1_loss(value, target, reduction="none"), {"q": value.detach(), "target": target}
 
 
@@ -412,15 +421,15 @@ def watkins_q(agent: Agent, rows: Transitions, *, lam: float = 0.9, update: Part
     needs={"target:policy", "policy:atoms", "world:discrete actions"},
 )
 def categorical_q(
-    agent: Agent, rows: Transitions, *, double: bool = False, update: Part | None = None
+    learned: ActorCritic, rows: Transitions, *, double: bool = False, update: Part | None = None
 ) -> Values:
     """C51 (arXiv 1707.06887): the distribution of returns over fixed points, cross-entropy to the projected target."""
-    head = _values_of(agent)
+    head = _values_of(learned)
     with torch.no_grad():
-        out, best = _best_next(agent, rows, double)
+        out, best = _best_next(learned, rows, double)
         chances = _of(head.log_chances(out), best).exp()
         target = project(chances, rows.reward, rows.discount, head.points)
-    logp = _of(head.log_chances(agent.policy.model(rows.observation)), rows.action)
+    logp = _of(head.log_chances(learned.policy.model(rows.observation)), rows.action)
     return -(target * logp).sum(-1), {"q": (logp.detach().exp() * head.points).sum(-1)}
 
 

@@ -8,7 +8,7 @@ import torch
 
 from panoply.errors import PanoplyError
 from panoply.experience import Column, Experience
-from panoply.loops.companions import Companion
+from panoply.loops.models import Model
 from panoply.parts import Finding, Part, part
 from panoply.regimes import Fit
 from panoply.slots.loss.values import squared_value
@@ -36,7 +36,7 @@ def impossible(held: Any, method: Any) -> list[Finding]:
     bounds={"warmup": "at least 0"},
     cost=lambda held: held.update,
 )
-def critic(job: Job, *, loss: Part = _LOSS, update: Part | None = _UPDATE, warmup: int = 0) -> Companion:
+def critic(job: Job, *, loss: Part = _LOSS, update: Part | None = _UPDATE, warmup: int = 0) -> Model:
     """A critic: adds the column `value`, and regresses it on `target` (see credit.gae).
 
     Beside a language model it is the policy's start with a head of zeros; in control a network like the policy's.
@@ -54,17 +54,17 @@ def made(
     update: Part | None,
     warmup: int,
     outputs: tuple[str, ...] = ("value",),
-) -> Companion:
+) -> Model:
     """A critic of a job's policy, for the `model` parts."""
     options = job.plan.options
     model, columns = job.kind.critic(job.policy, lambda: job.open(options.model), options.seed, outputs)
     if update is None:
-        return Companion(model, columns, losses=losses)
-    return Companion(model, columns, Fit(losses, token_mean(), update), warmup)
+        return Model(model, columns, losses=losses)
+    return Model(model, columns, Fit(losses, token_mean(), update), warmup)
 
 
 @part("model", equation="r(y), a frozen reward model", bounds={"scale": "any number"})
-def reward_model(job: Job, *, folder: str = "", name: str = "model", scale: float = 1.0) -> Companion:
+def reward_model(job: Job, *, folder: str = "", name: str = "model", scale: float = 1.0) -> Model:
     """A frozen reward model (a run of `reward-model`, or a folder): adds `signal:NAME` on each episode's last row.
 
     Train on it with `reward.name=model`.
@@ -86,7 +86,7 @@ def reward_model(job: Job, *, folder: str = "", name: str = "model", scale: floa
         column[last] = scale * _on_rows(judge.judge(experience), experience, last)
         return {f"signal:{name}": column}
 
-    return Companion(model, columns)
+    return Model(model, columns)
 
 
 def _on_rows(per_episode: torch.Tensor, experience: Experience, last: torch.Tensor) -> torch.Tensor:

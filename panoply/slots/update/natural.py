@@ -25,13 +25,13 @@ class Look(Protocol):
     def logp(self) -> Tensor:
         """Log-probabilities of the decisions, with their graph."""
 
-    def law(self) -> tuple[Any, Tensor]:
+    def distribution(self) -> tuple[Any, Tensor]:
         """The head of the policy, and all of the distributions that decisions were drawn from, with their graph."""
 
     def judge(self, before: Tensor | None = None) -> tuple[float, float]:
         """At the weights as they are: the loss, and how far the policy is from the one that acted (KL).
 
-        before: the laws of the one that acted, for KL(then‖now) of whole distributions; without, it is estimated
+        before: the distributions of the one that acted, for KL(then‖now) in full; without, it is estimated
         """
 
 
@@ -60,9 +60,9 @@ class Natural(torch.optim.Optimizer):
             return
         before: Tensor | None = None
         if group["fisher"] == "exact":
-            head, law = look.law()
-            before = law.detach()
-            product = fisher(law, look.leaves, group["damping"], partial(head.curved, before))
+            head, distribution = look.distribution()
+            before = distribution.detach()
+            product = fisher(distribution, look.leaves, group["damping"], partial(head.curved, before))
         else:
             product = fisher(look.logp(), look.leaves, group["damping"])
         direction = conjugate(product, gradient, group["iterations"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import panoply as pp
-from panoply.loops.agents import AgentLearner
+from panoply.loops.actor_critic import ActorCriticLearner
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.progress import Progress
 from panoply.regimes import OffPolicy
@@ -18,11 +18,11 @@ from panoply.slots.targets.following import polyak
 from panoply.worlds.control.world import Box
 
 
-def learner(name: str, **spec: object) -> AgentLearner:
+def learner(name: str, **spec: object) -> ActorCriticLearner:
     method = pp.plan(name, "pendulum", settings={"replay.batch": 8}).method
     assert isinstance(method, OffPolicy)
     policy = ControlPolicy.fresh(Box((3,)), Box((1,), (-2.0,), (2.0,)), PolicySpec(hidden=(4,), **spec))  # type: ignore[arg-type]
-    made = AgentLearner(policy, method, seed=0, total_steps=1)
+    made = ActorCriticLearner(policy, method, seed=0, total_steps=1)
     made.replay.written = 8
     for column in made.replay._columns.values():
         if column.is_floating_point():
@@ -72,7 +72,7 @@ def test_gradients_are_clipped_together() -> None:
         descent = made.descents[0]
         descent.settings = {**descent.settings, "clip": clip}
         rows = made.replay.draw(8, torch.Generator().manual_seed(0))
-        descent.step(made.agent, rows)
+        descent.step(made.learned, rows)
         steps[clip] = torch.cat([p.grad.flatten() for p in descent.parameters if p.grad is not None])
     assert steps[0.0].norm() > 0.1
     assert steps[0.01].norm().item() == pytest.approx(0.01, rel=1e-4)
@@ -96,9 +96,9 @@ def test_losses_move_their_own() -> None:
     q, actor = made.descents
     assert {name.split(".")[0] for name in q.named} == {"q"}
     assert {name.split(".")[0] for name in actor.named} == {"policy", "temperature"}
-    rows = made.replay.draw(8, made.agent.generator)
+    rows = made.replay.draw(8, made.learned.generator)
     kept = [p.grad.clone() for p in q.parameters if p.grad is not None]
-    actor.step(made.agent, rows)
+    actor.step(made.learned, rows)
     assert all(torch.equal(a, p.grad) for a, p in zip(kept, q.parameters, strict=True) if p.grad is not None)
     assert all(p.requires_grad for model in made.models.values() for p in model.parameters())
 
@@ -108,9 +108,9 @@ def test_targets_see_what_the_policy_sees() -> None:
     made = learner("td3", head="bounded", std="fixed", normalise=True)
     seen = 5 + 3 * torch.randn(64, 3)
     made.policy.model.features.learn(seen)
-    action, targets = torch.zeros(64, 1), made.agent.targets
+    action, targets = torch.zeros(64, 1), made.learned.targets
     assert torch.equal(targets["policy"].model(seen), made.policy.model(seen))
-    for one, other in zip(targets["q"](seen, action), made.agent.networks["q"](seen, action), strict=True):
+    for one, other in zip(targets["q"](seen, action), made.learned.networks["q"](seen, action), strict=True):
         assert torch.equal(one, other)
     assert made.policy.copy().model.features is not made.policy.model.features
 
@@ -162,7 +162,7 @@ def test_chunks_are_for_losses_that_look_at_them(tmp_path: Path) -> None:
 def test_a_loss_may_have_a_schedule_of_its_own() -> None:
     """IQL's policy slows down along a cosine from the common rate, which a setting still moves; its critics do not."""
     method = pp.plan("iql", settings={"update.lr": 0.01}).method
-    made = AgentLearner(
+    made = ActorCriticLearner(
         ControlPolicy.fresh(Box((3,)), Box((1,), (-2.0,), (2.0,)), PolicySpec(hidden=(4,))),
         method,
         seed=0,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-class Tape:
+class StepBuffer:
     """Arrays [steps, size, …], one a name, that grow where more steps are written than were foreseen."""
 
     def __init__(self, size: int, steps: int):

@@ -1,6 +1,6 @@
-"""A shelf: the runs below one folder, for those who only look. Nothing is written, and torch is not needed.
+"""A index: the runs below one folder, for those who only look. Nothing is written, and torch is not needed.
 
-Every file is opened step by step from the shelf's own folder, links not followed, so no name leads out of it, not even
+Every file is opened step by step from the index's own folder, links not followed, so no name leads out of it, not even
 one that changes while it is read.
 """
 
@@ -33,7 +33,7 @@ COMPARISON = "comparison.json"
 FILES = frozenset({CONFIG, RESULT, METRICS, EPISODES, RECIPE, "lock"})
 """All that is ever opened of a run."""
 DEPTH = 5
-"""How deep below the shelf a run may lie."""
+"""How deep below the index a run may lie."""
 TAIL = 65536
 LARGEST = 1e300
 """No number of a run is this large."""
@@ -44,10 +44,10 @@ Facts = dict[str, Any]
 
 
 class NotOnShelf(PanoplyError):
-    """A name that is no run of this shelf."""
+    """A name that is no run of this index."""
 
 
-class Shelf:
+class RunIndex:
     def __init__(self, root: str | Path):
         path = Path(root)
         if not path.is_dir():
@@ -64,7 +64,7 @@ class Shelf:
         return [name for name in self._walk("") if cached or not _hidden(name)]
 
     def strangers(self) -> list[str]:
-        """Folders directly on the shelf that hold no run."""
+        """Folders directly on the index that hold no run."""
         taken = {name.split("/")[0] for name in self._walk("")}
         rest = [name for name in self._folders("") if name not in taken and not _hidden(name)]
         return [name for name in rest if not os.path.lexists(f"{self.root}/{name}/{COMPARISON}")]
@@ -268,7 +268,7 @@ def group_of(plan: Mapping[str, Any]) -> str:
 
 
 def _steps(run: str) -> list[str]:
-    """A run's name as folders below the shelf; one that could mean anything else is refused."""
+    """A run's name as folders below the index; one that could mean anything else is refused."""
     steps = run.split("/")
     if not all(map(_speakable, steps)) or len(steps) > DEPTH + 1:
         raise NotOnShelf(f"There is no run '{run[:200]}' here.")

@@ -23,7 +23,7 @@ from panoply.parts import Part
 from panoply.policies.control import ControlPolicy
 from panoply.regimes import Offline, OffPolicy
 from panoply.slots.schedule.schedules import at
-from panoply.transitions import Agent, Transitions
+from panoply.transitions import ActorCritic, Transitions
 
 NOTED = 25
 """Metrics are noted in one update of so many."""
@@ -50,12 +50,12 @@ class _Descent:
         self.named, self.parameters = parameters, list(parameters.values())
         self.optimiser: torch.optim.Optimizer = chosen(self.parameters)
 
-    def step(self, agent: Agent, rows: Transitions) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def step(self, learned: ActorCritic, rows: Transitions) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Move once; the loss, and what it says of the rows."""
         for parameter in self.resting:
             parameter.requires_grad_(False)
         try:
-            values, stats = self.loss(agent, rows)
+            values, stats = self.loss(learned, rows)
             value = values.mean()
             gradients = torch.autograd.grad(value, self.parameters)
         finally:
@@ -68,10 +68,10 @@ class _Descent:
         self.optimiser.step()
         return value.detach(), stats
 
-    def prepare(self, agent: Agent, replay: Replay) -> Mapping[str, Tensor]:
+    def prepare(self, learned: ActorCritic, replay: Replay) -> Mapping[str, Tensor]:
         """Columns for all that is remembered, at the weights of now."""
         made = self.loss.info.prepare
-        return made(agent, replay, **self.loss.settings()) if made is not None else {}
+        return made(learned, replay, **self.loss.settings()) if made is not None else {}
 
     def set_rate(self, step: int, total: int) -> None:
         rate = self.settings["lr"] * at(self.settings["schedule"], step, total)
@@ -79,7 +79,7 @@ class _Descent:
             group["lr"] = rate
 
 
-class AgentLearner:
+class ActorCriticLearner:
     """Makes a method's networks, and moves them and the policy: for transitions what `Learner` is for terms."""
 
     def __init__(
@@ -100,7 +100,7 @@ class AgentLearner:
             name: policy.copy(seeing_alike=True) if name == "policy" else self._copied(models[name])
             for name in wanted
         }
-        self.agent = Agent(policy, networks, self.targets)
+        self.learned = ActorCritic(policy, networks, self.targets)
         self.descents = [self._descent(loss) for loss in method.losses]
         self._follow = {n: (self._weights(self.targets[n]), list(models[n].parameters())) for n in wanted}
         self.updates = 0
@@ -157,7 +157,7 @@ class AgentLearner:
 
     def begin(self, step: int, generator: torch.Generator) -> None:
         """Before a step's updates: their random numbers, and the rates of learning."""
-        self.agent.generator = generator
+        self.learned.generator = generator
         for descent in self.descents:
             descent.set_rate(step, self.total_steps)
 
@@ -165,11 +165,11 @@ class AgentLearner:
         """So many updates, each on a batch of its own."""
         batch, follow = self.method.replay.settings()["batch"], self.method.targets
         for _ in range(count):
-            rows = self.replay.draw(batch, self.agent.generator)
-            self.agent.updates = self.updates
+            rows = self.replay.draw(batch, self.learned.generator)
+            self.learned.updates = self.updates
             for descent in self.descents:
                 if (self.updates + 1) % descent.every == 0:
-                    value, stats = descent.step(self.agent, rows)
+                    value, stats = descent.step(self.learned, rows)
                     name = descent.loss.info.name
                     if self.updates % NOTED < descent.every or name not in self._named:
                         self._noted.append({name: value, **stats})
@@ -208,13 +208,13 @@ class AgentLearner:
             self.remember(experience)
         assert isinstance(self.replay, Replay)
         for descent in self.descents if len(self.replay) else ():
-            self.replay.more |= descent.prepare(self.agent, self.replay)
-        self.agent.generator = generator
+            self.replay.more |= descent.prepare(self.learned, self.replay)
+        self.learned.generator = generator
         yield experience
 
     def step(self, experience: Experience, step: int) -> dict[str, float]:
         """All updates of one step of a run on given data."""
-        self.begin(step, self.agent.generator)
+        self.begin(step, self.learned.generator)
         if len(self.replay):
             self.learn(self.method.replay.settings()["updates"])
         return self.metrics()
@@ -224,7 +224,9 @@ class AgentLearner:
     def state(self) -> dict[str, Tensor]:
         """Networks, targets, what optimisers keep, and what was collected, as plain named tensors."""
         named = {f"target:{n}:{k}": v for n, t in self.targets.items() for k, v in _state(t).items()}
-        named |= {f"network:{n}:{k}": v for n, m in self.agent.networks.items() for k, v in _state(m).items()}
+        named |= {
+            f"network:{n}:{k}": v for n, m in self.learned.networks.items() for k, v in _state(m).items()
+        }
         for number, descent in enumerate(self.descents):
             for name, parameter in descent.named.items():
                 for key, value in descent.optimiser.state.get(parameter, {}).items():
@@ -234,7 +236,7 @@ class AgentLearner:
         return {**named, "updates": torch.tensor(self.updates)}
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
-        held = {"target": self.targets, "network": self.agent.networks}
+        held = {"target": self.targets, "network": self.learned.networks}
         for full, value in named.items():
             kind, _, rest = full.partition(":")
             if kind in held:

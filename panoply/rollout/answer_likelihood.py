@@ -18,7 +18,7 @@ ROWS = 256
 """Questions asked at a time."""
 
 
-def beliefs(
+def answer_likelihood(
     world: TextWorld, policy: TextPolicy, tasks: Sequence[Task], decisions: Table, context: Table
 ) -> Tensor:
     """For each decision, the belief in its task's right answer, were it to be given at the start of the turn.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.policies.critics import QNets, StateValue, Temperature
-from panoply.transitions import Agent, Transitions
+from panoply.transitions import ActorCritic, Transitions
 from panoply.worlds.control.world import Box, Discrete
 
 SEES, ACTS, CHOICES = Box((2,)), Box((1,), (-2.0,), (2.0,)), Discrete(3)
@@ -44,9 +44,9 @@ def rows(n: int = 2, **columns: Any) -> Transitions:
     return Transitions(**{**made, **columns})
 
 
-def agent(spec: PolicySpec, space: Any = ACTS, **networks: Any) -> Agent:
+def actor_critic(spec: PolicySpec, space: Any = ACTS, **networks: Any) -> ActorCritic:
     policy = ControlPolicy.fresh(SEES, space, spec, seed=1)
     found = {"q": QNets.of(policy, 2, 0), "v": StateValue.of(policy, 0), "temperature": Temperature(0.5)}
     found |= networks
     targets = {"q": QNets.of(policy, 2, 9), "policy": policy.copy()}
-    return Agent(policy, found, targets, torch.Generator().manual_seed(0))
+    return ActorCritic(policy, found, targets, torch.Generator().manual_seed(0))

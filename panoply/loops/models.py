@@ -30,7 +30,7 @@ class Annotator(Scorer, Protocol):
     def load_weights(self, folder: Path) -> None: ...
 
 
-class Companion:
+class Model:
     """A model, the columns it adds, and how it learns: on its own (`fit`), or with the policy (`losses`), if at all.
 
     What a `model` part returns when it is called with a job. `warmup` is the number of steps in which only the model
@@ -67,13 +67,13 @@ class Together:
             yield from ((f"{name}.{key}", parameter) for key, parameter in model.named_parameters())
 
 
-class Companions:
+class Models:
     """All of a method's models, by the name of their part."""
 
     def __init__(self, job: Job):
         options = job.plan.options
         self.seed = options.seed
-        self.held: dict[str, Companion] = {
+        self.held: dict[str, Model] = {
             part.info.name: part(job) for part in getattr(job.method, "models", ())
         }
         self.learners = {
@@ -96,8 +96,8 @@ class Companions:
         """Add every model's columns, beside those that are there already, wherever the model is."""
         beside = experience["action"].device
         with torch.no_grad():
-            for companion in self.held.values():
-                columns = companion.columns(companion.model, experience)
+            for held in self.held.values():
+                columns = held.columns(held.model, experience)
                 experience = experience.with_columns(**{n: c.to(beside) for n, c in columns.items()})
         return experience
 
@@ -113,8 +113,8 @@ class Companions:
     # -------------------------------------------------------------- saving
 
     def save(self, folder: Path) -> None:
-        for name, companion in self._learning():
-            companion.model.save(folder / name)
+        for name, held in self._learning():
+            held.model.save(folder / name)
 
     def state(self) -> dict[str, Tensor]:
         return {
@@ -122,11 +122,11 @@ class Companions:
         }
 
     def load(self, folder: Path, named: Mapping[str, Any]) -> None:
-        for name, companion in self._learning():
-            companion.model.load_weights(folder / name)
+        for name, held in self._learning():
+            held.model.load_weights(folder / name)
         for name, learner in self.learners.items():
             prefix = f"model:{name}:"
             learner.load_state({k.removeprefix(prefix): v for k, v in named.items() if k.startswith(prefix)})
 
-    def _learning(self) -> list[tuple[str, Companion]]:
+    def _learning(self) -> list[tuple[str, Model]]:
         return [(name, c) for name, c in self.held.items() if c.fit is not None or c.losses]

@@ -1,4 +1,4 @@
-"""The shelf reads what is below its folder, and nothing else."""
+"""The index reads what is below its folder, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from panoply.report.curves import Experiment, curve
-from panoply.report.shelf import NotOnShelf, Shelf, group_of
+from panoply.report.run_index import NotOnShelf, RunIndex, group_of
 
 PLAN = {"method": {"id": "grpo@1"}, "world": {"id": "chain@1"}, "run": {"seed": 4, "steps": 9}}
 
@@ -27,47 +27,47 @@ def test_runs_are_found_below_folders_and_hidden_ones_when_asked(tmp_path: Path)
     for name in ("a", "study/01-sft", ".cache/x", "a/inside"):
         shelve(tmp_path, name)
     (tmp_path / "foreign" / "deep").mkdir(parents=True)
-    shelf = Shelf(tmp_path)
-    assert shelf.find() == ["a", "study/01-sft"]
-    assert shelf.find(cached=True) == [".cache/x", "a", "study/01-sft"]
-    assert shelf.strangers() == ["foreign"]
+    index = RunIndex(tmp_path)
+    assert index.find() == ["a", "study/01-sft"]
+    assert index.find(cached=True) == [".cache/x", "a", "study/01-sft"]
+    assert index.strangers() == ["foreign"]
 
 
 def test_status(tmp_path: Path) -> None:
     folder = shelve(tmp_path, "a")
-    shelf = Shelf(tmp_path)
-    assert shelf.facts("a")["status"] == "stopped"
+    index = RunIndex(tmp_path)
+    assert index.facts("a")["status"] == "stopped"
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (folder / "metrics.jsonl").write_text(
             '{"step": 1, "held_out_greedy": 0.5}\n{"step": 2, "reward": 1}\n'
         )
-        facts = shelf.facts("a")
+        facts = index.facts("a")
         assert (facts["status"], facts["step"], facts["after"]) == ("running", 2, 0.5)
     (folder / "result.json").write_text('{"diverged": "Stopped: loss is nan", "steps": 1}')
-    facts = shelf.facts("a")
+    facts = index.facts("a")
     assert (facts["status"], facts["why"]) == ("diverged", "Stopped: loss is nan")
 
 
 def test_a_change_is_seen_at_once(tmp_path: Path) -> None:
     folder = shelve(tmp_path, "a")
-    shelf = Shelf(tmp_path)
-    assert shelf.facts("a")["after"] is None
+    index = RunIndex(tmp_path)
+    assert index.facts("a")["after"] is None
     (folder / "result.json").write_text(
         '{"after": {"greedy": 0.1, "greedy_interval": [0, 1], "sampled": 0.3, "n": 4}}'
     )
-    assert (shelf.facts("a")["after"], shelf.facts("a")["measured"]) == (0.1, "success")
+    assert (index.facts("a")["after"], index.facts("a")["measured"]) == (0.1, "success")
     (folder / "result.json").write_text(
         '{"after": {"of": "return", "greedy": 212, "greedy_interval": [150, 285]}}'
     )
-    assert (shelf.facts("a")["after"], shelf.facts("a")["measured"]) == (212, "return")
+    assert (index.facts("a")["after"], index.facts("a")["measured"]) == (212, "return")
 
 
 def test_curves_begin_with_what_was_measured_before(tmp_path: Path) -> None:
     folder = shelve(tmp_path, "a")
     (folder / "metrics.jsonl").write_text('{"step": 1, "held_out_greedy": 0.5}\n')
     (folder / "result.json").write_text('{"before": {"greedy": 0.1, "problems": 8}}')
-    assert Shelf(tmp_path).metrics("a")[0] == {"step": 0, "seconds": 0.0, "held_out_greedy": 0.1}
+    assert RunIndex(tmp_path).metrics("a")[0] == {"step": 0, "seconds": 0.0, "held_out_greedy": 0.1}
 
 
 def test_links_and_odd_files_are_not_followed(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_links_and_odd_files_are_not_followed(tmp_path: Path) -> None:
     (root / "b").symlink_to(outside)
     (good / "metrics.jsonl").symlink_to(outside / "run.json")
     os.mkfifo(good / "episodes.jsonl")
-    shelf = Shelf(root)
-    assert shelf.find() == ["a"]
+    index = RunIndex(root)
+    assert index.find() == ["a"]
     for run, name in (
         ("b", "run.json"),
         ("a", "metrics.jsonl"),
@@ -86,14 +86,14 @@ def test_links_and_odd_files_are_not_followed(tmp_path: Path) -> None:
         ("../outside", "run.json"),
     ):
         with pytest.raises(NotOnShelf):
-            shelf.open(run, name)
-    assert shelf.facts("a")["status"] == "stopped"
+            index.open(run, name)
+    assert index.facts("a")["status"] == "stopped"
 
 
 def test_a_shelf_that_is_itself_a_link_is_the_folder_meant(tmp_path: Path) -> None:
     shelve(tmp_path / "real", "a")
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert Shelf(tmp_path / "link").find() == ["a"]
+    assert RunIndex(tmp_path / "link").find() == ["a"]
 
 
 def test_only_the_seed_may_differ_within_a_group() -> None:
@@ -128,8 +128,8 @@ def test_a_bad_run_is_listed_and_harms_no_other(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for file, text in files.items():
             (tmp_path / name / file).write_bytes(text if isinstance(text, bytes) else text.encode())
-    shelf = Shelf(tmp_path)
-    found = {facts["id"]: facts for facts in shelf.all_facts()}
+    index = RunIndex(tmp_path)
+    found = {facts["id"]: facts for facts in index.all_facts()}
     assert set(found) == {"good", *BAD}
     assert found["good"]["method"] == "grpo@1"
     unreadable = {name: facts["problem"] for name, facts in found.items() if "problem" in facts}
@@ -149,5 +149,5 @@ def test_a_bad_run_is_listed_and_harms_no_other(tmp_path: Path) -> None:
     assert (infinite["step"], infinite["metrics"]) == (1, ["step"])
     for x in ("step", "seconds", "decisions"):
         for name in ("infinite", "rows"):
-            drawn = curve(Experiment(name, (name,), (shelf.metrics(name),)), "huge", x)
+            drawn = curve(Experiment(name, (name,), (index.metrics(name),)), "huge", x)
             assert not np.isfinite(drawn.mean).any()

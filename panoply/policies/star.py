@@ -15,7 +15,7 @@ from panoply.policies.mlp import MLP, Activation, Forward
 from panoply.worlds.control.world import Box, Space
 
 
-class NodeLayers(nn.Module):
+class StarLayers(nn.Module):
     """Outputs of a row of nodes that share their weights, and of the hub that they have in common.
 
     Every node is embedded; the hub hears the mean of all embeddings; a node's output comes from its own embedding and
