@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from panoply import registry
 from panoply.checkpoint import Checkpoint, clear_errors
 from panoply.errors import PanoplyError
+from panoply.files import copy_folder
 from panoply.given import world_of
 from panoply.kinds import kind_of
 from panoply.own import in_words, own_data
@@ -340,7 +341,7 @@ def export(source: Source, folder: str | Path, *, which: Which = None, adapter: 
     hidden = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with clear_errors(f"export to {target}"):
-            shutil.copytree(copied, hidden)
+            copy_folder(copied, hidden)
             os.replace(hidden, target)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)

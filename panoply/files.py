@@ -20,6 +20,7 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 import types
 import typing
@@ -108,6 +109,17 @@ def read_folder(path: str | Path, what: str, *needed: str) -> Path:
         if not is_file(found / name):
             raise BadFile(f"'{plain(path)}' is not a {what}: it has no {name}.")
     return found
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder of files. Pipes, devices and links to folders, which might never end, are refused."""
+    target.mkdir(parents=True)
+    for item in sorted(source.iterdir()):
+        if item.is_dir() and not item.is_symlink():
+            copy_folder(item, target / item.name)
+        else:
+            with open_file(item) as file, open(target / item.name, "xb") as copy:
+                shutil.copyfileobj(file, copy, MOST_BYTES)
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:

@@ -185,6 +185,18 @@ class TestLines:
         assert (found.start, found.end, found.value) == (13, 26, {"bytes": 2})
 
 
+@pytest.mark.parametrize("to", ["/dev/zero", "/"])
+def test_a_copy_of_a_folder_ends(to: str, tmp_path: Path) -> None:
+    (tmp_path / "from/inside").mkdir(parents=True)
+    (tmp_path / "from/inside/a").write_text("b")
+    (tmp_path / "from/link").symlink_to(tmp_path / "from/inside/a")
+    copy_folder(tmp_path / "from", tmp_path / "to")
+    assert (tmp_path / "to/inside/a").read_text() == (tmp_path / "to/link").read_text() == "b"
+    (tmp_path / "from/inside/b").symlink_to(to)
+    with pytest.raises(BadFile, match=r"b is not a file|b cannot be read"):
+        copy_folder(tmp_path / "from", tmp_path / "again")
+
+
 def test_yaml() -> None:
     assert files.parse_yaml("{a: [1, x]}", "--set") == {"a": [1, "x"]}
     laughs = "[" + ", ".join(f"&a{i} [*a{i - 1}, *a{i - 1}]" if i else "&a0 [1]" for i in range(40)) + "]"

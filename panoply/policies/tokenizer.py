@@ -122,7 +122,8 @@ class Tokenizer:
 
     def id(self, token: str) -> int:
         """The id of a token named exactly, such as `<end>`."""
-        ident = self._core.token_to_id(token)
+        is_text = token.isascii() or token.encode(errors="ignore").decode() == token
+        ident = self._core.token_to_id(token) if is_text else None
         if ident is None:
             raise PanoplyError(f"The tokenizer has no token {token!r}.")
         return int(ident)

@@ -138,6 +138,9 @@ def test_a_special_token_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": 3}')
     with pytest.raises(PanoplyError, match="eos_token is text, not 3"):
         _ = Tokenizer.load(tmp_path).eos_id
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "\\udcff"}')  # half a character
+    with pytest.raises(PanoplyError, match="no token"):
+        _ = Tokenizer.load(tmp_path).eos_id
 
 
 def test_of_several_templates_the_default_one(tmp_path: Path) -> None:
