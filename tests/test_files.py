@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from panoply import files
 from panoply.errors import plain
-from panoply.files import BadFile, NoFile
+from panoply.files import BadFile, NoFile, copy_folder
 
 
 class Facts(TypedDict):
