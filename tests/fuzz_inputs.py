@@ -465,12 +465,7 @@ def odd_places(rng: Random, place: Path) -> None:
             ["plan", "grpo", "--plugin", odd], ["plan", "grpo", "--world", odd], ["plan", odd], ["show", odd],
             ["plan", "grpo", "--reference", odd], ["plan", "iql", "--world", "logged:cartpole-random", "--set", f"world.file={odd}"],
             ["train", "grpo", *tiny.words(), "--model", "fresh", "--steps", "1", "--quiet", "--run", odd])  # fmt: skip
-    here = os.getcwd()
-    os.chdir(place)
-    try:
-        command(*rng.choice(uses))
-    finally:
-        os.chdir(here)
+    command(*rng.choice(uses))
 
 
 KINDS: tuple[Kind, ...] = (
@@ -480,8 +475,12 @@ KINDS: tuple[Kind, ...] = (
 
 
 def one(seed: int) -> Kind:
-    """Make the input of a seed and hand it over; kinds take turns."""
+    """Make the input of a seed and hand it over, in a folder of its own; kinds take turns."""
     kind = KINDS[seed % len(KINDS)]
-    with tempfile.TemporaryDirectory(prefix="panoply-input-", ignore_cleanup_errors=True) as place:
+    originals()
+    with (
+        tempfile.TemporaryDirectory(prefix="panoply-input-", ignore_cleanup_errors=True) as place,
+        contextlib.chdir(place),
+    ):
         kind(Random(seed), Path(place))
     return kind
