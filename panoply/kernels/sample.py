@@ -23,13 +23,13 @@ PIECE = 4096
 
 @triton.jit
 def _pieces(
-    logits, temperature, start, position, highest, first, mass, weighted, vocab, pieces,
+    logits, temperatures, start, position, highest, first, mass, weighted, vocab, pieces,
     CHAIN: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     begin(CHAIN)
     row, piece = tl.program_id(0), tl.program_id(1)
     within = tl.load(position + row) + 1 - tl.load(start + row)
-    temperature = tl.load(temperature + within)
+    temperature = tl.load(temperatures + within)
     temperature = tl.where(temperature == 0.0, 1.0, temperature)
     column = piece * PIECE + tl.arange(0, PIECE)
     z = tl.load(logits + row.to(tl.int64) * vocab + column, mask=column < vocab, other=float("-inf"))
@@ -52,7 +52,7 @@ def _mix(x):
 
 @triton.jit
 def _draw(
-    logits, temperature, highest, first, mass, weighted, stops,
+    logits, temperatures, highest, first, mass, weighted, stops,
     stream, token, position, start, limit, status, tick, history, history_stride,
     out_live, out_position, out_action, out_logp, out_temperature, out_entropy,
     rows, vocab, pieces,
@@ -75,7 +75,7 @@ def _draw(
 
     at = tl.load(position + row)
     within = at + 1 - tl.load(start + row)
-    given = tl.load(temperature + within)
+    given = tl.load(temperatures + within)
     temperature = tl.where(given == 0.0, 1.0, given)
     bits = _mix(tl.load(stream + row).to(tl.uint64) + (at + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
     uniform = ((bits >> 24).to(tl.float64) + 0.5) * (1.0 / 1099511627776.0)

@@ -11,14 +11,14 @@ from torch import Tensor
 
 @triton.jit
 def _normalise(
-    z, temperature, actions, out_lse, out_logp, out_entropy, vocab,
+    z, temperatures, actions, out_lse, out_logp, out_entropy, vocab,
     TEMPERED: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     line = z + row.to(tl.int64) * vocab
     temperature = 1.0
     if TEMPERED:
-        temperature = tl.load(temperature + row)
+        temperature = tl.load(temperatures + row)
     # Every lane keeps its own maximum and sums; they meet once, at the end.
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
@@ -45,7 +45,7 @@ def _normalise(
 
 @triton.jit
 def _slope(
-    z, temperature, actions, lse, entropies, g_logp, g_entropy, out, vocab,
+    z, temperatures, actions, lse, entropies, g_logp, g_entropy, out, vocab,
     TEMPERED: tl.constexpr, LOGP: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -53,7 +53,7 @@ def _slope(
     inside = column < vocab
     temperature = 1.0
     if TEMPERED:
-        temperature = tl.load(temperature + row)
+        temperature = tl.load(temperatures + row)
     logp = tl.load(z + at, mask=inside, other=float("-inf")) / temperature - tl.load(lse + row)
     p = tl.exp(logp)
     slope = tl.zeros([BLOCK], tl.float32)
