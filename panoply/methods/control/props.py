@@ -100,7 +100,10 @@ def pushed_off(
     adam = torch.optim.Adam(weights, lr=how.lr)
     for name, kept in (memory or {}).items():
         number, _, key = name.removeprefix(ADAM).partition(":")
-        adam.state[weights[int(number)]][key] = kept.clone()
+        weight = weights[int(number)]
+        adam.state[weight][key] = kept.to(
+            weight.device if kept.dim() else "cpu", copy=True
+        )  # steps are counted here
     for rows in _mixed(len(done), how, generator):
         some = done.take(rows)
         log_ratio = acting.score(some)["logp"] - before[rows]
