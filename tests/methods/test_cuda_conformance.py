@@ -20,10 +20,14 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 CONTINUOUS = ["ppo", "sac", "td3", "iql"]
 
 
-def alike(there: dict[str, Any], here: dict[str, Any]) -> None:
+KINKED = {"gbpo"}
+"""|ρ − 1| at the median: unchanged weights stand on its kink, and rounding decides which side's slope is taken."""
+
+
+def alike(there: dict[str, Any], here: dict[str, Any], kinked: bool = False) -> None:
     """Where advantages are centred the loss itself is next to nothing, so that its slope must agree as well."""
     assert there["loss"] == pytest.approx(here["loss"], rel=1e-3, abs=1e-3)
-    if "gradient_norm" in here:
+    if "gradient_norm" in here and not kinked:
         assert there["gradient_norm"] == pytest.approx(here["gradient_norm"], rel=0.02, abs=1e-6)
 
 
@@ -49,7 +53,7 @@ def test_method(name: str, tmp_path: Path) -> None:
     there = pp.train(plan, run=tmp_path / "there", progress=Progress())
     here = pp.train(small(name, "cpu"), run=tmp_path / "here", progress=Progress())
     first, second = metrics(there.run)
-    alike(first, metrics(here.run)[0])
+    alike(first, metrics(here.run)[0], name in KINKED)
     assert torch.tensor(second["loss"]).isfinite()
     if plan.options.model == "start":  # new weights may earn nothing, and then nothing moves
         saved = sorted((there.run / "checkpoints").iterdir())
@@ -59,4 +63,4 @@ def test_method(name: str, tmp_path: Path) -> None:
     (there.run / "result.json").unlink()
     resumed = pp.train(resume=there.run, progress=Progress())
     assert Run.open(resumed.run).status() == "finished"
-    alike(metrics(resumed.run)[1], second)
+    alike(metrics(resumed.run)[1], second, name in KINKED)
