@@ -18,28 +18,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
+from panoply.contracts import SLOTS as SLOTS
+from panoply.contracts import check_contract
 from panoply.errors import PanoplyError, unknown
 from panoply.experience import STREAMS, Unit
 from panoply.ranges import ANY, check_range, merged, shown, within
-
-SLOTS = (
-    "sample",
-    "reward",
-    "select",
-    "credit",
-    "surrogate",
-    "regularise",
-    "reduce",
-    "update",
-    "data",
-    "loss",
-    "model",
-    "replay",
-    "network",
-    "targets",
-    "schedule",
-)
-"""The questions a method answers, and the schedules that numbers in the answers may follow."""
 
 UNITS: tuple[Unit, ...] = typing.get_args(Unit)
 
@@ -213,6 +196,7 @@ def part(
 
     def register(function: Callable[..., Any]) -> Callable[..., Part]:
         made = _dataclass_of(slot, function)
+        check_contract(slot, made.__name__, unit, function, state, prepare)
         made.info = PartInfo(
             slot, made.__name__, function, equation, unit, stream,
             needs if callable(needs) else frozenset(needs),

@@ -60,7 +60,8 @@ def shown(name: str, preset: str | None = None) -> str:
 
 def _slot_page(slot: str) -> str:
     rows = [(f"{slot}.{name}", cls.info.summary) for name, cls in sorted(registry.parts(slot).items())]
-    return "\n".join([f"{slot}  (slot)", "", "parts that fit", indent(table(rows))])
+    called = f"called with ({', '.join(SLOTS[slot].takes)}), returns {SLOTS[slot].returns.replace('`', '')}"
+    return "\n".join([f"{slot}  (slot)", indent(called), "", "parts that fit", indent(table(rows))])
 
 
 def _run_page() -> str:

@@ -149,7 +149,8 @@ def _parts() -> Iterator[str]:
     for slot in SLOTS:
         found = [c for _, c in sorted(registry.parts(slot).items()) if c.__module__.startswith("panoply.")]
         rows = [(f"`{c.info.name}`", _settings(c), c.info.summary) for c in found]
-        yield f"### {slot}\n\n{_table(('part', 'settings', ''), *rows)}"
+        called = f"Called with `({', '.join(SLOTS[slot].takes)})`; returns {SLOTS[slot].returns}."
+        yield f"### {slot}\n\n{called}\n\n{_table(('part', 'settings', ''), *rows)}"
 
 
 def _settings(cls: type[Part]) -> str:

@@ -130,7 +130,7 @@ def count_gains(points: Tensor, item: float, group: float, cap: int) -> Tensor:
     },
 )
 def covering(
-    memory: Memory,
+    state: Memory,
     experience: Experience,
     *,
     dims: tuple[int, ...] = (0, 1),
@@ -148,8 +148,8 @@ def covering(
     """
     side = torch.linspace(low, high, sites, dtype=torch.float64)
     lattice = torch.cartesian_prod(*[side] * len(dims)).reshape(-1, len(dims))
-    memory, found = paths(memory, experience, dims)
-    return memory, gained(found, lambda x: covering_gains(x, lattice, reach, kind), modular)
+    state, found = paths(state, experience, dims)
+    return state, gained(found, lambda x: covering_gains(x, lattice, reach, kind), modular)
 
 
 @part(
@@ -160,7 +160,7 @@ def covering(
     bounds={"length": "above 0", "noise": "above 0", "dims": "at least 0"},
 )
 def information(
-    memory: Memory,
+    state: Memory,
     experience: Experience,
     *,
     dims: tuple[int, ...] = (0, 1),
@@ -169,8 +169,8 @@ def information(
     modular: bool = False,
 ) -> tuple[Memory, Tensor]:
     """What measuring at a point says about a Gaussian process of unit variance, given the measurements so far."""
-    memory, found = paths(memory, experience, dims)
-    return memory, gained(found, lambda x: entropy_gains(x, length, noise), modular)
+    state, found = paths(state, experience, dims)
+    return state, gained(found, lambda x: entropy_gains(x, length, noise), modular)
 
 
 @part(
@@ -181,7 +181,7 @@ def information(
     bounds={"item": "above 0", "group": "above 0", "cap": "at least 1", "dims": "at least 0"},
 )
 def capped_counts(
-    memory: Memory,
+    state: Memory,
     experience: Experience,
     *,
     dims: tuple[int, ...] = (0, 1),
@@ -191,5 +191,5 @@ def capped_counts(
     modular: bool = False,
 ) -> tuple[Memory, Tensor]:
     """Σ_k min(|A ∩ G_k|, cap): items are cells `item` wide, groups of them cells `group` wide."""
-    memory, found = paths(memory, experience, dims)
-    return memory, gained(found, lambda x: count_gains(x, item, group, cap), modular)
+    state, found = paths(state, experience, dims)
+    return state, gained(found, lambda x: count_gains(x, item, group, cap), modular)
