@@ -28,7 +28,12 @@ def inert(plan: Plan) -> list[Finding]:
         for setting, reason in findings(held.info.inert, held, plan.method, world)
     ]
     of_policy = kind_of(world).policy_inert(plan.policy_options, world)
-    return [*found, *_average(plan.method), *((f"policy.{name}", reason) for name, reason in of_policy)]
+    found += [*_average(plan.method), *((f"policy.{name}", reason) for name, reason in of_policy)]
+    if "judged" in plan.method.needs():
+        found += [
+            (f"run.{name}", "a judge is measured by the pairs it orders") for name in ("split", "greedy")
+        ]
+    return found
 
 
 def findings(rule: Rule | None, held: Part, method: Method, world: Any) -> Iterable[Finding]:

@@ -181,10 +181,11 @@ class Estimate:
         return tokens * (waves * self.pace.token + rows * self.pace.row)
 
     def evaluation(self) -> float:
-        """Seconds of an evaluation: held-out problems answered greedily and once more by chance."""
+        """Seconds of an evaluation: held-out problems answered by chance, and greedily where that is measured."""
         world = self.plan.world()
         problems = len(world.held_out(self.plan.options.held_out)) if isinstance(world, TextWorld) else 0
-        return self._decoding(2 * problems, self.of.answer) + 2 * problems * self.of.prompt * self.pace.read
+        answers = problems * (1 + self.plan.options.greedy)
+        return self._decoding(answers, self.of.answer) + answers * self.of.prompt * self.pace.read
 
     def smaller(self, seconds: float = LONG) -> Step:
         """Halve what a step is made of, one setting after another, until it takes no longer, or can be no smaller."""

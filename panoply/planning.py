@@ -71,6 +71,10 @@ class Options:
     """Steps between evaluations; 0 evaluates at the beginning and the end only."""
     held_out: int = 256
     """Problems never trained on, on which success is measured."""
+    split: Literal["test", "validation"] = "test"
+    """Which of the problems never trained on: `validation` takes others than `test`, to choose settings by."""
+    greedy: bool = True
+    """Whether greedy answers are measured beside sampled ones."""
     checkpoint_every: int = 20
     """Steps between checkpoints, which a stopped run goes on from."""
     keep: int = 2

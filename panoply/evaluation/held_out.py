@@ -37,7 +37,7 @@ class Evaluation(Shown):
     parts: dict[str, float] = field(default_factory=dict)
     """The sampled mean of each kind of problem, where a world has several."""
     samples: list[str] = field(default_factory=list)
-    """A few greedy answers as text."""
+    """A few answers as text, greedy ones where there are any."""
     of: str = "success"
     """What the means are of: `success`, `reward` (of own reward functions), `return` or `accuracy`."""
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -95,6 +95,8 @@ def evaluate(
     temperature: float = 1.0,
     seed: int = 0,
     shown: int = 4,
+    split: str = "test",
+    greedy: bool = True,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Greedy answers, and `attempts` sampled ones a problem with the unbiased pass@k.
@@ -102,11 +104,13 @@ def evaluate(
     What is averaged is the world's `judged_by`: success, or the reward of functions of one's own. Answers that could
     not be graded are counted and left out.
 
-    watch   is told now and then how many of all answers have been written
+    split    `test`, or `validation`: other problems, to choose settings by
+    greedy   whether greedy answers are written at all; those shown are sampled then
+    watch    is told now and then how many of all answers have been written
     """
-    tasks = world.held_out(problems)
+    tasks = world.validation(problems) if split == "validation" else world.held_out(problems)
     problems = len(tasks)
-    total, done = problems * (1 + attempts), 0
+    total, done = problems * (greedy + attempts), 0
 
     def tick(answers: int) -> None:
         nonlocal done
@@ -114,20 +118,20 @@ def evaluate(
         watch(done, total)
 
     watch(0, total)
-    greedy = _answer(world, policy, tasks, 1, 0.0, seed, shown, tick)
-    sampled = _answer(world, policy, tasks, attempts, temperature, seed, 0, tick)
-    both, rates = {"greedy": greedy, "sampled": sampled}, world.judged_by == "success"
+    found = {"greedy": _answer(world, policy, tasks, 1, 0.0, seed, shown, tick)} if greedy else {}
+    sampled = _answer(world, policy, tasks, attempts, temperature, seed, 0 if greedy else shown, tick)
+    both, rates = {**found, "sampled": sampled}, world.judged_by == "success"
     return Evaluation(
         problems,
         {name: given.mean() for name, given in both.items()},
         attempts,
         {k: rate for k in ks if (rate := sampled.pass_at(k)) is not None},
         sampled.by_part(world, tasks),
-        greedy.texts,
+        next(iter(both.values())).texts,
         of=world.judged_by,
         intervals={name: given.interval(rates) for name, given in both.items()},
         success={} if rates else {name: given.success() for name, given in both.items()},
-        ungraded=greedy.ungraded(1) + sampled.ungraded(attempts),
+        ungraded=sum(given.ungraded(1) for given in found.values()) + sampled.ungraded(attempts),
     )
 
 

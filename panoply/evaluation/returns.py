@@ -42,20 +42,32 @@ def evaluate(
     attempts: int = 1,
     temperature: float = 1.0,
     seed: int = 0,
+    split: str = "test",
+    greedy: bool = True,
     watch: Callable[[int, int], None] = lambda done, total: None,
     **_: Any,
 ) -> Returns:
-    """Play whole episodes from `problems` held-out starts: once greedily, and `attempts` times as the policy acts."""
+    """Play whole episodes from `problems` held-out starts: once greedily, and `attempts` times as the policy acts.
+
+    split    `test`, or `validation`: the starts that follow those, to choose settings by
+    greedy   whether episodes are played greedily at all; the others do not change with it
+    """
     collect = ControlCollector(world, policy, seed, split="test")
-    starts = [world.task("test", i) for i in range(problems)]
-    total = problems * (1 + attempts)
-    watch(0, total)
+    first = problems if split == "validation" else 0
+    starts = [world.task("test", i) for i in range(first, first + problems)]
+    ways = [("greedy", 0.0, 1)] if greedy else []
+    total, done = problems * (greedy + attempts), 0
+    watch(done, total)
     found: dict[str, Tensor] = {}
     try:
-        for name, sampled_at, times in (("greedy", 0.0, 1), ("sampled", temperature, attempts)):
+        for name, sampled_at, times in (*ways, ("sampled", temperature, attempts)):
+            if (
+                not greedy
+            ):  # draws belong to an episode's number, which those in front of it would have counted up
+                collect.state["episodes"] = collect.state["groups"] = problems
             played = collect.episodes(starts, times, temperature=sampled_at)
             found[name] = played.by("episode").last(played["earned"]).double()
-            watch(problems * (1 if name == "greedy" else 1 + attempts), total)
+            watch(done := done + problems * times, total)
     finally:
         collect.close()
     return Returns(

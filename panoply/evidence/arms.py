@@ -159,19 +159,31 @@ class Arm:
             raise PanoplyError(f"'{self.name}' is a recipe of several runs, and only methods are compared.")
         return registry.find("method", self.name).world or "chain"
 
-    def plan(self, world: str | None, seed: int, budget: Budget | None, **choices: Any) -> Plan:
-        """The plan of one run; refused here what cannot be run."""
+    def plan(
+        self,
+        world: str | None,
+        seed: int,
+        budget: Budget | None,
+        *,
+        greedy: bool = True,
+        split: str = "test",
+        **choices: Any,
+    ) -> Plan:
+        """The plan of one run; refused here what cannot be run. `greedy` and `split` say how it is measured."""
         self.home()
         shared = dict(choices.pop("settings", None) or {})
         settings = {**shared, **self.settings}
         given = {**self.slots, **{k: v for k, v in choices.items() if v is not None}}
         made = api.plan(self.method, world, seed=seed, threads=1, settings=settings, **given)
         spending = budget.options(made) if budget else {}
-        paced = {
+        paced: dict[str, Any] = {
             "run.evaluate_every": self._pace(made, budget, spending),
             "run.keep": 1,
             "run.checkpoint_every": 50,
         }
+        if "judged" not in made.method.needs():
+            paced |= {} if greedy else {"run.greedy": False}
+            paced |= {} if split == "test" else {"run.split": split}
         settings = {**paced, **settings}
         return api.plan(self.method, world, seed=seed, threads=1, settings=settings, **{**given, **spending})
 

@@ -213,7 +213,9 @@ def compare(
     measures = (metric,) if scores.asks(metric) else ()
     orders = {
         (arm.label, w, seed): pool.Order(
-            f"{arm.label} {w} s{seed}", arm.plan(w, seed, fixed[w], **choices), measures
+            f"{arm.label} {w} s{seed}",
+            arm.plan(w, seed, fixed[w], greedy=scores.uses_greedy(metric), **choices),
+            measures,
         )
         for seed in numbers
         for w in worlds

@@ -109,6 +109,11 @@ def _ratio(records: Sequence[Mapping[str, Any]], metric: str) -> float | None:
     return means[0] if len(means) == 1 else means[0] / means[1] if means[1] else None
 
 
+def uses_greedy(*metrics: str) -> bool:
+    """Whether any metric is of greedy answers, which are not even written otherwise."""
+    return any("greedy" in metric for metric in metrics)
+
+
 # ------------------------------------------------------------------ measured on the last policy
 
 

@@ -69,6 +69,8 @@ class Kind(Protocol):
         *,
         seed: int,
         watch: Callable[[int, int], None],
+        split: str = ...,
+        greedy: bool = ...,
         **more: Any,
     ) -> Evaluation: ...
 

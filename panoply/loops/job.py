@@ -390,6 +390,8 @@ class Job:
             self.policy,
             options.held_out,
             seed=options.seed,
+            split=options.split,
+            greedy=options.greedy,
             watch=lambda done, total: self.progress.evaluating(self, done, total),
         )
 

@@ -245,6 +245,13 @@ class TextWorld(ABC):
             )
         return list(found.values())
 
+    def validation(self, n: int) -> list[Task]:
+        """As many problems to choose settings by: those of the test split that follow the held-out ones.
+
+        In a world whose few held-out problems come round again they are the same ones, answered anew.
+        """
+        return self.held_out(2 * n)[n:]
+
     def hint(self, task: Task, fraction: float) -> Task:
         """The same problem with that share of the reference answer, in whole steps, already in the prompt."""
         if not 0 <= fraction <= 1:
