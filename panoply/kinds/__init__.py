@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -45,7 +45,7 @@ class Collector(Protocol):
 
     def tasks(self, n: int) -> list[Any]: ...
 
-    def episodes(self, tasks: Any, group: int = ...) -> Experience: ...
+    def episodes(self, tasks: Any, group: int | Sequence[int] = ...) -> Experience: ...
 
     def failures(self) -> dict[str, int]: ...
 

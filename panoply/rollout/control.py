@@ -70,23 +70,24 @@ class ControlCollector(InOrder[Start]):
     def episodes(
         self,
         tasks: Sequence[Start],
-        group: int = 1,
+        group: int | Sequence[int] = 1,
         *,
+        into: Tensor | None = None,
         temperature: Temperature = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
         max_tokens: int | None = None,
     ) -> Experience:
-        """A group of whole episodes from each start; `max_tokens` decisions at most."""
+        """A group of whole episodes from each start; `max_tokens` decisions at most.
+
+        group   how many episodes: one number for all starts, or one for each
+        into    keys of groups that the episodes join, one a start; left out, every start has a new group
+        """
         if top_p != 1.0 or top_k:
             raise PanoplyError("top_p and top_k cut a vocabulary; a control policy has none.")
-        first, groups = self.state["episodes"], self.state["groups"]
-        waiting = [
-            _Episode(first + i, groups + i // group, task)
-            for i, task in enumerate(t for t in tasks for _ in range(group))
-        ]
+        first, asked = self.state["episodes"], self._groups(tasks, group, into)
+        waiting = [_Episode(first + i, key, task) for i, (task, key) in enumerate(zip(*asked, strict=True))]
         self.state["episodes"] += len(waiting)
-        self.state["groups"] += len(tasks)
         size = min(len(waiting), MOST)
         rows = _Rows(self, self._envs(size))
         queue = iter(waiting)

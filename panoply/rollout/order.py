@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
+from torch import Tensor
+
+from panoply.errors import PanoplyError
 from panoply.seeds import stable_hash
 
 T = TypeVar("T")
@@ -30,3 +33,33 @@ class InOrder(Generic[T]):
         """Tasks by their place in the order in which `tasks` gives them."""
         start = stable_hash("tasks", self.seed) >> 16
         return [self.task(start + i) for i in numbers]
+
+    def pool(self, n: int) -> list[T]:
+        """The same `n` training tasks in every step, for methods that come back to a task.
+
+        They do not count as tasks taken: `tasks` gives the first `n` of them, too, when it is first asked.
+        """
+        kept: dict[int, list[T]] = self.__dict__.setdefault("_pools", {})
+        if n not in kept:
+            kept[n] = self.numbered(range(n))
+        return kept[n]
+
+    def _groups(
+        self, tasks: Sequence[T], size: int | Sequence[int], into: Tensor | None
+    ) -> tuple[list[T], list[int]]:
+        """Every task as often as it is asked, and the key of the group each time: a new one, or one of `into`."""
+        sizes = [size] * len(tasks) if isinstance(size, int) else list(size)
+        if len(sizes) != len(tasks) or min(sizes, default=1) < 1:
+            raise PanoplyError(
+                f"Each of {len(tasks)} tasks needs a group of at least 1 episode, not {sizes}."
+            )
+        if into is None:
+            first = self.state["groups"]
+            self.state["groups"] += len(tasks)
+            keys = list(range(first, first + len(tasks)))
+        else:
+            keys = into.tolist()
+        if len(keys) != len(tasks):
+            raise PanoplyError(f"{len(tasks)} tasks go into as many groups, not into {len(keys)}.")
+        every = [i for i, n in enumerate(sizes) for _ in range(n)]
+        return [tasks[i] for i in every], [keys[i] for i in every]

@@ -10,7 +10,7 @@ from panoply.policies.text import TextPolicy
 from panoply.rollout.engine import Request, TextEngine
 from panoply.rollout.sampling import Sampling
 from panoply.seeds import stable_hash
-from panoply.worlds.world import Task, TextWorld
+from panoply.worlds.world import Task, TextWorld, earned
 
 SEARCHED = 512
 """Problems of each split among which a prompt is looked for."""
@@ -73,7 +73,7 @@ def play(
     plays = [world.play(task) for _ in range(n)]
     contexts = [play.prompt for play in plays]
     turns: list[list[Exchange]] = [[] for _ in plays]
-    earned: list[dict[str, float]] = [{} for _ in plays]
+    totals: list[dict[str, float]] = [{} for _ in plays]
     ended = [False] * n
     live = list(range(n))
     while live := [r for r in live if not ended[r] and len(contexts[r]) + longest <= policy.context_length]:
@@ -86,8 +86,8 @@ def play(
             seen = tuple(reply.observation)
             turns[r].append(Exchange(decode(list(said)), "" if reply.done else decode(list(seen))))
             for name, value in reply.signals.items():
-                earned[r][name] = earned[r].get(name, 0.0) + value
+                totals[r][name] = totals[r].get(name, 0.0) + earned(value)
             ended[r] = reply.done
             contexts[r] = seen if world.markov else (*contexts[r], *said, *seen)
     prompt = decode(list(task.prompt))
-    return [Episode(prompt, tuple(turns[r]), earned[r], ended[r]) for r in range(n)]
+    return [Episode(prompt, tuple(turns[r]), totals[r], ended[r]) for r in range(n)]

@@ -6,7 +6,6 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ from panoply.rollout.engine import Complete, Request, TextEngine, Turn
 from panoply.rollout.order import InOrder
 from panoply.rollout.sampling import Sampling
 from panoply.seeds import numpy_rng, stable_hash
-from panoply.worlds.world import Lesson, OneTurn, Play, Reply, Task, TextWorld
+from panoply.worlds.world import Lesson, OneTurn, Play, Reply, Signal, Task, TextWorld
 
 Temperature = float | Callable[[Tensor], Tensor]
 
@@ -71,24 +70,30 @@ class Collector(InOrder[Task]):
     def episodes(
         self,
         tasks: Sequence[Task],
-        group: int = 1,
+        group: int | Sequence[int] = 1,
         *,
+        into: Tensor | None = None,
         temperature: Temperature = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
         max_tokens: int | None = None,
     ) -> Experience:
-        """A group of the policy's own episodes for each task, with the world's signals on their last decisions."""
+        """A group of the policy's own episodes for each task, with the world's signals on their last decisions.
+
+        group   how many episodes: one number for all tasks, or one for each
+        into    keys of groups that the episodes join, one a task; left out, every task has a new group
+        """
         sampling = self._sampling(temperature, top_p, top_k, max_tokens)
+        asked, keys = self._groups(tasks, group, into)
         first = self.state["episodes"]
-        seeds = [self._draw(first + i) for i in range(len(tasks) * group)]
-        plays = [self.world.play(task) for task in tasks for _ in range(group)]
+        seeds = [self._draw(first + i) for i in range(len(asked))]
+        plays = [self.world.play(task) for task in asked]
         played = (
             self._markov(plays, seeds, sampling)
             if self.world.markov
             else self._appended(plays, seeds, sampling)
         )
-        return self._experience([t for t in tasks for _ in range(group)], group, *played)
+        return self._experience(asked, keys, *played)
 
     def _appended(self, plays: list[Play], seeds: list[int], sampling: Sampling) -> Played:
         """Turns in one context each episode: the world's observations are appended to what came before."""
@@ -200,8 +205,24 @@ class Collector(InOrder[Task]):
         rng = numpy_rng("references", self.seed, self.state["episodes"])
         first = stable_hash("pool", self.seed) >> 16
         tasks = [self.world.task(self.split, first + int(i)) for i in rng.integers(pool, size=n)]
-        given = self._given(tasks, [self.world.turns(t, self.world.gold(t)) for t in tasks])
-        return given.with_columns(source=torch.full_like(given["source"], TEACHER))
+        return self.answers(tasks, [self.world.gold(t) for t in tasks])
+
+    def answers(
+        self,
+        tasks: Sequence[Task],
+        answers: Sequence[Sequence[int]],
+        *,
+        into: Tensor | None = None,
+        source: int = TEACHER,
+    ) -> Experience:
+        """Given answers, one a task, with the signals they earn and without `logp`: no policy of ours said them.
+
+        into     keys of groups that they join, one each; left out, answers to one task are a group of their own
+        source   whose they are, which decides the stream that learns from them
+        """
+        given = zip(tasks, answers, strict=True)
+        lessons = [self.world.turns(task, answer) for task, answer in given]
+        return self._given(tasks, lessons, into=into, source=source, played=True)
 
     def teacher_pairs(self, tasks: Sequence[Task]) -> Experience:
         """A good answer and a bad one to each task for which the world has them."""
@@ -226,16 +247,15 @@ class Collector(InOrder[Task]):
     ) -> Experience:
         """Given pairs of answers, one pair a task."""
         first = self.state["episodes"]
-        both = zip(tasks, chosen, rejected, strict=True)
-        lessons = [self.world.turns(task, answer) for task, *answers in both for answer in answers]
-        experience = self._given([t for t in tasks for _ in range(2)], lessons)
+        both = [answer for pair in zip(chosen, rejected, strict=True) for answer in pair]
+        experience = self.answers([t for t in tasks for _ in range(2)], both, source=DEMONSTRATION)
         winners = torch.arange(first, first + 2 * len(tasks), 2)
         return experience.with_pairs(Table({"chosen": winners, "rejected": winners + 1}))
 
     # -------------------------------------------------------------- tables
 
     def _experience(
-        self, tasks: Sequence[Task], group: int, decisions: Table, context: Table, log: _Log
+        self, tasks: Sequence[Task], groups: Sequence[int], decisions: Table, context: Table, log: _Log
     ) -> Experience:
         """Keys, signals and ends for the rows of played episodes, which are numbered 0… in the order of `tasks`."""
         key = decisions.tensor("episode") * 2**20 + decisions.tensor("turn")
@@ -246,7 +266,7 @@ class Collector(InOrder[Task]):
         episode = self._number(len(tasks))
         columns: dict[str, Column] = {
             "task": torch.tensor([t.id for t in tasks])[row],
-            "group": self.state["groups"] + row // group,
+            "group": torch.tensor(groups)[row],
             "episode": episode[row],
             "version": torch.full_like(row, self.version),
             "source": torch.full_like(row, OWN),
@@ -256,7 +276,6 @@ class Collector(InOrder[Task]):
             columns["answer_likelihood"] = answer_likelihood(
                 self.world, self.policy, tasks, decisions, context
             )
-        self.state["groups"] += len(tasks) // group
         experience = Experience(decisions.plus(columns), context)
         if not log.failed:
             return experience
@@ -268,8 +287,16 @@ class Collector(InOrder[Task]):
             raise Resumable(f"Not one of {len(tasks)} answers could be graded: {why}.")
         return experience.take(graded)
 
-    def _given(self, tasks: Sequence[Task], lessons: Sequence[Sequence[Lesson]]) -> Experience:
-        """Foreign episodes: no behaviour log-probability, since no policy of ours took these decisions."""
+    def _given(
+        self,
+        tasks: Sequence[Task],
+        lessons: Sequence[Sequence[Lesson]],
+        *,
+        into: Tensor | None = None,
+        source: int = DEMONSTRATION,
+        played: bool = False,
+    ) -> Experience:
+        """Foreign episodes. `played` ones did what they say; a lesson of several turns says what was not done."""
         flat = [(i, turn, *lesson) for i, turns in enumerate(lessons) for turn, lesson in enumerate(turns)]
         prompts: dict[tuple[int, ...], int] = {}
         prompt = torch.tensor([prompts.setdefault(p, len(prompts)) for _, _, p, _ in flat])
@@ -277,31 +304,40 @@ class Collector(InOrder[Task]):
         lengths = torch.tensor([len(answer) for *_, answer in flat])
         row = torch.arange(len(flat)).repeat_interleave(lengths)
         inside = torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row]
-        played, turn = torch.tensor([[i, t] for i, t, _, _ in flat]).T
-        last = Segments(played[row]).is_last()
-        same = {task.id: i for i, task in reversed(list(enumerate(tasks)))}
+        of, turn = (column[row] for column in torch.tensor([[i, t] for i, t, _, _ in flat]).T)
         decisions: dict[str, Column] = {
-            "task": torch.tensor([t.id for t in tasks])[played][row],
-            "group": (self.state["groups"] + torch.tensor([same[t.id] for t in tasks]))[played][row],
-            "episode": self._number(len(tasks))[played][row],
-            "turn": turn[row],
-            "state": torch.tensor(
-                [tasks[i].id if not t else stable_hash(tasks[i].id, t) for i, t, _, _ in flat]
-            )[row],
+            "task": torch.tensor([t.id for t in tasks])[of],
+            "group": self._joined(tasks, into)[of],
+            "episode": self._number(len(tasks))[of],
+            "turn": turn,
             "version": torch.full_like(row, self.version),
             "context": row,
             "position": shared[row] + inside,
             "action": torch.tensor([token for *_, answer in flat for token in answer]),
-            "source": torch.full_like(row, DEMONSTRATION),
-            "end": torch.where(last, TERMINATED, OPEN),
+            "source": torch.full_like(row, source),
         }
-        if all(len(turns) == 1 for turns in lessons):
-            graded = [self.world.grade(t, turns[0][1]) for t, turns in zip(tasks, lessons, strict=True)]
-            decisions |= _on_last(graded, last)
-        self.state["groups"] += len(tasks)
+        if played or all(len(turns) == 1 for turns in lessons):
+            log = _Log([self.world.play(task) for task in tasks])
+            log.rows = list(range(len(tasks)))
+            for i, at, _, answer in flat:
+                log.act(i, at, answer)
+            decisions |= log.columns(of, turn, torch.zeros_like(row))
+        else:
+            states = [tasks[i].id if not t else stable_hash(tasks[i].id, t) for i, t, _, _ in flat]
+            decisions["state"] = torch.tensor(states)[row]
+            decisions["end"] = torch.where(Segments(of).is_last(), TERMINATED, OPEN)
         self._count(Table(decisions))
         tokens = Ragged.from_lists([[*p, *answer] for _, _, p, answer in flat])
         return Experience(Table(decisions), Table({"tokens": tokens, "prompt": prompt, "shared": shared}))
+
+    def _joined(self, tasks: Sequence[Task], into: Tensor | None) -> Tensor:
+        """The group of each given answer: one of `into`, or with the others to the same task a new one."""
+        if into is not None:
+            return torch.tensor(self._groups(tasks, 1, into)[1])
+        same = {task.id: i for i, task in reversed(list(enumerate(tasks)))}
+        first: int = self.state["groups"]
+        self.state["groups"] += len(tasks)
+        return torch.tensor([first + same[t.id] for t in tasks])
 
     def _number(self, episodes: int) -> Tensor:
         first = self.state["episodes"]
@@ -353,16 +389,16 @@ class _Log:
             "end": self._ends(end, row, [f[1] if f else None for f in found], last),
         }
         for name in names:
-            column = torch.zeros(len(row))
-            column[last] = torch.tensor([f[1].signals.get(name, 0.0) if f else 0.0 for f in found])
-            columns[f"signal:{name}"] = column
+            signals = [f[1].signals.get(name, 0.0) if f else 0.0 for f in found]
+            columns[f"signal:{name}"] = _placed(name, signals, turns, last)
         return columns
 
     def _ends(self, end: Tensor, row: Tensor, replies: list[Reply | None], last: Tensor) -> Tensor:
         """Truncated where the world says so, or where the engine cut the last turn short."""
         ends = torch.zeros_like(end)
         final = Segments(row).is_last()
-        of_turn = torch.tensor([TRUNCATED if r is None or r.truncated else TERMINATED for r in replies])
+        cuts = (r is None or r.truncated or not r.done for r in replies)
+        of_turn = torch.tensor([TRUNCATED if cut else TERMINATED for cut in cuts])
         ends[last] = of_turn
         cut = (end == TRUNCATED) & final
         return torch.where(cut, TRUNCATED, torch.where(final, ends, OPEN))
@@ -371,11 +407,15 @@ class _Log:
 Played = tuple[Table, Table, _Log]
 
 
-def _on_last(graded: Sequence[dict[str, float]], last: Tensor) -> dict[str, Any]:
-    """Each signal as a column: an episode's value on its last decision, zero before it."""
-    columns = {}
-    for name in graded[0] if graded else ():
-        column = torch.zeros(len(last))
-        column[last] = torch.tensor([g[name] for g in graded])
-        columns[f"signal:{name}"] = column
-    return columns
+def _placed(name: str, signals: Sequence[Signal], turns: Segments, last: Tensor) -> Tensor:
+    """A column: a number on the last decision of its turn and zero before it, a list on the turn's decisions."""
+    column = torch.zeros(len(turns.index))
+    column[last] = torch.tensor([0.0 if isinstance(s, Sequence) else s for s in signals])
+    for at, given in ((at, s) for at, s in enumerate(signals) if isinstance(s, Sequence)):
+        end, size = int(last[at]) + 1, int(turns.count[at])
+        if len(given) != size:
+            raise PanoplyError(
+                f"The signal '{name}' has {len(given)} numbers for {size} tokens of an answer."
+            )
+        column[end - size : end] = torch.tensor(given)
+    return column

@@ -13,6 +13,7 @@ from panoply.errors import Resumable
 from panoply.experience import OPEN, OWN, TERMINATED, TRUNCATED, Column, Experience, Segments, Table
 from panoply.rollout.engine import Request
 from panoply.seeds import stable_hash
+from panoply.worlds.world import earned
 
 if TYPE_CHECKING:
     from panoply.rollout.rollouts import Rollouts
@@ -111,7 +112,7 @@ def _shifted(rollouts: Rollouts, group: Tensor, first: int) -> tuple[Table, Tabl
 def _grade(collect: Collector, leaves: Sequence[_Edge]) -> None:
     graded = collect.world.grade_all([leaf.task for leaf in leaves], [leaf.answer for leaf in leaves])
     for leaf, signals in zip(leaves, graded, strict=True):
-        leaf.signals = signals
+        leaf.signals = None if signals is None else {name: earned(x) for name, x in signals.items()}
     if all(signals is None for signals in graded):
         why = "; ".join(collect.world.failures())
         raise Resumable(f"Not one of {len(leaves)} answers could be graded: {why}.")

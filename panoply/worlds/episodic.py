@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from panoply.worlds.world import Lesson, Play, Task, TextWorld
+from panoply.worlds.world import Lesson, Play, Task, TextWorld, earned
 
 Mouth = Callable[[Play], list[int]]
 """What is said, or done, in an episode as it stands."""
@@ -36,7 +36,7 @@ class Episodic(TextWorld):
             if done:
                 return {**total, "success": 0.0}
             reply = play.act(said)
-            total |= {name: total.get(name, 0.0) + value for name, value in reply.signals.items()}
+            total |= {name: total.get(name, 0.0) + earned(x) for name, x in reply.signals.items()}
             done = reply.done
         return total
 

@@ -16,8 +16,16 @@ from panoply.policies.tokenizer import Tokenizer
 
 Lesson = tuple[tuple[int, ...], list[int]]
 """A prompt and an answer to imitate."""
+Signal = float | Sequence[float]
+"""What a turn earned: a number, which goes on its last decision, or one for each of its tokens."""
+Signals = Mapping[str, Signal]
 SPLITS = ("train", "test")
 """No problem is in both."""
+
+
+def earned(signal: Signal) -> float:
+    """All that a signal is worth, on whichever tokens it was earned."""
+    return float(sum(signal) if isinstance(signal, Sequence) else signal)
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Task:
 class Reply:
     """What a world answers to a turn of the policy."""
 
-    signals: Mapping[str, float]
+    signals: Signals
     """What the turn earned. `success` belongs to the turn that decides it."""
     observation: tuple[int, ...] = ()
     """What the policy sees next; context, not decisions."""
@@ -133,12 +141,13 @@ class TextWorld(ABC):
         """Task number `index` of a split: always the same one, and there is no last one."""
 
     @abstractmethod
-    def grade(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
-        """Named signals of an answer to `task.prompt`. `success`, 0 or 1, is always among them."""
+    def grade(self, task: Task, answer: Sequence[int]) -> Signals:
+        """Named signals of an answer to `task.prompt`. `success`, 0 or 1, is always among them.
 
-    def grade_all(
-        self, tasks: Sequence[Task], answers: Sequence[Sequence[int]]
-    ) -> list[dict[str, float] | None]:
+        A list with a number for every token of the answer is put on its decisions, one each.
+        """
+
+    def grade_all(self, tasks: Sequence[Task], answers: Sequence[Sequence[int]]) -> Sequence[Signals | None]:
         """Grades of many answers at once; None where grading failed, so that the sample is left out."""
         return [self.grade(task, answer) for task, answer in zip(tasks, answers, strict=True)]
 

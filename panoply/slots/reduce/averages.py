@@ -28,6 +28,15 @@ def sequence_mean(experience: Experience, mask: Tensor) -> Tensor:
     return mask.float() * episodes.rows(weight)
 
 
+@part("reduce", equation="mean over groups, mean over their tokens")
+def prompt_mean(experience: Experience, mask: Tensor) -> Tensor:
+    """1/(G·|g|): every group weighs the same, so asking one prompt more often does not make it count for more."""
+    groups = experience.by("group")
+    sizes = groups.sum(mask.float())
+    weight = 1.0 / (sizes.clamp(min=1) * (sizes > 0).sum().clamp(min=1))
+    return mask.float() * groups.rows(weight)
+
+
 @part("reduce", equation="mean over episodes, sum over their tokens")
 def sequence_sum(experience: Experience, mask: Tensor) -> Tensor:
     """1/E: the plain policy gradient of the episode's log-probability."""

@@ -16,7 +16,7 @@ from panoply.errors import PanoplyError, unknown
 from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
 from panoply.worlds.text.characters import END
-from panoply.worlds.world import SPLITS, Task, TextWorld
+from panoply.worlds.world import SPLITS, Signals, Task, TextWorld
 
 
 @world("mixed@1")
@@ -78,7 +78,7 @@ class Mixed(TextWorld):
         """The part a problem is of, under its name in `parts`."""
         return self.parts[int(task.data["part"])]
 
-    def grade(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
+    def grade(self, task: Task, answer: Sequence[int]) -> Signals:
         """The signals that all parts give, `success` among them."""
         part, given, codec = self._theirs(task)
         signals = part.grade(given, codec.inner(answer))
