@@ -340,7 +340,7 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Course
     """A run from where it stands to its end. One that is left on the way is saved first."""
     from panoply.loops.dataset import dataset
     from panoply.loops.job import Job
-    from panoply.loops.learner import Diverged
+    from panoply.loops.mover import Diverged
     from panoply.loops.off_policy import off_policy
     from panoply.loops.on_policy import on_policy
 

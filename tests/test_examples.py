@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import tiny
+import torch
 from test_cli import Terminal
 
 import panoply as pp
@@ -17,7 +19,9 @@ from panoply import registry
 from panoply.run import Run
 
 EXAMPLES = tiny.ROOT / "examples"
-METHOD, PART, WORLD = (str(EXAMPLES / f"plugin_{kind}.py") for kind in ("method", "part", "world"))
+METHOD, PART, WORLD, UPDATE = (
+    str(EXAMPLES / f"plugin_{kind}.py") for kind in ("method", "part", "world", "update")
+)
 
 
 @pytest.fixture
@@ -48,7 +52,6 @@ class TestMethod:
         panoply("train", "--resume", str(tmp_path / "run"), "--quiet")
 
     def test_ranks(self, registries: None) -> None:
-        import torch
         from kit import hand
 
         registry.load_plugin(METHOD)
@@ -81,6 +84,32 @@ class TestPart:
         select = registry.find_part("select", "solvable")()
         made = hand(group=[0, 0, 1, 1], episode=[0, 1, 2, 3], reward=[1.0, 1.0, 1.0, 0.0])
         assert select(made).tolist() == [False, False, True, True]
+
+
+class TestUpdate:
+    def test_it_trains_and_resumes_bit_for_bit(self, tmp_path: Path, panoply: Terminal) -> None:
+        assert len(Path(UPDATE).read_text().splitlines()) <= 30
+        run, more = tmp_path / "run", {"reward.name": "ended", "run.checkpoint_every": 1, "update.lr": 0.001}
+        panoply("train", "grpo", "--update", "lion", "--plugin", UPDATE, *words(run, **more))
+        logged = tiny.metrics(run)
+        assert [m["lr"] for m in logged] == [0.001, 0.001]
+        assert tiny.model_bytes(run, 2) != tiny.model_bytes(run, 1)
+        whole = tiny.model_bytes(run, 2)
+        shutil.rmtree(run / "checkpoints/step-0000002")
+        (run / "result.json").unlink()
+        panoply("train", "--resume", str(run), "--quiet")
+        assert tiny.model_bytes(run, 2) == whole
+        assert tiny.metrics(run) == logged
+
+    def test_by_hand(self, registries: None) -> None:
+        """m is 0 at first, then 0.2 of the first gradient; 0.5·m + 0.5·g has the sign of g until m outweighs it."""
+        registry.load_plugin(UPDATE)
+        weight = torch.nn.Parameter(torch.tensor([1.0]))
+        optimiser = registry.find_part("update", "lion")(lr=0.1, beta1=0.5, beta2=0.8)([weight])
+        for slope, expected in ((10.0, 0.9), (-1.0, 0.8), (-5.0, 0.9)):
+            weight.grad = torch.tensor([slope])
+            optimiser.step()
+            assert weight.item() == pytest.approx(expected)
 
 
 class TestWorld:

@@ -8,7 +8,6 @@ some updates and read once a step.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from panoply.experience import Experience
-from panoply.loops.learner import Diverged, restore
+from panoply.loops.masters import Masters
+from panoply.loops.mover import Mover, guard
 from panoply.loops.replay import Mixture, Replay
 from panoply.loops.samples import Watch
 from panoply.parts import Part
 from panoply.policies.control import ControlPolicy
 from panoply.regimes import Offline, OffPolicy
-from panoply.slots.schedule.schedules import at
 from panoply.transitions import ActorCritic, Transitions
 
 NOTED = 25
@@ -37,18 +36,16 @@ class _Descent:
         loss: Part,
         update: Part,
         parameters: Mapping[str, nn.Parameter],
-        resting: Sequence[nn.Parameter] = (),
+        resting: Sequence[nn.Parameter],
+        total_steps: int,
     ):
         settings = loss.settings()
         self.resting = resting
         """Parameters that this loss looks at and does not move: their gradients are not even computed."""
         self.loss, self.every = loss, int(settings.get("every", 1))
-        chosen: Part = settings.get("update") or update
-        if (own := settings.get("schedule")) is not None:
-            chosen = chosen.but(schedule=own)
-        self.settings = chosen.settings()
         self.named, self.parameters = parameters, list(parameters.values())
-        self.optimiser: torch.optim.Optimizer = chosen(self.parameters)
+        chosen: Part = settings.get("update") or update
+        self.mover = Mover(Masters(parameters), chosen, total_steps, settings.get("schedule"))
 
     def step(self, learned: ActorCritic, rows: Transitions) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Move once; the loss, and what it says of the rows."""
@@ -63,20 +60,15 @@ class _Descent:
                 parameter.requires_grad_(True)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-        if self.settings["clip"] > 0:
-            nn.utils.clip_grad_norm_(self.parameters, self.settings["clip"])
-        self.optimiser.step()
+        if self.mover.limit > 0:
+            self.mover.clip()
+        self.mover.move()
         return value.detach(), stats
 
     def prepare(self, learned: ActorCritic, replay: Replay) -> Mapping[str, Tensor]:
         """Columns for all that is remembered, at the weights of now."""
         made = self.loss.info.prepare
         return made(learned, replay, **self.loss.settings()) if made is not None else {}
-
-    def set_rate(self, step: int, total: int) -> None:
-        rate = self.settings["lr"] * at(self.settings["schedule"], step, total)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
 
 
 class ActorCriticLearner:
@@ -116,7 +108,7 @@ class ActorCriticLearner:
 
     @property
     def optimisers(self) -> list[torch.optim.Optimizer]:
-        return [descent.optimiser for descent in self.descents]
+        return [descent.mover.optimiser for descent in self.descents]
 
     def _descent(self, loss: Part) -> _Descent:
         moved = {}
@@ -126,7 +118,8 @@ class ActorCriticLearner:
                 moved[f"{name}.{key}"] = parameter
         mine = set(moved.values())
         rest = (p for model in self.models.values() for p in model.parameters() if p not in mine)
-        return _Descent(loss, self.method.update, moved, [p for p in rest if p.requires_grad])
+        resting = [p for p in rest if p.requires_grad]
+        return _Descent(loss, self.method.update, moved, resting, self.total_steps)
 
     @staticmethod
     def _weights(target: Any) -> list[Tensor]:
@@ -159,7 +152,7 @@ class ActorCriticLearner:
         """Before a step's updates: their random numbers, and the rates of learning."""
         self.learned.generator = generator
         for descent in self.descents:
-            descent.set_rate(step, self.total_steps)
+            descent.mover.set_rate(step)
 
     def learn(self, count: int = 1) -> None:
         """So many updates, each on a batch of its own."""
@@ -190,14 +183,9 @@ class ActorCriticLearner:
             d.loss.info.name: means[d.loss.info.name] for d in self.descents if d.loss.info.name in means
         }
         for name, value in losses.items():
-            if not math.isfinite(value):
-                raise Diverged(
-                    f"Stopped: the loss {name} is {value}; the weights of the last good step are kept."
-                )
-        return {"loss": sum(losses.values()), **means, "updates": self.updates, **self._rates()}
-
-    def _rates(self) -> dict[str, float]:
-        return {"lr": float(self.descents[0].optimiser.param_groups[0]["lr"])}
+            guard(f"the loss {name}", value)
+        rate = self.descents[0].mover.rate
+        return {"loss": sum(losses.values()), **means, "updates": self.updates, "lr": rate}
 
     # -------------------------------------------------------------- as a learner of given data
 
@@ -228,9 +216,7 @@ class ActorCriticLearner:
             f"network:{n}:{k}": v for n, m in self.learned.networks.items() for k, v in _state(m).items()
         }
         for number, descent in enumerate(self.descents):
-            for name, parameter in descent.named.items():
-                for key, value in descent.optimiser.state.get(parameter, {}).items():
-                    named[f"optimiser:{number}:{name}:{key}"] = torch.as_tensor(value).detach()
+            named |= {f"optimiser:{number}:{key}": value for key, value in descent.mover.state().items()}
         if self.method.sample is not None:
             named |= self.replay.state()
         return {**named, "updates": torch.tensor(self.updates)}
@@ -243,9 +229,8 @@ class ActorCriticLearner:
                 name, _, key = rest.partition(":")
                 _state(held[kind][name])[key].copy_(value)
             elif kind == "optimiser":
-                number, name, key = rest.split(":")
-                descent = self.descents[int(number)]
-                restore(descent.optimiser, descent.named[name], key, value)
+                number, _, key = rest.partition(":")
+                self.descents[int(number)].mover.load_state({key: value})
         self.updates = int(named["updates"])
         if self.method.sample is not None:
             self.replay.load_state(named)

@@ -9,7 +9,8 @@ import torch
 
 from panoply.errors import PanoplyError
 from panoply.kinds import Collector, Policy
-from panoply.loops.learner import Diverged, Scorer
+from panoply.loops.learner import Scorer
+from panoply.loops.mover import Diverged
 from panoply.planning import Plan
 
 AGREEMENT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from panoply.batch import LOG_RATIO_LIMIT, Batch
-from panoply.errors import DeviceError, PanoplyError, device_errors
+from panoply.errors import DeviceError, device_errors
 from panoply.experience import Experience, Segments, Unit
 from panoply.loops.masters import Flat, Masters
 from panoply.loops.memory import TRIAL, CudaMeter, Meter, fitting
+from panoply.loops.mover import Diverged, Mover, guard
 from panoply.loops.samples import Watch
 from panoply.loops.totals import Totals
 from panoply.loops.totals import mean_metrics as mean_metrics
@@ -29,16 +30,13 @@ from panoply.parts import Part
 from panoply.regimes import Method
 from panoply.seeds import torch_rng
 from panoply.slots.schedule.schedules import at
+from panoply.slots.update.solver import MiniBatchView
 
 DESCENT = {"surrogate": -1.0, "regularise": 1.0, "loss": 1.0}
 """Surrogates are ascended, everything else descended."""
 
 
 Recompute = Literal["auto", "always", "never"]
-
-
-class Diverged(PanoplyError):
-    """The loss, the gradient or the policy's movement is not a sane number; the weights were left as they were."""
 
 
 class Scorer(Protocol):
@@ -54,38 +52,6 @@ class _Active(NamedTuple):
     column: str
     """The column of its decisions' weights."""
     weight: float
-
-
-class _Look:
-    """What a solver (see slots/update/natural.py) may ask of the mini-batch whose gradient it was given."""
-
-    def __init__(self, learner: Learner, experience: Experience, step: int):
-        self.learner, self.active = learner, learner._active(step)
-        self.rows = learner._with_weights(experience, self.active)
-        self.leaves: list[Tensor] = list(learner.masters.named().values())
-
-    def aside(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of decisions that do not learn: log-probabilities at the weights as they are, credit, episode."""
-        rows = self.learner._beside(self.rows.take(~self.rows["train"].bool()))
-        return self.learner.policy.score(rows, frozenset())["logp"], rows["advantage"], rows["episode"]
-
-    def logp(self) -> Tensor:
-        return self.learner.policy.score(self.rows, frozenset())["logp"]
-
-    def distribution(self) -> tuple[Any, Tensor]:
-        policy: Any = self.learner.policy
-        policy = getattr(policy, "policy", policy)  # without models that learn with it
-        return policy.head, policy.distribution(self.rows)
-
-    @torch.no_grad()
-    def judge(self, before: Tensor | None = None) -> tuple[float, float]:
-        batch = Batch(self.learner._beside(self.rows), self.learner._now(self.rows, self.active))
-        loss = self.learner._loss(batch, self.active, Totals())
-        if before is not None:
-            head, distribution = self.distribution()
-            return float(loss), float(head.divergence(before, distribution, 1.0).mean())
-        gap = batch.log_ratio("behaviour")
-        return float(loss), float((gap.exp() - 1 - gap).mean())
 
 
 class Learner:
@@ -105,17 +71,18 @@ class Learner:
         self.policy = policy
         self.terms = [*method.terms(), *more]
         self.reduce: Part = method.slots()["reduce"]  # type: ignore[assignment]
-        self.update: Part = method.slots()["update"]  # type: ignore[assignment]
+        update: Part = method.slots()["update"]  # type: ignore[assignment]
         self.needs = frozenset(
             n for t in self.terms for n in t.needs() if not n.startswith(("logp@", "world:", "column:"))
         )
         self.total_steps, self.seed = total_steps, seed
         self.micro_tokens = micro_tokens
-        self.settings = self.update.settings()
+        self.epochs: int = update.settings().get("epochs", 1)
+        self.per_epoch: int = update.settings().get("minibatches", 1)
         learning = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         self.masters = Flat(learning) if getattr(policy, "small", False) else Masters(learning)
         self.parameters = self.masters.moving
-        self.optimiser: torch.optim.Optimizer = self.update(self.parameters.values())
+        self.mover = Mover(self.masters, update, total_steps)
         self.watch: Watch | None = None
         self._acting: tuple[int, list[_Active]] | None = None
         self._weighed: tuple[Experience, list[_Active], Experience] | None = None
@@ -129,20 +96,17 @@ class Learner:
 
     @property
     def optimisers(self) -> list[torch.optim.Optimizer]:
-        return [self.optimiser]
+        return [self.mover.optimiser]
 
     def sampled(self, step: int, take: Callable[[], Experience]) -> Experience:
         """What `take` collects, with the weights where the update wants them, who may want a second batch aside.
 
         What is taken aside does not learn by itself: its `train` is false. Most updates want the weights as they are.
         """
-        if not hasattr(self.optimiser, "visits"):
-            return take()
-        self._set_rate(step)
+        self.mover.set_rate(step)
         found: list[Experience] = []
         asides: list[bool] = []
-        for aside in self.optimiser.visits(torch_rng("visits", self.seed, step)):
-            self.masters.publish()
+        for aside in self.mover.visits(torch_rng("visits", self.seed, step)):
             found.append(take())
             asides.append(aside)
         if not any(asides):
@@ -152,23 +116,28 @@ class Learner:
 
     def settle(self) -> None:
         """Put the weights back where they are learned, wherever they were to be sampled with."""
-        if hasattr(self.optimiser, "settle"):
-            self.optimiser.settle()
-            self.masters.publish()
+        self.mover.settle()
 
     def step(self, experience: Experience, step: int) -> dict[str, float]:
         """Move the weights once by the gradient on this mini-batch; returns metrics."""
         with device_errors("learning"):
             metrics = self._accumulate(experience, step)
-            metrics["gradient_norm"] = self.masters.clip(self.settings["clip"])
+            metrics["gradient_norm"] = self.mover.clip()
             _guard(metrics)
-            metrics["lr"] = self._set_rate(step)
-            if getattr(self.optimiser, "looks", False):
-                self.optimiser.step(_Look(self, experience, step))  # type: ignore[call-overload]
-            else:
-                self.optimiser.step()
-            self.masters.publish()
+            metrics["lr"] = self.mover.set_rate(step)
+            solver = self.mover.solver
+            self.mover.move(self._view(experience, step) if solver is not None and solver.looks else None)
         return metrics
+
+    def _view(self, experience: Experience, step: int) -> MiniBatchView:
+        active = self._active(step)
+        rows = self._beside(self._with_weights(experience, active))
+
+        def judged() -> tuple[Tensor, Batch]:
+            batch = Batch(rows, self._now(rows, active))
+            return self._loss(batch, active, Totals()), batch
+
+        return MiniBatchView(self.policy, rows, list(self.masters.named().values()), judged)
 
     def gradient(self, experience: Experience, step: int = 0) -> dict[str, Tensor]:
         """The gradient of the loss on a mini-batch by parameter name, without moving (for tests and probes)."""
@@ -236,7 +205,7 @@ class Learner:
                 self.masters.clear()
                 used.append(meter.used(partial(self._pass, trial, active, prepared, Totals())))
             self.masters.clear()
-            coming = 0 if self.optimiser.state else 2 * sum(p.nbytes for p in self.parameters.values())
+            coming = 0 if self.mover.optimiser.state else 2 * sum(p.nbytes for p in self.parameters.values())
             return max(1, fitting([tokens(trial) for trial in trials], used, meter.left() - coming))
 
         try:
@@ -398,50 +367,25 @@ class Learner:
             return
         for term in self.terms:
             experience.holds_all(term.info.stream)  # known of all, it need not be looked for in any part
-        for _ in range(self.settings["epochs"]):
-            if self.settings["minibatches"] == 1:
+        for _ in range(self.epochs):
+            if self.per_epoch == 1:
                 yield experience
                 continue
             label = unit_labels(experience, self.terms)
             units = int(label.max()) + 1
             place = torch.randperm(units, generator=generator).to(label.device)
-            part = place[label] * self.settings["minibatches"] // units
+            part = place[label] * self.per_epoch // units
             sizes = [size for size in part.bincount().tolist() if size]
-            yield from (experience.take(rows) for rows in part.argsort(stable=True).split(sizes))
-
-    # -------------------------------------------------------------- moving
-
-    def _set_rate(self, step: int) -> float:
-        rate = self.settings["lr"] * at(self.settings["schedule"], step, self.total_steps)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
-            if "eta" in self.settings:
-                group["eta"] = at(self.settings["eta"], step, self.total_steps)
-        return float(rate)
+            yield from (experience.take(rows) for rows in part.argsort(stable=True).split(sizes))  # type: ignore[no-untyped-call]
 
     # -------------------------------------------------------------- saving
 
     def state(self) -> dict[str, Tensor]:
-        """The optimiser's state as plain named tensors."""
-        named: dict[str, Tensor] = {}
-        for name, parameter in self.parameters.items():
-            for key, value in self.optimiser.state.get(parameter, {}).items():
-                named[f"{name}:{key}"] = torch.as_tensor(value).detach()
-        return {**named, **self.masters.state()}
+        """What the optimiser keeps, as plain named tensors."""
+        return self.mover.state()
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
-        for full, value in named.items():
-            name, _, key = full.rpartition(":")
-            if key == "master":
-                self.masters.load(name, value)
-                continue
-            restore(self.optimiser, self.parameters[name], key, value)
-
-
-def restore(optimiser: torch.optim.Optimizer, parameter: Tensor, key: str, value: Tensor) -> None:
-    """Give an optimiser back what it kept of a parameter, where it keeps it."""
-    beside = value.dim() or optimiser.defaults.get("fused")  # scalars of the others live on the host
-    optimiser.state[parameter][key] = value.clone().to(parameter.device if beside else value.device)
+        self.mover.load_state(named)
 
 
 def _units(experience: Experience, unit: Unit) -> int:
@@ -454,9 +398,8 @@ def _units(experience: Experience, unit: Unit) -> int:
 
 
 def _guard(metrics: Mapping[str, float]) -> None:
-    for name in ("loss", "gradient_norm"):
-        if not math.isfinite(metrics[name]):
-            raise Diverged(f"Stopped: {name} is {metrics[name]}; the weights of the last good step are kept.")
+    guard("loss", metrics["loss"])
+    guard("gradient_norm", metrics["gradient_norm"])
     if metrics.get("ratio_max", 1.0) >= math.exp(LOG_RATIO_LIMIT - 1e-3):
         raise Diverged(
             "Stopped: the policy has moved e²⁰-fold on some decision; the last good weights are kept."

@@ -70,7 +70,7 @@ def test_gradients_are_clipped_together() -> None:
     for clip in (0.0, 0.01):
         made = learner("td3", head="bounded", std="fixed")
         descent = made.descents[0]
-        descent.settings = {**descent.settings, "clip": clip}
+        descent.mover.limit = clip
         rows = made.replay.draw(8, torch.Generator().manual_seed(0))
         descent.step(made.learned, rows)
         steps[clip] = torch.cat([p.grad.flatten() for p in descent.parameters if p.grad is not None])
@@ -169,5 +169,5 @@ def test_a_loss_may_have_a_schedule_of_its_own() -> None:
         total_steps=10,
     )  # type: ignore[arg-type]
     made.begin(5, torch.Generator())
-    rates = {d.loss.info.name: d.optimiser.param_groups[0]["lr"] for d in made.descents}
+    rates = {d.loss.info.name: d.mover.rate for d in made.descents}
     assert rates == {"expectile_v": 0.01, "q_of_v": 0.01, "advantage_weighted": pytest.approx(0.005)}

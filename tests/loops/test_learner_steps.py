@@ -25,7 +25,7 @@ from torch import Tensor
 from toys import PAIRS, toy_episode, toy_group, toy_turn, with_pairs
 
 from panoply.experience import Experience
-from panoply.loops.learner import Diverged
+from panoply.loops.mover import Diverged
 from panoply.loops.units import unit_labels
 from panoply.parts import Part, part
 from panoply.slots.loss.pairs import logistic

@@ -31,10 +31,10 @@ def policy_for(world: Tabular = WORLD, hidden: tuple[int, ...] = ()) -> ControlP
     return ControlPolicy.fresh(world.observation, world.action, spec)
 
 
-def learner(policy: ControlPolicy, **settings: Any) -> ActorCriticLearner:
+def learner(policy: ControlPolicy, steps: int = 1, **settings: Any) -> ActorCriticLearner:
     method = pp.plan("sqirl", "tabular", settings=settings).method
     assert isinstance(method, Offline)
-    return ActorCriticLearner(policy, method, seed=0, total_steps=1)
+    return ActorCriticLearner(policy, method, seed=0, total_steps=steps)
 
 
 def fill(filled: ActorCriticLearner, experience: Experience) -> ActorCriticLearner:
@@ -144,11 +144,10 @@ def test_a_table_comes_to_the_exact_regression() -> None:
     """Trained on all rows until nothing moves, the policy's table is what `fitted` computes."""
     policy, made = played_at(1, batch=60)
     rate = {"update.lr": 0.1, "update.schedule": "linear", "networks.rungs.count": 1, "replay.batch": 4000}
-    filled = fill(learner(policy, **rate), made)
+    filled = fill(learner(policy, 20, **rate), made)
     rows = filled.replay.rows(torch.arange(len(filled.replay)))
     filled.replay.draw = lambda count, generator: rows  # type: ignore[method-assign]
     for step in range(20):
-        filled.total_steps = 20
         filled.begin(step, torch_rng("test"))
         filled.learn(60)
     steps = {"state": rows.observation, "action": rows.action, "reward": rows.reward}

@@ -14,7 +14,7 @@ import panoply as pp
 from panoply.costs import cost
 from panoply.errors import PanoplyError
 from panoply.experience import Segments
-from panoply.loops.learner import Diverged
+from panoply.loops.mover import Diverged
 from panoply.loops.on_policy import learn
 from panoply.methods.control.n_pg_igt import exact_gradient
 from panoply.policies.build import open_folder

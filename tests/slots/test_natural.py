@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from panoply.experience import Experience, Table
-from panoply.loops.learner import Learner, _Look
+from panoply.loops.learner import Learner
 from panoply.methods.base.trpo import trpo
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.slots.update.natural import Natural, conjugate, fisher
@@ -132,13 +132,13 @@ def test_trpo_judges_by_the_kl_of_whole_distributions() -> None:
     with torch.no_grad():
         rows = rows.with_columns(logp=policy.score(rows)["logp"])
     learner = Learner(policy, trpo(), total_steps=1, micro_tokens=10**9)
-    look = _Look(learner, rows, 0)
-    then = look.distribution()[1].detach()
+    view = learner._view(rows, 0)
+    then = view.distribution()[1].detach()
     with torch.no_grad():
         policy.model.layers.layers[-1].bias += torch.tensor([0.0, 1.0, -1.0])  # type: ignore[union-attr, operator]
         now = policy.distribution(rows)
     expected = (then.exp() * (then - now)).sum(-1).mean()
-    assert look.judge(then)[1] == pytest.approx(float(expected), rel=1e-5)
+    assert view.judge(then)[1] == pytest.approx(float(expected), rel=1e-5)
     assert float(expected) > 0.1
     reverse = (now.exp() * (now - then)).sum(-1).mean()
     assert abs(float(reverse) - float(expected)) > 1e-3

@@ -65,7 +65,7 @@ def squared_errors(seed: int, correction: Correction) -> list[float]:
         taken = learner.sampled(step, lambda: made.sample(collect))
         taken = taken.with_columns(reward=made.reward(taken))
         learner.step(taken.with_columns(advantage=made.credit(taken)), step)
-        known = learner.optimiser.state[weights]
+        known = learner.mover.optimiser.state[weights]
         error = known["direction"] + exact_gradient(world.mdp, known["previous"]).to(weights)
         found.append(float((error**2).sum()))
     collect.close()

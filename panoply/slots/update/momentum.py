@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,20 +12,12 @@ from panoply.experience import Segments
 from panoply.parts import Finding, Part, part
 from panoply.slots.schedule.schedules import constant
 from panoply.slots.update.optimisers import LIMITS
+from panoply.slots.update.solver import MiniBatchView, Solver
 
 _FLAT = constant()
 
 
-class Look(Protocol):
-    """What a step that corrects by curvature asks of its mini-batch."""
-
-    leaves: list[Tensor]
-
-    def aside(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the decisions that were taken elsewhere: log-probabilities with their graph, credit, episode."""
-
-
-class Momentum(torch.optim.Optimizer):
+class Momentum(Solver, torch.optim.Optimizer):
     """d ← (1−η)(d + v) + η·g, then a step along d, of length lr if `normalise`.
 
     d is a mean of gradients that were taken at older weights. With `extrapolate` they are taken ahead of the weights,
@@ -42,7 +34,7 @@ class Momentum(torch.optim.Optimizer):
         """Where on the way from θ_before (0) to θ (1) the curvature is asked for."""
 
     @property
-    def looks(self) -> bool:
+    def looks(self) -> bool:  # type: ignore[override]
         return bool(self.param_groups[0]["correction"] == "hessian" and self._previous())
 
     def visits(self, generator: torch.Generator) -> Iterator[bool]:
@@ -66,11 +58,11 @@ class Momentum(torch.optim.Optimizer):
                 weight.copy_(kept)
         self._home = None
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, view: MiniBatchView | None = None) -> None:  # type: ignore[override]
         group = self.param_groups[0]
         weights, eta = group["params"], group["eta"]
         self.settle()
-        moved = self._curvature(closure) if self.looks else [torch.zeros_like(w) for w in weights]
+        moved = self._curvature(view) if view is not None else [torch.zeros_like(w) for w in weights]
         with torch.no_grad():
             for weight, v in zip(weights, moved, strict=True):
                 state = self.state[weight]
@@ -105,16 +97,16 @@ class Momentum(torch.optim.Optimizer):
         for weight, point in zip(weights, there, strict=True):
             weight.copy_(point)
 
-    def _curvature(self, look: Look) -> list[Tensor]:
+    def _curvature(self, view: MiniBatchView) -> list[Tensor]:
         """The loss's Hessian times the last step, from the trajectories taken aside."""
         weights = self.param_groups[0]["params"]
         ways = [w.detach() - b for w, b in zip(weights, self._previous(), strict=True)]
         self._leave(self._point())
-        logp, credit, episode = look.aside()
+        logp, credit, episode = view.aside()
         episodes = Segments(episode)
         share = torch.full_like(logp, 1 / len(episodes))
         flat = hessian_product(
-            logp, credit, episodes, share, look.leaves, torch.cat([w.flatten() for w in ways])
+            logp, credit, episodes, share, view.leaves, torch.cat([w.flatten() for w in ways])
         )
         self.settle()
         pieces = flat.neg().split([w.numel() for w in weights])  # type: ignore[no-untyped-call]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,30 +12,12 @@ from torch import Tensor
 from panoply.parts import Finding, Part, part
 from panoply.slots.schedule.schedules import constant
 from panoply.slots.update.optimisers import LIMITS
+from panoply.slots.update.solver import MiniBatchView, Solver
 
 _FLAT = constant()
 
 
-class Look(Protocol):
-    """What a solver may ask of the mini-batch whose gradient it was given."""
-
-    leaves: list[Tensor]
-    """The weights, in the order in which the optimiser moves them."""
-
-    def logp(self) -> Tensor:
-        """Log-probabilities of the decisions, with their graph."""
-
-    def distribution(self) -> tuple[Any, Tensor]:
-        """The head of the policy, and all of the distributions that decisions were drawn from, with their graph."""
-
-    def judge(self, before: Tensor | None = None) -> tuple[float, float]:
-        """At the weights as they are: the loss, and how far the policy is from the one that acted (KL).
-
-        before: the distributions of the one that acted, for KL(then‖now) in full; without, it is estimated
-        """
-
-
-class Natural(torch.optim.Optimizer):
+class Natural(Solver, torch.optim.Optimizer):
     """Moves along F⁻¹g, the Fisher matrix F being that of the policy in the states that were visited.
 
     F·v = mean of Jᵀ·M·(J·v) is two passes through the graph of the distributions, J being their slope in the weights
@@ -49,8 +31,7 @@ class Natural(torch.optim.Optimizer):
     def __init__(self, parameters: Iterable[torch.nn.Parameter], **settings: Any):
         super().__init__(list(parameters), settings)
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        look: Look = closure
+    def step(self, view: MiniBatchView) -> None:  # type: ignore[override]
         group = self.param_groups[0]
         weights = group["params"]
         gradient = torch.cat(
@@ -60,23 +41,23 @@ class Natural(torch.optim.Optimizer):
             return
         before: Tensor | None = None
         if group["fisher"] == "exact":
-            head, distribution = look.distribution()
+            head, distribution = view.distribution()
             before = distribution.detach()
-            product = fisher(distribution, look.leaves, group["damping"], partial(head.curved, before))
+            product = fisher(distribution, view.leaves, group["damping"], partial(head.curved, before))
         else:
-            product = fisher(look.logp(), look.leaves, group["damping"])
+            product = fisher(view.logp(), view.leaves, group["damping"])
         direction = conjugate(product, gradient, group["iterations"])
         curvature = float(direction @ product(direction))
         if not curvature > 0:
             return
         stride = group["lr"] * (2 * group["delta"] / curvature) ** 0.5
         start = torch.cat([w.detach().flatten() for w in weights])
-        loss_before, _ = look.judge(before) if group["search"] else (0.0, 0.0)
+        loss_before, _ = view.judge(before) if group["search"] else (0.0, 0.0)
         for _ in range(max(1, group["search"])):
             _write(weights, start - stride * direction)
             if not group["search"]:
                 return
-            loss, kl = look.judge(before)
+            loss, kl = view.judge(before)
             if loss < loss_before and kl <= group["delta"]:
                 return
             stride *= group["shrink"]
