@@ -22,6 +22,7 @@ from panoply.parts import check_fields, show_value
 from panoply.ranges import MOST_THREADS, SEED
 from panoply.regimes import Method
 from panoply.report.shown import Shown
+from panoply.until import Until
 
 if TYPE_CHECKING:
     from panoply.worlds.control.world import ControlWorld
@@ -50,6 +51,8 @@ class Options:
     """Stop early when this many episodes have been collected, those that were dropped again included."""
     decisions: int | None = None
     """Stop early when this many decisions have been collected, those of continuations that only value included."""
+    until: str | None = None
+    """Stop early when a number is reached, such as success>0.9: one measured on held-out problems, or a metric."""
     model: str = "start"
     """`start` (the world's warm start), `fresh` (new weights), a folder, a run, or a model of the Hugging Face Hub."""
     lora: int = 0
@@ -102,6 +105,8 @@ class Options:
 
     def __post_init__(self) -> None:
         check_fields(self, "run")
+        if self.until is not None:
+            Until.parse(self.until)
         if not re.fullmatch(r"[a-z]+(:[0-9]{1,3})?", self.device):
             raise PanoplyError(f"run.device is a name such as cpu or cuda:1, not '{self.device[:40]}'.")
 

@@ -15,6 +15,7 @@ NAMES = (
     "reference",
     "steps",
     "minutes",
+    "until",
     "seed",
     "preset",
     "device",
@@ -35,6 +36,7 @@ def add_choices(parser: Parser) -> None:
     option("--lora", type=int, metavar="RANK", help="train low-rank adapters only, through PEFT")
     option("--steps", type=int, help="optimisation steps")
     option("--minutes", type=float, help="stop after this time")
+    option("--until", metavar="RULE", help="stop when a number is reached, such as 'success>0.9'")
     option("--seed", type=int)
     option("--set", action="append", default=[], metavar="PATH=VALUE", dest="settings", help=SETTINGS)
     option("--preset", help="tiny, or published for the paper's numbers (default: the world's)")

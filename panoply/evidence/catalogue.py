@@ -178,14 +178,15 @@ def _method(entry: Entry) -> Iterator[str]:
 
 def _recipe(recipe: Recipe) -> Iterator[str]:
     rows = [
-        (
-            s.name,
-            f"`{s.method}`",
-            ", ".join(f"`{k}={show_value(v)}`" for k, v in {**s.options, **s.settings}.items()),
-        )
+        (s.name, f"`{s.does}`", ", ".join(f"`{k}={show_value(v)}`" for k, v in s.choices().items()))
         for s in recipe.stages
     ]
     yield f"## Stages\n\n{table(('stage', 'method', 'settings'), *rows)}"
+    if recipe.rounds > 1:
+        enough = f", or until `{recipe.until}`" if recipe.until else ""
+        later = [f"`{s.name}`: `{k}={show_value(v)}`" for s in recipe.stages for k, v in s.again.items()]
+        rest = f" From the second round on {', '.join(later)}." if later else ""
+        yield f"All of them {recipe.rounds} times{enough}, each round going on from the one before.{rest}\n"
 
 
 def _claim(entry: Entry, claim: Claim, found: Mapping[str, Any] | None) -> Iterator[str]:

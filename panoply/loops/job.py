@@ -40,6 +40,7 @@ from panoply.rollout.graphs import setup_seconds
 from panoply.run import Run
 from panoply.sinks import Careful, Sink
 from panoply.threads import pick_threads, without_denormals
+from panoply.until import Until
 from panoply.worlds.world import TextWorld
 
 COLLECTOR = "collector"
@@ -88,6 +89,9 @@ class Job:
         """The step that did best on held-out problems, the later one of a tie."""
         self.before: dict[str, Any] = {}
         self.after: dict[str, Any] = {}
+        self.until = Until.parse(options.until) if options.until else None
+        self.logged: dict[str, Any] = {}
+        """What the last step has logged."""
         self.sinks: Sink | None = None
         self._phases: dict[str, float] = {}
         self._inside = 0.0
@@ -164,6 +168,7 @@ class Job:
                 "as they are: restore one, or start a new run."
             )
         self.run.rewind(self.step if found else -1, self.progress.say)
+        self.logged = next(iter(self.run.metrics()[-1:]), {})
         self.sinks = Careful(self.plan.options.sinks, self.run, self.step, self.progress.say)
         self.progress.start(self)
         if found is not None:
@@ -194,6 +199,9 @@ class Job:
                 self.progress.say(f"Stopped after {limit:g} minutes.")
                 break
             if any((most := getattr(self.plan.options, of)) and self.spent[of] >= most for of in self.spent):
+                break
+            if self.until is not None and self.until.met(self.after, self.logged):
+                self.progress.say(f"Stopped at step {self.step}: {self.plan.options.until} is reached.")
                 break
             self._moves = 0
             self._at_start = copy.deepcopy((self.collect.state, self.states))
@@ -236,6 +244,7 @@ class Job:
         if self.learner.watch is not None:
             self._record_episodes(self.learner.watch, experience, experience if learned is None else learned)
         self.run.log(record)
+        self.logged = record
         if self.sinks is not None:
             self.sinks.log(self.step, record)
         best = evaluated and self.best["step"] == self.step

@@ -13,6 +13,7 @@ from panoply.errors import PanoplyError, unknown
 from panoply.parts import SLOTS, Part, kind, show_value
 from panoply.planning import Options
 from panoply.ranges import merged
+from panoply.recipes import Recipe
 from panoply.regimes import Method
 from panoply.registry import Entry
 from panoply.report import meanings
@@ -100,16 +101,22 @@ def _system_page(entry: Entry) -> str:
 
 
 def _recipe_page(entry: Entry) -> str:
-    pieces = [f"{entry.id}  (recipe)", indent(prose(entry.doc)), "", "stages"]
-    for stage in entry.build().stages:
-        choices = {**stage.options, **stage.settings}
-        rows = [(path, show_value(value)) for path, value in choices.items()]
-        pieces += (
-            [indent(f"{stage.name}: {stage.method}"), indent(table(rows), "    ")]
-            if rows
-            else [indent(f"{stage.name}: {stage.method}")]
-        )
-    pieces += ["", "@NAME is the run of an earlier stage. Change one with --set STAGE.PATH=VALUE."]
+    recipe: Recipe = entry.build()
+    rounds = "" if recipe.rounds == 1 else f", all of them {recipe.rounds} times"
+    rounds += f", until {recipe.until}" if recipe.until else ""
+    pieces = [f"{entry.id}  (recipe)", indent(prose(entry.doc)), "", f"stages{rounds}"]
+    for stage in recipe.stages:
+        rows = [(path, show_value(value)) for path, value in stage.choices().items()]
+        pieces.append(indent(f"{stage.name}: {stage.does}"))
+        pieces += [indent(table(rows), "    ")] if rows else []
+        pieces += [
+            indent(f"from the second round on {path}: {show_value(value)}", "      ")
+            for path, value in stage.again.items()
+        ]
+    pieces += [
+        "",
+        "@NAME is the run of an earlier stage, or the data it made. Change one with --set STAGE.PATH=VALUE.",
+    ]
     return "\n".join(pieces)
 
 

@@ -84,7 +84,7 @@ class Catalogue:
                 changes = method.diff(compose.resolve(entry.base).method)
                 found["changes"] = [[path, b or "–", a or "–"] for path, a, b in changes]
         if entry.kind == "recipe":
-            found["stages"] = [[stage.name, stage.method] for stage in entry.build().stages]
+            found["stages"] = [[stage.name, stage.does] for stage in entry.build().stages]
         return found
 
     def _claims(self, fields: tuple[str, ...] = FIELDS) -> dict[str, list[dict[str, Any]]]:

@@ -86,8 +86,10 @@ def test_settings_name_a_stage(tmp_path: Path) -> None:
 
 
 def test_stages_can_only_start_from_earlier_ones() -> None:
-    with pytest.raises(PanoplyError, match="Unknown earlier stage 'b'"):
+    with pytest.raises(PanoplyError, match="Stage 'a' starts from 'b', which is not an earlier stage"):
         Recipe((Stage("a", "sft", options={"model": "@b"}), Stage("b", "sft")))
+    with pytest.raises(PanoplyError, match="Unknown earlier stage 'c'"):
+        Recipe((Stage("a", "sft"), Stage("b", "sft", options={"model": "@c"})))
     recipe = Recipe((Stage("a", "sft"), Stage("b", "grpo", options={"model": "@a"})))
     assert recipe.but("b", method="rloo").stages[1].method == "rloo"
     with pytest.raises(PanoplyError, match="Unknown stage"):
