@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from panoply.experience import Experience, Ragged, Segments, Table
     from panoply.handle import Step, Steps
     from panoply.parts import Part, part
+    from panoply.policies.taps import Pass, tap
     from panoply.progress import Progress
     from panoply.regimes import Dataset, Offline, OffPolicy, OnPolicy
     from panoply.registry import method, world
@@ -59,6 +60,7 @@ _HOME = {
     "progress": ("Progress",),
     "regimes": ("Dataset", "OffPolicy", "Offline", "OnPolicy"),
     "parts": ("Part", "part"),
+    "policies.taps": ("Pass", "tap"),
     "registry": ("method", "world"),
     "report.runs": ("runs",),
 }

@@ -1,10 +1,19 @@
-"""Who sees whom in padded rows and in a cache, and the attention that follows from it."""
+"""Who sees whom in padded rows and in a cache, the attention that follows from it, and maps of it to look at."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from panoply.errors import PanoplyError
+from panoply.experience import Experience, Ragged
+
+if TYPE_CHECKING:
+    from panoply.policies.decoder import Block, Decoder
+    from panoply.policies.text import TextPolicy
 
 
 class Visibility:
@@ -67,3 +76,46 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
     grouped = k.shape[1] < heads
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+
+
+@torch.no_grad()
+def maps(policy: TextPolicy, experience: Experience, block: int, head: int | None = None) -> Ragged:
+    """A row a decision: the weights, summing to 1, with which it attends to each token before it in block 1, 2, …
+
+    Of one head, or the mean over heads. One context at a time and without kernels: for looking, and for small inputs.
+    """
+    model: Any = policy.model
+    blocks, config = getattr(model, "blocks", None), model.config
+    if blocks is None:
+        raise PanoplyError("Attention maps need a Llama, Qwen2, Qwen3 or Mistral layout.")
+    if not 1 <= block <= config.layers or not 0 <= (head or 0) < config.heads:
+        raise PanoplyError(
+            f"There is no attention of block {block}" + ("" if head is None else f", head {head},")
+            + f" in {config.layers} blocks of {config.heads} heads, which are counted from 1 and from 0."
+        )  # fmt: skip
+    tokens, at = experience.context.ragged("tokens"), experience["position"]
+    rows: list[Tensor] = [torch.zeros(0)] * len(experience)
+    for context in sorted(set(experience["context"].tolist())):
+        here = (experience["context"] == context).nonzero().flatten()
+        seen = tokens[context][: int(at[here].max())][None].to(policy.device)
+        weights = _weights(model, blocks[block - 1], seen, block)
+        weights = weights.mean(0) if head is None else weights[head]
+        for row in here.tolist():
+            rows[row] = weights[int(at[row]) - 1, : int(at[row])].cpu()
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    return Ragged(torch.cat([torch.zeros(0), *rows]), offsets)
+
+
+def _weights(model: Decoder, block: Block, tokens: Tensor, depth: int) -> Tensor:
+    """[heads, length, length] attention of one row of tokens."""
+    positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    _, tapped = model.hidden_states(tokens, positions, taps=(depth - 1,))
+    x = tapped[depth - 1]
+    attend = block.self_attn
+    q, k, _ = attend.project(block.input_layernorm(x), model.rotation(positions, x.dtype))
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+    scores = torch.einsum("bqhs,bkhs->bhqk", q.float(), k.float()) * attend.head_dim**-0.5
+    sight = Visibility(positions, None, False, torch.float32)
+    weights: Tensor = (scores + sight.build(attend.window, tokens.shape[1])).softmax(-1)
+    return weights[0]

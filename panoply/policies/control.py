@@ -21,7 +21,7 @@ from panoply.errors import PanoplyError, plain, unknown
 from panoply.experience import Experience, moved
 from panoply.files import conform
 from panoply.parts import check_fields
-from panoply.policies import divergence
+from panoply.policies import divergence, taps
 from panoply.policies.balance import WIDTH, Balance, embedded
 from panoply.policies.folder import read_config
 from panoply.policies.heads import Head, Std, head_for
@@ -256,15 +256,18 @@ class ControlPolicy(ControlModel):
     def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """`logp` of each decision, and of `needs` `entropy`, under the distribution it was sampled from.
 
+        `logp*T` and `entropy*T` are at T times its temperature.
         `divergence:Q@SNAPSHOT` compares the whole distribution with the snapshot's column `distribution@SNAPSHOT`.
         """
         divergences = divergence.parse(needs)
-        beyond = needs - {"logp", "entropy", *(name for name, _, _ in divergences)}
-        if beyond:
-            raise PanoplyError(f"A control policy cannot supply '{min(beyond)}'; it has logp and entropy.")
+        outputs = [taps.parse(supplied(n)) for n in sorted(needs - {n for n, _, _ in divergences})]
         out, mask, temperature = self._outputs(experience)
         action = moved(experience["action"], out.device)
         found = self.head.score(out, action, mask, temperature, "entropy" in needs)
+        for output in outputs:
+            if output.temperature != 1:
+                scaled = output.temperature * (out.new_ones(len(out)) if temperature is None else temperature)
+                found[output.need] = self.head.score(out, action, mask, scaled, entropy=True)[output.name]
         for name, q, to in divergences:
             other = moved(experience[f"distribution@{to}"], out.device)
             found[name] = self.head.divergence(self.head.distribution(out, mask, temperature), other, q)
@@ -316,6 +319,13 @@ class ValueNet(ControlModel):
 
     def values(self, observation: Tensor) -> Tensor:
         return self.model(observation)[:, 0]  # type: ignore[no-any-return]
+
+
+def supplied(need: str) -> str:
+    """A need that a control policy has an output for, or one sentence."""
+    if need.partition("*")[0] not in ("logp", "entropy"):
+        raise PanoplyError(f"A control policy cannot supply '{need}'; it has logp and entropy.")
+    return need
 
 
 def is_control(folder: Path) -> bool:

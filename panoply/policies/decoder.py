@@ -189,7 +189,7 @@ class Decoder(nn.Module):
         if bad := [k for k in taps if not 0 <= k <= self.config.layers]:
             raise PanoplyError(f"There is no hidden state {bad[0]} in {self.config.layers} layers.")
         x: Tensor = self.model.embed_tokens(tokens)
-        rotation = self._rotation(positions, x.dtype)
+        rotation = self.rotation(positions, x.dtype)
         sight = packing or Visibility(positions, segments, cache is not None, x.dtype)
         if packing is not None and self.fuses:
             return run_blocks(self, x, rotation, packing, taps)
@@ -205,6 +205,15 @@ class Decoder(nn.Module):
         if self.config.layers in taps:
             tapped[self.config.layers] = x
         return x, tapped
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.model.layers
+
+    def normed(self, state: Tensor) -> Tensor:
+        """The final norm, which the output weights expect, on a state from between blocks."""
+        out: Tensor = self.model.norm(state)
+        return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The product is taken in the weights' dtype and given in float32."""
@@ -244,10 +253,10 @@ class Decoder(nn.Module):
 
     def rotation_table(self, positions: int) -> Tensor:
         """[positions, head_dim]: each position's cosines, then its sines."""
-        cos, sin = self._rotation(torch.arange(positions, device=self.device)[None], self.dtype)
+        cos, sin = self.rotation(torch.arange(positions, device=self.device)[None], self.dtype)
         return torch.cat([cos, sin], dim=-1)[0, :, 0].contiguous()
 
-    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines of [B, T] positions, [B, T, 1, head_dim / 2] each."""
         self._frequencies = self._frequencies.to(positions.device)
         angles = positions[..., None].float() * self._frequencies

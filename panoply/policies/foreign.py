@@ -153,6 +153,14 @@ class Foreign(nn.Module):
         hidden: Tensor = out.last_hidden_state
         return hidden, {k: out.hidden_states[k] for k in taps}
 
+    def normed(self, state: Tensor) -> Tensor:
+        """The final norm, by whichever name the architecture has it."""
+        for name in ("norm", "ln_f", "final_layernorm", "final_layer_norm"):
+            if (norm := getattr(self.bare.base_model, name, None)) is not None:
+                out: Tensor = norm(state)
+                return out
+        raise PanoplyError(f"The architecture '{self.config.model_type}' has no final norm of a known name.")
+
     def logits(self, hidden: Tensor) -> Tensor:
         flat = wide_product(hidden.reshape(-1, hidden.shape[-1]), self.head_weight.t())
         z = flat.view(*hidden.shape[:-1], -1)

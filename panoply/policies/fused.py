@@ -84,7 +84,7 @@ def prefill(model: Decoder, cache: Cache, rows: Sequence[Sequence[int]]) -> None
             target[row, position] = given
 
     x: Tensor = model.model.embed_tokens(token[None])
-    run_blocks(model, x, model._rotation(position[None], x.dtype), packing, keep=keep)
+    run_blocks(model, x, model.rotation(position[None], x.dtype), packing, keep=keep)
 
 
 def _projected(attention: Attention, y: Tensor) -> tuple[Tensor, int, int]:

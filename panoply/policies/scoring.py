@@ -46,6 +46,18 @@ class Head:
             z = z.masked_fill_(forbidden(self.allowed, rows, z.shape[1]), float("-inf"))
         return z, slope
 
+    def free_logits(self, states: Tensor, weight: Tensor, rows: slice) -> Tensor:
+        """The same by plain operations, for autograd: of the `states` of some rows."""
+        z = states @ weight.t()
+        z = z.to(torch.promote_types(z.dtype, torch.float32))
+        if self.softcap:
+            z = torch.tanh(z / self.softcap) * self.softcap
+        if self.temperature is not None:
+            z = z / self.temperature[rows, None]
+        if self.allowed is not None:
+            z = z.masked_fill(forbidden(self.allowed, rows, z.shape[1]), float("-inf"))
+        return z
+
     def fused(self, hidden: Tensor) -> bool:
         """Whether kernels do it that read the logits once: on a GPU, if nothing but a temperature acts."""
         plain = self.allowed is None and not self.softcap and hidden.dtype != torch.float64

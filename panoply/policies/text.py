@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
-from panoply.experience import Experience, moved
-from panoply.policies import divergence
+from panoply.experience import Experience, Ragged, Table, moved
+from panoply.policies import divergence, taps
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import generation_config, load_model, save_model
 from panoply.policies.foreign import Foreign
 from panoply.policies.layout import Rows, lay_out
-from panoply.policies.scoring import Head, score_actions
+from panoply.policies.scoring import Head
 from panoply.policies.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from panoply.worlds.world import Task
 
 
 class TextPolicy:
@@ -109,25 +112,31 @@ class TextPolicy:
         return fingerprint(self.model.state_dict().items())
 
     def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
-        """What the model says of each decision: `logp`, and of `needs` `entropy` and `hidden:K`.
+        """What the model says of each decision: `logp`, and the outputs that `needs` names (see taps.py).
 
         Under the distribution that was sampled from: the columns `temperature` and `allowed` apply.
-        `hidden:K` is the state, after K blocks, that the decision was predicted from. `divergence:Q@SNAPSHOT`
-        compares the whole distribution with that of a snapshot (see `remember`).
+        `divergence:Q@SNAPSHOT` compares the whole distribution with that of a snapshot (see `remember`).
         """
-        taps = _taps(needs)
+        outputs = [taps.parse(n) for n in sorted(needs) if n != "logp" and not n.startswith(divergence.NEED)]
+        depths = sorted({output.block for output in outputs if output.block is not None})
         found: dict[str, list[Tensor]] = {}
         order = []
-        for rows, part, last, tapped in self._passes(experience, taps):
-            scores = self._score_rows(experience, rows.decision, _pick(last, part.state), needs)
-            scores |= {f"hidden:{k}": _pick(state, part.state) for k, state in tapped.items()}
+        for rows, part, last, tapped in self._passes(experience, depths):
+            blocks = {depth: _pick(state, part.state) for depth, state in tapped.items()}
+            scores = self._read(experience, rows.decision, _pick(last, part.state), blocks, outputs, needs)
             for name, column in scores.items():
                 found.setdefault(name, []).append(column)
             order.append(part.decision)
+        whole = {o.need: o.of_all(self, experience) for o in outputs if o.whole}
         if not order:
-            return self._nothing(needs)
+            nobody = torch.zeros(0, dtype=torch.long)
+            none = torch.zeros(0, self.model.config.width, device=self.device, dtype=self.model.dtype)
+            return {
+                **self._read(experience, nobody, none, dict.fromkeys(depths, none), outputs, needs),
+                **whole,
+            }
         back = torch.cat(order).argsort()
-        return {name: torch.cat(columns)[back] for name, columns in found.items()}
+        return {name: torch.cat(columns)[back] for name, columns in found.items()} | whole
 
     def states(self, experience: Experience) -> Tensor:
         """The last hidden state [decisions, width] that each decision was predicted from."""
@@ -135,17 +144,35 @@ class TextPolicy:
         order = torch.cat([part.decision for _, part, _, _ in passes])
         return torch.cat([_pick(last, part.state) for _, part, last, _ in passes])[order.argsort()]
 
+    def prompt_states(self, tasks: Sequence[Task], block: int | None = None) -> Tensor:
+        """[tasks, width]: what the model knows when it has read a prompt and said nothing, its last token's state.
+
+        After all blocks and the final norm, or after so many blocks. Equal prompts are read once.
+        """
+        prompts = list(dict.fromkeys(tuple(task.prompt) for task in tasks))
+        number = {prompt: i for i, prompt in enumerate(prompts)}
+        lengths, row = torch.tensor([len(p) for p in prompts]), torch.arange(len(prompts))
+        asked = Experience(
+            Table({"context": row, "position": lengths, "action": torch.zeros_like(row)}),
+            Table({"tokens": Ragged.from_lists(prompts), "prompt": row, "shared": lengths}),
+        )
+        if block is None:
+            found = self.states(asked)
+        else:
+            found = self.score(asked, frozenset({f"hidden:{block}"}))[f"hidden:{block}"]
+        return found[torch.tensor([number[tuple(task.prompt)] for task in tasks], device=found.device)]
+
     def _passes(
-        self, experience: Experience, taps: Sequence[int] = ()
+        self, experience: Experience, depths: Sequence[int] = ()
     ) -> Iterator[tuple[Rows, Rows, Tensor, dict[int, Tensor]]]:
-        """Forward passes over all contexts: rows, the same beside the model, last states, and those at `taps`."""
+        """Forward passes over all contexts: rows, the same beside the model, last states, and those at `depths`."""
         self._check_length(experience)
         # Attention costs as much as the rest of a block on rows of about six times the width.
         dense, packed = 6 * self.model.config.width, self.packs
         for rows in lay_out(experience, shared=self.shared, dense=dense, packed=packed):
             part = rows.to(self.device)
             laid: dict[str, Any] = {"packing": part.packing} if packed else {"segments": part.segments}
-            last, tapped = self.model.hidden_states(part.tokens, part.positions, **laid, taps=taps)
+            last, tapped = self.model.hidden_states(part.tokens, part.positions, **laid, taps=depths)
             yield rows, part, last, tapped
 
     def remember(self, name: str, snapshot: TextPolicy, experience: Experience) -> Tensor:
@@ -153,24 +180,29 @@ class TextPolicy:
         self.outputs[name] = snapshot.model.head_weight.detach().clone()
         return snapshot.states(experience)
 
-    def _score_rows(
-        self, experience: Experience, decision: Tensor, states: Tensor, needs: frozenset[str]
+    def _read(
+        self,
+        experience: Experience,
+        decision: Tensor,
+        last: Tensor,
+        blocks: Mapping[int, Tensor],
+        outputs: Sequence[taps.Output],
+        needs: frozenset[str],
     ) -> dict[str, Tensor]:
-        at = decision.to(experience["action"].device)
-        temperature = (
-            moved(experience["temperature"][at], states.device) if "temperature" in experience else None
-        )
+        """All that is asked of some decisions, from the states they were predicted from."""
+        at, device = decision.to(experience["action"].device), last.device
+        temperature = moved(experience["temperature"][at], device) if "temperature" in experience else None
         allowed = None
         if "allowed" in experience:
-            allowed = experience.decisions.ragged("allowed").take(at).to(states.device)
-        action = moved(experience["action"][at], states.device)
-        head, softcap = self.model.head_weight, self.model.softcap
-        entropy = "entropy" in needs
-        found = score_actions(states, head, action, temperature, allowed, entropy, softcap=softcap)
+            allowed = experience.decisions.ragged("allowed").take(at).to(device)
+        head = Head(temperature, allowed, self.model.softcap)
+        seen = taps.Pass(self.model, last, blocks, moved(experience["action"][at], device), head)
+        found = seen.scores(last, "entropy" in needs)
+        found |= {o.need: o.read(seen) for o in outputs if o.need != "entropy" and not o.whole}
         for need, q, to in divergence.parse(needs):
-            other = moved(experience[f"distribution@{to}"][at], states.device)
-            drawn = Head(temperature, allowed, softcap)
-            found[need] = divergence.of_tokens(states, head, other, self.outputs[to], drawn, q)
+            other = moved(experience[f"distribution@{to}"][at], device)
+            weight = self.model.head_weight
+            found[need] = divergence.of_tokens(last, weight, other, self.outputs[to], head, q)
         return found
 
     def _check_length(self, experience: Experience) -> None:
@@ -179,11 +211,6 @@ class TextPolicy:
             raise PanoplyError(
                 f"A sequence of {longest} tokens is longer than the model's context of {self.context_length}."
             )
-
-    def _nothing(self, needs: frozenset[str]) -> dict[str, Tensor]:
-        width = self.model.config.width
-        shapes = {"logp": (0,)} | {n: (0, width) if n.startswith("hidden") else (0,) for n in needs}
-        return {name: torch.zeros(shape, device=self.device) for name, shape in shapes.items()}
 
 
 def fingerprint(weights: Iterable[tuple[str, Tensor]]) -> str:
@@ -204,13 +231,3 @@ def _check_dtype(dtype: torch.dtype, device: torch.device) -> None:
 
 def _pick(states: Tensor, index: Tensor) -> Tensor:
     return states.reshape(-1, states.shape[-1]).index_select(0, index)
-
-
-def _taps(needs: frozenset[str]) -> list[int]:
-    taps = []
-    for need in sorted(n for n in needs - {"logp", "entropy"} if not n.startswith(divergence.NEED)):
-        kind, _, depth = need.partition(":")
-        if kind != "hidden" or not depth.isdigit():
-            raise PanoplyError(f"A text policy cannot supply '{need}'; it has logp, entropy and hidden:K.")
-        taps.append(int(depth))
-    return taps

@@ -194,7 +194,7 @@ def test_errors_are_sentences() -> None:
     model = policy()
     with pytest.raises(PanoplyError, match="longer than the model's context of 256"):
         model.score(experience([(250, [10])]))
-    with pytest.raises(PanoplyError, match="cannot supply 'attention'"):
+    with pytest.raises(PanoplyError, match="lacks its block: write attention:BLOCK"):
         model.score(experience(RAGGED), frozenset({"attention"}))
     with pytest.raises(PanoplyError, match="no hidden state 9"):
         model.score(experience(RAGGED), frozenset({"hidden:9"}))
