@@ -56,6 +56,18 @@ def tokens(length: int) -> torch.Tensor:
     return torch.randint(3, 41, (2, length), generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.parametrize("name", ["gpt_neox", "olmo2"])
+def test_the_final_norm_is_found(name: str) -> None:
+    inner, text, seen = build(name), tokens(5), []
+    hook = lambda *called: seen.append(called[2])  # noqa: E731
+    inner.base_model.layers[-1].register_forward_hook(hook)
+    model = Foreign(inner)
+    with torch.no_grad():
+        last = model.hidden(text, torch.arange(5).expand(2, 5))
+        before = seen[-1][0] if isinstance(seen[-1], tuple) else seen[-1]
+        torch.testing.assert_close(model.normed(before), last)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_plain_cached_and_shared_agree_with_transformers(name: str) -> None:
     inner, text = build(name), tokens(16)
