@@ -73,7 +73,7 @@ class TaskMemory:
 
     def write(self, ids: Tensor, **columns: Column) -> TaskMemory:
         """With these rows, in the place of what was known of the same tasks; each id stands in `ids` once."""
-        if len(ids.unique()) < len(ids):
+        if len(torch.unique(ids)) < len(ids):
             raise PanoplyError(
                 "A memory keeps one row a task, and was given several: reduce them first, as with Segments(ids)."
             )
