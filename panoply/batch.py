@@ -94,6 +94,20 @@ class Batch:
         rejected = torch.searchsorted(keys, self.pairs.tensor("rejected"))
         return per_episode[chosen], per_episode[rejected]
 
+    @property
+    def lists(self) -> Table:
+        assert self.experience.lists is not None, "this term needs ranked lists"
+        return self.experience.lists
+
+    def list_rows(self, per_episode: Tensor, empty: float) -> Tensor:
+        """An episode column looked up for every place of each list, [lists, longest], the best first.
+
+        Shorter lists are filled up with `empty`.
+        """
+        members = self.lists.ragged("episodes")
+        found = per_episode[torch.searchsorted(self.by("episode").keys, members.values)]
+        return members.padded(found, empty)
+
 
 def _wide(x: Tensor) -> Tensor:
     """float32, or float64 where it already is."""

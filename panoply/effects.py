@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from panoply.experience import plural
 from panoply.kinds import kind_of
 from panoply.parts import Finding, Part
 from panoply.regimes import Method
@@ -28,7 +29,11 @@ def inert(plan: Plan) -> list[Finding]:
         for setting, reason in findings(held.info.inert, held, plan.method, world)
     ]
     of_policy = kind_of(world).policy_inert(plan.policy_options, world)
-    found += [*_average(plan.method), *((f"policy.{name}", reason) for name, reason in of_policy)]
+    found += [
+        *_average(plan.method),
+        *_uncut(plan.method),
+        *((f"policy.{name}", reason) for name, reason in of_policy),
+    ]
     if "judged" in plan.method.needs():
         found += [
             (f"run.{name}", "a judge is measured by the pairs it orders") for name in ("split", "greedy")
@@ -64,5 +69,14 @@ def _average(method: Method) -> list[Finding]:
     units = sorted({term.info.unit for term in terms})
     if not isinstance(reduce, Part) or "decision" in units:
         return []
-    reason = f"what is learned from is averaged over {' and '.join(f'{unit}s' for unit in units)}, not over decisions"
+    reason = f"what is learned from is averaged over {' and '.join(map(plural, units))}, not over decisions"
     return [("reduce", reason), *((f"reduce.{name}", reason) for name in reduce.settings())]
+
+
+def _uncut(method: Method) -> list[Finding]:
+    """A term that sees all of a batch at once leaves nothing to divide."""
+    seen = [t for t in method.terms() if "batch" in (t.info.unit, t.info.whole)]
+    update = method.slots().get("update")
+    if not seen or not isinstance(update, Part) or "minibatches" not in update.settings():
+        return []
+    return [("update.minibatches", f"{seen[0].info.id} sees the whole batch at once, which is never divided")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -20,12 +20,30 @@ STREAMS: dict[str, tuple[int, ...]] = {
     "own": (OWN, REPLAY),
     "imitation": (TEACHER, DEMONSTRATION),
     "synthetic": (SYNTHETIC,),
+    "joint": (OWN, REPLAY, TEACHER),
 }
-"""Streams are normalised apart, each by its own count, and then mixed."""
+"""Streams are normalised apart, each by its own count, and then mixed. `joint` is the exception: own and teacher's rows
+divided by one count, as methods want it that put a teacher's answer into a group of the policy's own."""
 
-KEYS = {"task", "group", "episode", "turn", "state", "context", "next", "source", "train"}
+KeyUnit = Literal["turn", "segment", "episode", "parent", "step", "game", "group", "task", "domain", "agent"]
+"""Keys a term may be of: what one of its values belongs to."""
+KEY_UNITS: tuple[KeyUnit, ...] = get_args(KeyUnit)
+Unit = Literal["decision", KeyUnit, "pair", "list", "batch", "transition"]
+KEYS = {*KEY_UNITS, "state", "context", "next", "source", "train"}
 """Columns that say what belongs together."""
-Unit = Literal["decision", "turn", "episode", "group", "pair", "transition"]
+COMMON_KEYS: tuple[KeyUnit, ...] = ("turn", "episode", "group", "task")
+"""Keys that all decisions have; others are there where a world or a part gives them."""
+INSIDE: dict[str, tuple[str, ...]] = {
+    "turn": ("episode",),
+    "segment": ("episode",),
+    "step": ("game", "episode"),
+}
+"""Keys that count from 0 inside something larger: the first of these that there is."""
+
+
+def plural(unit: str) -> str:
+    """Several units in words."""
+    return "batches" if unit == "batch" else f"{unit}s"
 
 
 def moved(x: Tensor, device: torch.device | str) -> Tensor:
@@ -71,6 +89,13 @@ class Ragged:
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         start = (self.offsets[rows] - offsets[:-1]).repeat_interleave(lengths)
         return Ragged(self.values[start + torch.arange(len(start), device=start.device)], offsets)
+
+    def padded(self, values: Tensor, empty: float) -> Tensor:
+        """Other values for the same places, [rows, longest], with `empty` after the end of a row."""
+        row = torch.arange(len(self), device=values.device).repeat_interleave(self.lengths)
+        place = torch.arange(len(row), device=values.device) - self.offsets[:-1][row]
+        grid = values.new_full((len(self), int(self.lengths.max())), empty)
+        return grid.index_put((row, place), values)
 
     def tolist(self) -> list[list[int]]:
         values, offsets = self.values.tolist(), self.offsets.tolist()
@@ -313,11 +338,12 @@ def segment_mean(x: Tensor, by: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Experience:
-    """Decisions, the context they were taken in, and preference pairs where there are any."""
+    """Decisions, the context they were taken in, and pairs or ranked lists of episodes where there are any."""
 
     decisions: Table
     context: Table
     pairs: Table | None = None
+    lists: Table | None = None
     _segments: dict[str, Segments] = field(default_factory=dict, repr=False, compare=False)
     _whole: set[str] = field(default_factory=set, repr=False, compare=False)
     """Streams known to hold all the decisions; so they do in any selection of these."""
@@ -333,26 +359,28 @@ class Experience:
         return self.decisions.rows
 
     def by(self, key: str) -> Segments:
-        """Segments of the decisions that share a value of `key`; a turn is one of its episode's."""
+        """Segments of the decisions that share a value of `key`; a turn is one of its episode's (see `INSIDE`)."""
         if key not in self._segments:
             value = self[key]
-            if key == "turn":
-                turns = Segments(value)
-                value = self.by("episode").index * len(turns) + turns.index
+            owner = next((owner for owner in INSIDE.get(key, ()) if owner in self), None)
+            if owner is not None:
+                inside = Segments(value)
+                value = self.by(owner).index * len(inside) + inside.index
             self._segments[key] = Segments(value)
         return self._segments[key]
 
     def with_columns(self, **columns: Column) -> Experience:
         """The same rows with columns added or replaced (write `logp@x` as `**{"logp@x": …}`)."""
+        decisions = self.decisions.plus(columns)
         if columns.keys() & KEYS:
-            return Experience(self.decisions.plus(columns), self.context, self.pairs)
+            return Experience(decisions, self.context, self.pairs, self.lists)
         known = (self._segments, self._whole, self._looked_up)  # what is known of the rows stays true
-        return Experience(self.decisions.plus(columns), self.context, self.pairs, *known)
+        return Experience(decisions, self.context, self.pairs, self.lists, *known)
 
     def without(self, *names: str) -> Experience:
         """The same rows with columns left out."""
         kept = {name: column for name, column in self.decisions.items() if name not in names}
-        return Experience(Table(kept), self.context, self.pairs)
+        return Experience(Table(kept), self.context, self.pairs, self.lists)
 
     @property
     def altered(self) -> bool:
@@ -364,25 +392,50 @@ class Experience:
         return self.without("temperature", "allowed") if self.altered else self
 
     def with_pairs(self, pairs: Table) -> Experience:
-        return Experience(self.decisions, self.context, pairs)
+        return Experience(self.decisions, self.context, pairs, self.lists)
+
+    def with_lists(self, lists: Table) -> Experience:
+        """The same rows with ranked lists: `episodes`, a ragged column of episode numbers, the best first."""
+        return Experience(self.decisions, self.context, self.pairs, lists)
 
     def take(self, rows: Tensor) -> Experience:
-        """Some decisions, with only the sequences and pairs they need. `rows` is a mask or an index.
+        """Some decisions, by mask or index, with the sequences they need and the pairs and lists that are whole.
 
         Observations stay where they are: they are looked up, so those that nobody refers to cost nothing.
         """
         rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
         decisions = self.decisions.take(rows)
-        pairs = self.pairs
-        if pairs is not None:
-            kept = decisions.tensor("episode")
-            both = torch.isin(pairs.tensor("chosen"), kept) & torch.isin(pairs.tensor("rejected"), kept)
-            pairs = pairs.take(both.nonzero().flatten())
+        episodes = decisions.tensor("episode")
+        pairs = None if self.pairs is None else _whole(self.pairs, episodes)
+        lists = None if self.lists is None else _whole(self.lists, episodes)
         if "tokens" not in self.context:
-            return Experience(decisions, self.context, pairs, _whole=set(self._whole))
+            return Experience(decisions, self.context, pairs, lists, _whole=set(self._whole))
         used, renumbered = distinct(decisions.tensor("context"))
         taken = decisions.plus({"context": renumbered})
-        return Experience(taken, self.context.take(used), pairs, _whole=set(self._whole))
+        return Experience(taken, self.context.take(used), pairs, lists, _whole=set(self._whole))
+
+    def reprompted(self, prompts: Mapping[int, Sequence[int]]) -> Experience:
+        """The same answers after other prompts, by row of the context table; rows that are not named keep theirs.
+
+        What a policy said of the decisions is gone (`logp`, `entropy`, all columns `…@SNAPSHOT`): it was said after the
+        old prompt, and a ratio would be of two different contexts. Score them again, and divide by `logp@old`.
+        """
+        tokens, shared = self.context.ragged("tokens").tolist(), self.context.tensor("shared").tolist()
+        number = self.context.tensor("prompt").tolist()
+        known = {tuple(row[:n]): p for row, n, p in zip(tokens, shared, number, strict=True)}
+        next_number = max(number, default=-1) + 1
+        for row, prompt in prompts.items():
+            tokens[row], shared[row] = [*prompt, *tokens[row][shared[row] :]], len(prompt)
+            number[row] = known.setdefault(tuple(prompt), next_number)
+            next_number = max(next_number, number[row] + 1)
+        lengths, place = torch.tensor(shared), self["context"]
+        moved = self["position"] + (lengths - self.context.tensor("shared"))[place]
+        told = [n for n in self.decisions if n in ("logp", "entropy", "answer_likelihood") or "@" in n]
+        kept = self.without(*told).decisions.plus({"position": moved})
+        said: dict[str, Column] = {
+            "tokens": Ragged.from_lists(tokens), "prompt": torch.tensor(number), "shared": lengths
+        }  # fmt: skip
+        return Experience(kept, self.context.plus(said), self.pairs, self.lists)
 
     def looked_up(self, name: str, by: str = "context") -> Tensor:
         """A context column on the decisions: what each was taken in, or with `by="next"` what came after it."""
@@ -409,7 +462,8 @@ class Experience:
 
     def to(self, device: torch.device | str) -> Experience:
         pairs = None if self.pairs is None else self.pairs.to(device)
-        return Experience(self.decisions.to(device), self.context.to(device), pairs)
+        lists = None if self.lists is None else self.lists.to(device)
+        return Experience(self.decisions.to(device), self.context.to(device), pairs, lists)
 
     @staticmethod
     def mix(parts: Sequence[Experience]) -> Experience:
@@ -451,7 +505,27 @@ class Experience:
                 prompts = int(context.tensor("prompt").max()) + 1
             contexts.append(context)
         pairs = [p.pairs for p in parts if p.pairs is not None]
-        return Experience(Table.cat(decisions), Table.cat(contexts), Table.cat(pairs) if pairs else None)
+        lists = [p.lists for p in parts if p.lists is not None]
+        return Experience(
+            Table.cat(decisions),
+            Table.cat(contexts),
+            Table.cat(pairs) if pairs else None,
+            Table.cat(lists) if lists else None,
+        )
+
+
+def _whole(compared: Table, episodes: Tensor) -> Table:
+    """The pairs or lists all of whose episodes are among these."""
+    if "episodes" in compared:
+        members = compared.ragged("episodes")
+        row = torch.arange(len(members), device=members.values.device).repeat_interleave(members.lengths)
+        kept = torch.ones(len(members), dtype=torch.bool, device=row.device)
+        kept[row[~torch.isin(members.values, episodes)]] = False
+    else:
+        kept = torch.isin(compared.tensor("chosen"), episodes) & torch.isin(
+            compared.tensor("rejected"), episodes
+        )
+    return compared.take(kept.nonzero().flatten())
 
 
 def transcript(experience: Experience, episode: int) -> tuple[list[int], list[int]]:

@@ -158,7 +158,8 @@ def part(
 ) -> Callable[[Callable[..., Any]], Callable[..., Part]]:
     """Register a function as a part of `slot`.
 
-    unit      what one value of a term belongs to; micro-batches never cut one
+    unit      what one value of a term belongs to, which is never cut: a decision, what shares a key (turn, segment,
+              episode, parent, step, game, group, task, domain, agent), a pair, a ranked list, or the whole batch
     whole     what else they never cut, where a term must see more at once than its unit
     scores    whose log-probabilities a term gets: `sampled`, those of the distribution drawn from, which a ratio to the
               behaviour needs (surrogates and regularisers, if they say nothing); `policy`, the policy's own at

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from panoply import compose, registry
 from panoply.effects import findings, inert
 from panoply.errors import PanoplyError, unknown
+from panoply.experience import COMMON_KEYS, KEY_UNITS, STREAMS, plural
 from panoply.kinds import kind_of
-from panoply.parts import check_fields, show_value
+from panoply.parts import Part, check_fields, show_value
 from panoply.ranges import MOST_THREADS, SEED
 from panoply.regimes import Method
 from panoply.report.shown import Shown
@@ -336,7 +337,7 @@ def check_plan(plan: Plan) -> None:
         for setting, reason in findings(held.info.impossible, held, method, world):
             value = f"{path}.{setting} cannot be {show_value(getattr(held, setting))}" if setting else ""
             raise PanoplyError(f"{value or f'{path} ({held.info.name}) cannot be used'}: {reason}.")
-    _check_gifts(method)
+    _check_gifts(method, world.keys)
     if world.medium == "text":
         typing.cast("TextWorld", world).check(method.needs())
     _check_length(plan, world)
@@ -394,21 +395,32 @@ def _refusal(plan: Plan, who: str, need: str) -> str:
     return f"{who} needs a world with '{need}', and {plan.world_id} has none.{hint}"
 
 
-def _check_gifts(method: Method) -> None:
-    """What one part needs of another must be given, and what is given for a term must have that term."""
-    given = {gift for _, held in method.parts() for gift in held.info.gives}
+def _check_gifts(method: Method, keys: frozenset[str]) -> None:
+    """What one part needs of another must be given, and what is given for a term must have that term.
+
+    keys   of decisions that the world gives beside those that all have
+    """
+    given = {gift for _, held in method.parts() for gift in held.info.gives} | {f"column:{k}" for k in keys}
     for path, held in method.parts():
         needed = {need for need in held.needs() if need.startswith(("column:", "network:"))}
-        if held.info.unit == "pair":
-            needed.add("pairs")
+        for unit in {held.info.unit, held.info.whole}:
+            if unit in ("pair", "list"):
+                needed.add(plural(unit))
+            elif unit in KEY_UNITS and unit not in COMMON_KEYS:
+                needed.add(f"column:{unit}")
         for need in sorted(needed - given):
             raise PanoplyError(f"{path} ({held.info.name}) needs {_named(need)}{_givers(method, need)}.")
         for gift in held.info.gives:
             stream = gift.removeprefix("stream:")
-            if gift.startswith("stream:") and all(term.info.stream != stream for term in method.terms()):
+            if gift.startswith("stream:") and not any(_takes(t, stream) for t in method.terms()):
                 raise PanoplyError(
                     f"{path} ({held.info.name}) brings the stream '{stream}', and no term learns from it."
                 )
+
+
+def _takes(term: Part, stream: str) -> bool:
+    """Whether a term's stream holds rows of another one."""
+    return not set(STREAMS[term.info.stream]).isdisjoint(STREAMS[stream])
 
 
 def _named(need: str) -> str:

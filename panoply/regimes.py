@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from panoply.errors import PanoplyError, unknown
+from panoply.experience import plural
 from panoply.parts import Part, Scores, show_value
 
 
@@ -157,7 +158,7 @@ class OnPolicy(Method):
 
     def equation(self) -> list[str]:
         unit = self.surrogate.info.unit
-        average = self.reduce.equation() if unit == "decision" else f"mean over {unit}s"
+        average = self.reduce.equation() if unit == "decision" else f"mean over {plural(unit)}"
         return [
             f"maximise  {average} [ {self.surrogate.equation()}{_weighted(self.regularise)} ]",
             f"with      {self.credit.equation()}",
@@ -195,7 +196,8 @@ class Dataset(Method):
 
     def equation(self) -> list[str]:
         first, *rest = self.losses
-        average = self.reduce.equation() if first.info.unit == "decision" else f"mean over {first.info.unit}s"
+        unit = first.info.unit
+        average = self.reduce.equation() if unit == "decision" else f"mean over {plural(unit)}"
         more = "".join(f" + {show_value(t.settings().get('weight', 1.0))}·{t.equation()}" for t in rest)
         return [f"minimise  {average} [ {first.equation()}{more} ]", f"on        {self.data.equation()}"]
 
@@ -284,7 +286,7 @@ def _check_transitions(method: Method, losses: tuple[Part, ...]) -> None:
     for loss in losses:
         if loss.info.unit != "transition":
             raise PanoplyError(
-                f"{loss.info.id} is a loss on {loss.info.unit}s; this regime takes losses on transitions."
+                f"{loss.info.id} is a loss on {plural(loss.info.unit)}; this regime takes losses on transitions."
             )
 
 

@@ -184,7 +184,7 @@ def shuffled(experience: Experience, seed: int = 0) -> Experience:
     place = rows.argsort()
     decisions = experience.decisions.take(order)
     moved = decisions.plus({"context": place[decisions.tensor("context")]})
-    return Experience(moved, experience.context.take(rows), experience.pairs)
+    return Experience(moved, experience.context.take(rows), experience.pairs, experience.lists)
 
 
 # ------------------------------------------------------------------ slow references: plain loops over plain lists

@@ -9,11 +9,13 @@ from typing import Any
 import own_model
 import pytest
 import sweep
+from toys import TOYS
 
 import panoply as pp
 from panoply.effects import inert
 from panoply.errors import PanoplyError
 from panoply.methods.base.dpo import dpo
+from panoply.planning import make_plan
 from panoply.slots.loss.pairs import logistic
 
 
@@ -136,3 +138,10 @@ def test_every_setting_counts_or_is_refused() -> None:
     from panoply import registry
 
     assert unexpected([e.name for e in registry.entries("method")]) == []
+
+
+def test_a_batch_that_a_term_sees_whole_is_not_divided() -> None:
+    with pytest.raises(
+        PanoplyError, match="update.minibatches has no effect: loss.toy_batch sees the whole batch"
+    ):
+        make_plan("sft", slots={"losses": [TOYS["batch"]]}, settings={"update.minibatches": 2})

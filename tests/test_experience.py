@@ -137,3 +137,46 @@ def test_streams_hold_the_decisions_that_learn() -> None:
     assert made.stream("imitation").tolist() == [False, True, True, False, False, False]
     assert made.stream("synthetic").tolist() == [False, False, False, False, True, False]
     assert hand(action=[0, 0]).stream("own").tolist() == [True, True]
+    assert made.stream("joint").tolist() == [True, True, False, True, False, False]
+
+
+def test_answers_after_another_prompt() -> None:
+    """A hint of two tokens is taken away: positions move, and what was said after the hint is gone."""
+    tokens = Ragged.from_lists([[5, 6, 7, 1, 2], [5, 6, 7, 3], [5, 4]])
+    context = Table({"tokens": tokens, "prompt": torch.tensor([0, 0, 1]), "shared": torch.tensor([3, 3, 1])})
+    columns = {
+        "context": [0, 0, 1, 2],
+        "position": [3, 4, 3, 1],
+        "action": [1, 2, 3, 4],
+        "episode": [0, 0, 1, 2],
+    }
+    said = {"logp": [0.1] * 4, "logp@old": [0.2] * 4, "entropy": [0.3] * 4, "reward": [1.0] * 4}
+    made = Experience(Table({k: torch.tensor(v) for k, v in {**columns, **said}.items()}), context)
+    bare = made.reprompted({0: [5], 1: [8, 9, 8, 9]})
+    assert bare.context.ragged("tokens").tolist() == [[5, 1, 2], [8, 9, 8, 9, 3], [5, 4]]
+    assert bare.context.tensor("prompt").tolist() == [1, 2, 1], "equal prompts are one"
+    assert bare.context.tensor("shared").tolist() == [1, 4, 1]
+    assert bare["position"].tolist() == [1, 2, 4, 1]
+    at = zip(bare["context"].tolist(), bare["position"].tolist(), strict=True)
+    assert [int(bare.context.ragged("tokens")[c][p]) for c, p in at] == bare["action"].tolist()
+    assert set(bare.decisions) == {*columns, "reward"}
+
+
+def test_lists_stay_while_they_are_whole() -> None:
+    members = Ragged.from_lists([[3, 1], [2, 0, 1]])
+    made = hand(episode=[0, 0, 1, 2, 3]).with_lists(Table({"episodes": members}))
+    for some, left in ((made, [[3, 1], [2, 0, 1]]), (made.take(made["episode"] != 2), [[3, 1]])):
+        assert some.with_columns(reward=torch.zeros(len(some))).lists is some.lists
+        assert some.lists is not None
+        assert some.lists.ragged("episodes").tolist() == left
+    stacked = Experience.cat([made, hand(episode=[7])]).lists
+    assert stacked is not None
+    assert stacked.rows == 2
+
+
+def test_keys_inside_something_larger() -> None:
+    made = hand(episode=[0, 0, 1, 2], segment=[0, 1, 0, 0], step=[0, 1, 0, 0])
+    assert len(made.by("segment")) == 4
+    assert len(made.by("step")) == 4
+    games = made.with_columns(game=torch.tensor([5, 5, 5, 6]))
+    assert games.by("step").index.tolist() == [0, 1, 0, 2], "one clock for both seats of a game"

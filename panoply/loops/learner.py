@@ -18,14 +18,14 @@ from torch import Tensor
 
 from panoply.batch import LOG_RATIO_LIMIT, Batch
 from panoply.errors import DeviceError, device_errors
-from panoply.experience import Experience, Segments, Unit
+from panoply.experience import Experience, Segments
 from panoply.loops.masters import Flat, Masters
 from panoply.loops.memory import TRIAL, CudaMeter, Meter, fitting
 from panoply.loops.mover import Diverged, Mover, guard
 from panoply.loops.samples import Watch
 from panoply.loops.totals import Totals
 from panoply.loops.totals import mean_metrics as mean_metrics
-from panoply.loops.units import fill, tokens, unit_labels, unit_tokens
+from panoply.loops.units import count_units, fill, tokens, unit_labels, unit_tokens
 from panoply.parts import Part
 from panoply.regimes import Method
 from panoply.seeds import torch_rng
@@ -274,7 +274,7 @@ class Learner:
                 if term.info.slot == "surrogate" and "weight" in experience:
                     columns[column] = columns[column] * experience["weight"]
             else:
-                columns[column] = mask.float() / max(1, _units(experience.take(mask), term.info.unit))
+                columns[column] = mask.float() / max(1, count_units(experience.take(mask), term.info.unit))
         return experience.with_columns(**columns)
 
     def _loss(self, batch: Batch, active: Sequence[_Active], totals: Totals) -> Tensor:
@@ -282,7 +282,7 @@ class Learner:
         loss: Tensor | None = None
         for term, column, weight in active:
             view = batch.of_stream(term.info.stream).scored(term.info.scores)
-            if _units(view.experience, term.info.unit) == 0:
+            if count_units(view.experience, term.info.unit) == 0:
                 continue
             values, stats = term(view)
             shares = view[column] if term.info.unit == "decision" else view[column][0]
@@ -386,15 +386,6 @@ class Learner:
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
         self.mover.load_state(named)
-
-
-def _units(experience: Experience, unit: Unit) -> int:
-    """How many units there are."""
-    if unit == "decision":
-        return len(experience)
-    if unit == "pair":
-        return experience.pairs.rows if experience.pairs is not None else 0
-    return len(experience.by(unit))
 
 
 def _guard(metrics: Mapping[str, float]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from panoply.batch import Batch
 from panoply.evaluation.surprise import surprise
-from panoply.experience import Experience, Segments, transcript
+from panoply.experience import KEY_UNITS, Experience, Segments, transcript
 from panoply.parts import Part
 
 Decode = Callable[[Sequence[int]], str]
@@ -56,7 +56,7 @@ class Watch:
             if term.info.slot == "surrogate" and then in view and comparable:
                 self._keep("ratio", keys, view.log_ratio(against)[mask].exp())
         for name, column in stats.items():
-            if column.dtype == torch.bool and term.info.unit != "pair":
+            if column.dtype == torch.bool and term.info.unit in ("decision", *KEY_UNITS):
                 rows = column if len(column) == len(mask) else view.by(term.info.unit).rows(column)
                 acted = {key for key, on in zip(keys, rows[mask].tolist(), strict=True) if on}
                 self.gates.setdefault(f"{term.info.id}:{name}", set()).update(acted)
@@ -70,7 +70,8 @@ class Watch:
             self._keep("advantage", keys, learned["advantage"][mask])
 
     def _keep(self, name: str, keys: Sequence[Key], values: Tensor) -> None:
-        self.columns.setdefault(name, {}).update(zip(keys, values.tolist(), strict=True))
+        known = {k: v for k, v in zip(keys, values.tolist(), strict=True) if not math.isnan(v)}
+        self.columns.setdefault(name, {}).update(known)
 
 
 def choose(experience: Experience) -> Tensor:

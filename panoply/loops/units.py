@@ -7,41 +7,64 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from panoply.experience import Experience, Segments, Table
+from panoply.experience import KEY_UNITS, Experience, Segments, Table, Unit
 from panoply.parts import Part
 
 
 def unit_labels(rows: Experience, terms: Sequence[Part]) -> Tensor:
-    """A label per decision, 0…n−1, of what must stay together: the largest that a term has to see whole.
+    """A label per decision, 0…n−1, of what must stay together: all that some term has to see whole.
 
-    At least a context row, since cutting one only repeats work; episodes joined by a pair stay together too.
+    At least a context row, since cutting one only repeats work. Episodes joined by a pair or a list stay together too.
     """
-    units = {t.info.unit for t in terms} | {t.info.whole for t in terms}
+    units: set[str] = {t.info.unit for t in terms} | {t.info.whole for t in terms}
+    each = torch.arange(len(rows), device=rows["action"].device)
     if units == {"decision"} and "tokens" not in rows.context:
-        return torch.arange(len(rows), device=rows["action"].device)
-    keys = ["context"]
-    if units & {"episode", "turn", "pair", "group"}:
-        keys.append("group" if "group" in units else "episode")
-    pairs = rows.pairs if "pair" in units else None
+        return each
+    if "batch" in units:
+        return torch.zeros_like(each)
+    tables = {"pair": rows.pairs, "list": rows.lists}
+    compared = [_neighbours(table) for unit, table in tables.items() if unit in units and table is not None]
+    whole = units | ({"episode"} if units & tables.keys() else set())
+    keys = ["context", *(key for key in KEY_UNITS if key in whole)]
     label = rows.by(keys[-1]).index
     while True:
         joined = label
         for key in keys:
             joined = rows.by(key).rows(rows.by(key).min(joined))
-        joined = joined if pairs is None else _join_pairs(rows, pairs, joined)
+        for pairs in compared:
+            joined = _join(rows, pairs, joined)
         if torch.equal(joined, label):
             return Segments(label).index
         label = joined
 
 
-def _join_pairs(rows: Experience, pairs: Table, label: Tensor) -> Tensor:
+def count_units(experience: Experience, unit: Unit) -> int:
+    """How many units there are."""
+    if unit == "decision":
+        return len(experience)
+    if unit in ("pair", "list"):
+        compared = experience.pairs if unit == "pair" else experience.lists
+        return compared.rows if compared is not None else 0
+    return min(1, len(experience)) if unit == "batch" else len(experience.by(unit))
+
+
+def _neighbours(compared: Table) -> tuple[Tensor, Tensor]:
+    """Two columns of episodes that belong together: of pairs both sides, of lists each member and the next."""
+    if "episodes" not in compared:
+        return compared.tensor("chosen"), compared.tensor("rejected")
+    members = compared.ragged("episodes")
+    row = torch.arange(len(members), device=members.values.device).repeat_interleave(members.lengths)
+    same = row[1:] == row[:-1]
+    return members.values[:-1][same], members.values[1:][same]
+
+
+def _join(rows: Experience, pairs: tuple[Tensor, Tensor], label: Tensor) -> Tensor:
     """Give the two episodes of every pair the smaller of their labels."""
     episodes = rows.by("episode")
     per_episode = episodes.min(label)
-    chosen = torch.searchsorted(episodes.keys, pairs.tensor("chosen"))
-    rejected = torch.searchsorted(episodes.keys, pairs.tensor("rejected"))
-    low = torch.minimum(per_episode[chosen], per_episode[rejected])
-    joined = per_episode.scatter_reduce(0, chosen, low, "amin").scatter_reduce(0, rejected, low, "amin")
+    one, other = (torch.searchsorted(episodes.keys, side) for side in pairs)
+    low = torch.minimum(per_episode[one], per_episode[other])
+    joined = per_episode.scatter_reduce(0, one, low, "amin").scatter_reduce(0, other, low, "amin")
     return episodes.rows(joined)
 
 

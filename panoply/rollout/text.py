@@ -265,7 +265,7 @@ class Collector(InOrder[Task]):
         self._count(decisions)
         episode = self._number(len(tasks))
         columns: dict[str, Column] = {
-            "task": torch.tensor([t.id for t in tasks])[row],
+            **{name: column[row] for name, column in self._of_tasks(tasks).items()},
             "group": torch.tensor(groups)[row],
             "episode": episode[row],
             "version": torch.full_like(row, self.version),
@@ -306,7 +306,7 @@ class Collector(InOrder[Task]):
         inside = torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row]
         of, turn = (column[row] for column in torch.tensor([[i, t] for i, t, _, _ in flat]).T)
         decisions: dict[str, Column] = {
-            "task": torch.tensor([t.id for t in tasks])[of],
+            **{name: column[of] for name, column in self._of_tasks(tasks).items()},
             "group": self._joined(tasks, into)[of],
             "episode": self._number(len(tasks))[of],
             "turn": turn,
@@ -338,6 +338,13 @@ class Collector(InOrder[Task]):
         first: int = self.state["groups"]
         self.state["groups"] += len(tasks)
         return torch.tensor([first + same[t.id] for t in tasks])
+
+    def _of_tasks(self, tasks: Sequence[Task]) -> dict[str, Tensor]:
+        """Keys that an episode has from its task: `task` and, where there are several kinds of problem, `domain`."""
+        found = {"task": torch.tensor([t.id for t in tasks])}
+        if "domain" in self.world.keys:
+            found["domain"] = torch.tensor([stable_hash("domain", self.world.part_of(t)) for t in tasks])
+        return found
 
     def _number(self, episodes: int) -> Tensor:
         first = self.state["episodes"]

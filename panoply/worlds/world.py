@@ -86,6 +86,8 @@ class TextWorld(ABC):
     """Which file of panoply/kinds/ says how such a world is played."""
     access: ClassVar[frozenset[str]] = frozenset({"verify"})
     """What a method may ask for beside tasks and grades: `reference` (gold answers), `teacher`, `hint`, `prefer`."""
+    keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys of its decisions beside those that all have: `domain`, where `part_of` tells kinds of problem apart."""
     preset: ClassVar[str] = "tiny"
     """The hyper-parameters, by name, that suit a model of this world's size."""
     markov: ClassVar[bool] = False

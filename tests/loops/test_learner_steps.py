@@ -22,9 +22,9 @@ from kit import (
     values_of,
 )
 from torch import Tensor
-from toys import PAIRS, toy_episode, toy_group, toy_turn, with_pairs
+from toys import PAIRS, TOYS, toy_list, with_keys, with_pairs
 
-from panoply.experience import Experience
+from panoply.experience import Experience, Ragged, Table
 from panoply.loops.mover import Diverged
 from panoply.loops.units import unit_labels
 from panoply.parts import Part, part
@@ -41,9 +41,10 @@ from panoply.slots.update.optimisers import adam, sgd
     ("terms", "key"),
     [
         ([clip()], "episode"),
-        ([toy_episode()], "episode"),
-        ([toy_group()], "group"),
-        ([toy_turn()], "episode"),
+        ([TOYS["episode"]], "episode"),
+        ([TOYS["group"]], "group"),
+        ([TOYS["turn"]], "episode"),
+        ([TOYS["game"]], "game"),
     ],
 )
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -57,7 +58,7 @@ def test_minibatches_cover_whole_units_once_an_epoch(
         if terms[0].info.slot == "surrogate"
         else dataset(*terms, update=update)
     )
-    made = shuffled(ragged())
+    made = shuffled(with_keys(ragged()))
     parts = list(learner(Tabular(), method).minibatches(made, torch.Generator().manual_seed(0)))
     units = len(made.by(key))
     assert len(parts) == epochs * min(minibatches, units)
@@ -100,8 +101,11 @@ def test_labels_join_whatever_is_connected() -> None:
     """Episodes 1 and 2 share context row 0, episode 2 also has row 1; 3 is paired with 4."""
     made = hand(episode=[1, 2, 2, 3, 4, 5], context=[0, 0, 1, 2, 3, 4], pairs=[(4, 3)])
     assert unit_labels(made, [clip()]).tolist() == [0, 0, 1, 2, 3, 4]
-    assert unit_labels(made, [toy_episode()]).tolist() == [0, 0, 0, 1, 2, 3]
+    assert unit_labels(made, [TOYS["episode"]]).tolist() == [0, 0, 0, 1, 2, 3]
     assert unit_labels(made, [logistic()]).tolist() == [0, 0, 0, 1, 1, 2]
+    assert unit_labels(made, [TOYS["batch"], clip()]).tolist() == [0] * 6
+    listed = made.with_lists(Table({"episodes": Ragged.from_lists([[5, 1], [3]])}))
+    assert unit_labels(listed, [toy_list()]).tolist() == [0, 0, 0, 1, 2, 0]
 
 
 def test_micro_batches_respect_the_limit() -> None:

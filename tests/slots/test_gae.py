@@ -54,6 +54,29 @@ def test_interleaved_episodes_do_not_mix_and_match_a_slow_reference() -> None:
             assert float(found[row]) == pytest.approx(slow, abs=1e-5)
 
 
+def test_a_turn_of_several_rows_is_one_step() -> None:
+    """Turns of two, one and two rows: rewards .5, 0, 1 and values of their first rows .5, .4, .6."""
+    made = hand(
+        episode=[7] * 5, turn=[0, 0, 1, 2, 2], position=[0, 1, 0, 0, 1], end=[0, 0, 0, 0, TRUNCATED],
+        reward=[0.2, 0.3, 0.0, 0.0, 1.0], value=[0.5, 9.0, 0.4, 0.6, 9.0], next_value=[9.0, 9.0, 9.0, 9.0, 2.0],
+    )  # fmt: skip
+    δ = [0.5 + 0.9 * 0.4 - 0.5, 0.9 * 0.6 - 0.4, 1.0 + 0.9 * 2.0 - 0.6]
+    A = [δ[0] + 0.45 * δ[1] + 0.45**2 * δ[2], δ[1] + 0.45 * δ[2], δ[2]]
+    for rows in (torch.arange(5), torch.tensor([4, 1, 2, 0, 3])):
+        part = made.take(rows)
+        found = gae(gamma=0.9, lam=0.5, normalise=False, by="turn")(part)
+        turn = part["turn"].tolist()
+        assert found["advantage"].tolist() == pytest.approx([A[t] for t in turn])
+        assert found["target"].tolist() == pytest.approx([A[t] + [0.5, 0.4, 0.6][t] for t in turn])
+
+
+def test_where_every_turn_is_one_row_turns_are_decisions() -> None:
+    columns = {"reward": [0.0, 0.5, 1.0, 2.0], "value": [0.5, 0.4, 0.6, 0.1], "end": [0, 1, 0, 1]}
+    made = hand(episode=[0, 0, 1, 1], turn=[0, 1, 0, 1], **columns)
+    for name, found in gae(by="turn")(made).items():
+        assert torch.equal(found, gae()(made)[name])
+
+
 def test_normalised_advantages_leave_the_target_alone() -> None:
     columns = {"reward": [0.0, 0.0, 1.0], "value": [0.5, 0.4, 0.6], "end": [0, 0, TERMINATED]}
     found = gae(gamma=1.0, lam=1.0)(hand(episode=[0, 0, 0], **columns))

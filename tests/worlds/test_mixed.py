@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from panoply.batch import Batch, Values
 from panoply.errors import PanoplyError
 from panoply.evaluation.held_out import evaluate
+from panoply.parts import part
+from panoply.planning import make_plan
 from panoply.policies.build import open_policy
+from panoply.rollout.text import Collector
 from panoply.worlds.text.chain import Chain
 from panoply.worlds.text.manyanswers import ManyAnswers
 from panoply.worlds.text.mixed import Mixed
@@ -114,3 +118,20 @@ def test_success_is_reported_for_each_part() -> None:
 def test_what_cannot_be_mixed_is_refused_in_a_sentence(parts: tuple[str, ...], said: str) -> None:
     with pytest.raises(PanoplyError, match=said):
         Mixed(parts)
+
+
+def test_a_domain_is_a_key_and_may_be_a_unit() -> None:
+    """A term that weighs domains alike, however many decisions each has."""
+
+    @part("loss", unit="domain", stream="imitation")
+    def toy_domains(batch: Batch) -> Values:
+        return -batch.by("domain").mean(batch.now["logp"]), {}
+
+    world = Mixed()
+    collect = Collector(world, open_policy("fresh", world, 0, "cpu"), seed=0)
+    made = collect.demonstrations(collect.tasks(5))
+    assert made.by("domain").sum(made.by("episode").is_last()).sort().values.tolist() == [2, 3]
+    slots = {"losses": [toy_domains()]}
+    assert "mean over domains" in make_plan("sft", "mixed", slots=slots).method.equation()[0]
+    with pytest.raises(PanoplyError, match=r"toy_domains\) needs the column 'domain'"):
+        make_plan("sft", "chain", slots=slots)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -24,30 +26,44 @@ def generalised_advantage(
 
 @part(
     "credit",
-    equation="A = Σ_k (γλ)^k·δ_k,  δ = r + γV′ − V,  γ = {gamma}, λ = {lam}",
+    equation=lambda held: (
+        f"A = Σ_k (γλ)^k·δ_k,  δ = r + γV′ − V,  γ = {held.gamma:g}, λ = {held.lam:g}"
+        + (", turn by turn" if held.by == "turn" else "")
+    ),
     needs={"column:value"},
     gives={"column:target"},
     bounds={"gamma": "from 0 to 1", "lam": "from 0 to 1"},
 )
 def gae(
-    experience: Experience, *, gamma: float = 1.0, lam: float = 0.95, normalise: bool = True
+    experience: Experience,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    normalise: bool = True,
+    by: Literal["decision", "turn"] = "decision",
 ) -> dict[str, Tensor]:
     """Generalised advantage estimation (arXiv 1506.02438), and the critic's `target` A + V.
 
     What follows an episode's last row is worth 0 if it terminated, and `next_value`, where the critic gives one, if it
     was truncated or goes on beyond the batch. Without it, as for a text cut at its length limit, nothing follows. The
     target is taken before advantages are normalised.
+
+    by   what k counts and γ discounts: decisions, or turns, where one turn is several decisions (tokens, parts of one
+         action). A turn earns what its rows earn, is worth what its first row is, and all its rows get its A.
     """
     value = experience["value"]
     bootstrap = torch.zeros_like(value)
     if "next_value" in experience:
         bootstrap = experience["next_value"].masked_fill(experience["end"] == TERMINATED, 0.0)
-    reward, order, episode = experience["reward"].float(), in_time(experience), experience["episode"]
-    advantage = torch.empty_like(value)
-    advantage[order] = generalised_advantage(
-        reward[order], value[order], bootstrap[order], episode[order], gamma, lam
+    order, episode = in_time(experience), experience["episode"]
+    steps = Segments(
+        experience.by("turn").index[order] if by == "turn" else torch.arange(len(order), device=order.device)
     )
-    target = advantage + value
+    worth = steps.first(value[order])
+    earned, after = steps.sum(experience["reward"].float()[order]), steps.last(bootstrap[order])
+    found = generalised_advantage(earned, worth, after, steps.first(episode[order]), gamma, lam)
+    advantage, target = torch.empty_like(value), torch.empty_like(value)
+    advantage[order], target[order] = steps.rows(found), steps.rows(found + worth)
     if normalise and len(advantage) > 1:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     return {"advantage": advantage, "target": target}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from panoply.costs import Lengths, Tokens, part_tokens
 from panoply.errors import PanoplyError
-from panoply.experience import Column, Experience, Ragged, Table
+from panoply.experience import Experience
 from panoply.parts import Finding, Part, part
 from panoply.slots.data.teacher import teacher_pairs
 
@@ -46,20 +46,12 @@ def mismatched(experience: Experience) -> Experience:
         raise PanoplyError("Answers to one prompt cannot be put after another: the batch needs more prompts.")
     after = torch.empty_like(order)
     after[order] = order.roll(most)  # a row of another prompt, since no prompt has more rows
-    rows = [
-        [*tokens[i][: int(shared[i])].tolist(), *tokens[j][int(shared[j]) :].tolist()]
-        for j, i in enumerate(after.tolist())
-    ]
-    row = experience["context"]
-    moved: dict[str, Column] = {
-        "context": row,
-        "position": experience["position"] + (shared[after] - shared)[row],
-        "episode": -1 - row,
-        "label": torch.zeros_like(experience["label"]),
-    }
-    moved |= {name: torch.zeros_like(experience[name]) for name in experience.decisions if "signal:" in name}
-    swapped = Table({"tokens": Ragged.from_lists(rows), "prompt": prompt[after], "shared": shared[after]})
-    return Experience(experience.decisions.plus(moved), swapped)
+    swapped = experience.reprompted(
+        {row: tokens[other][: int(shared[other])].tolist() for row, other in enumerate(after.tolist())}
+    )
+    marks = {"episode": -1 - experience["context"], "label": torch.zeros_like(experience["label"])}
+    marks |= {name: torch.zeros_like(experience[name]) for name in experience.decisions if "signal:" in name}
+    return Experience(swapped.decisions.plus(marks), swapped.context)
 
 
 def _impossible(held: Any, method: Any) -> list[Finding]:

@@ -183,6 +183,8 @@ class ControlWorld(ABC):
     access: ClassVar[frozenset[str]] = frozenset({"step", "verify"})
     """What a method may ask for: `step`, `verify` (it says what was earned), `fork` (snapshots), `reset_to`, `model`
     (exact transitions), `params`, `differentiable`."""
+    keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys of its decisions beside those that all have, such as `agent` and `game`."""
     preset: ClassVar[str] = "control"
     settings: ClassVar[Mapping[str, Any]] = {
         "reward.name": "reward",

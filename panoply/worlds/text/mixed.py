@@ -7,7 +7,7 @@ import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class Mixed(TextWorld):
     tokens are single characters, and whose answers end with `$`.
     """
 
+    keys: ClassVar[frozenset[str]] = frozenset({"domain"})
     parts: tuple[str, ...] = ("chain", "manyanswers")
     """Worlds by name. One named twice comes twice as often; options follow a colon: `chain:operations=4:slip=0.5`."""
 
