@@ -27,7 +27,7 @@ class Slot:
 _TERM = Slot(("batch",), "one value per row of its unit, and columns for metrics", remembers=True)
 
 SLOTS = {
-    "sample": Slot(("collect",), "an `Experience`", remembers=True),
+    "sample": Slot(("collect",), "an `Experience`; off policy an `Acting`", remembers=True),
     "reward": Slot(("experience",), "the column `reward`", remembers=True),
     "select": Slot(("experience",), "a mask of the decisions to keep, or an `Experience`", remembers=True),
     "credit": Slot(("experience",), "the column `advantage`, or several columns by name", remembers=True),
@@ -37,7 +37,7 @@ SLOTS = {
     "update": Slot(("parameters",), "an optimiser"),
     "data": Slot(("collect",), "an `Experience`", remembers=True),
     "loss": _TERM,
-    "model": Slot(("job",), "a `Model`"),
+    "model": Slot(("seat",), "a `Model`"),
     "replay": Slot((), "nothing"),
     "network": Slot(("policy", "seed"), "a module"),
     "targets": Slot(("updates", "pairs"), "nothing: it moves targets towards weights"),

@@ -252,7 +252,7 @@ def worth_measuring(plan: Plan, opened: bool) -> bool:
     return plan.world_id.startswith("jsonl@") or weights > SMALL
 
 
-def estimate(plan: Plan, policy: TextPolicy) -> Estimate:
+def estimate(plan: Plan, policy: Any) -> Estimate:
     """Measure a policy, and what the plan's step takes by it."""
     world = plan.world()
     assert isinstance(world, TextWorld)

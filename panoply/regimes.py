@@ -60,6 +60,16 @@ class Method:
             else:
                 yield slot, value
 
+    @property
+    def loop(self) -> str:
+        """Which step function of `loops/` makes the steps of a run."""
+        return self.regime
+
+    @property
+    def normalised_once(self) -> bool:
+        """Whether observations are normalised by logged data, once, and not by what is seen in each step."""
+        return False
+
     def terms(self) -> list[Part]:
         """The parts the learner differentiates."""
         raise NotImplementedError
@@ -153,6 +163,14 @@ class OnPolicy(Method):
         "models": "model",
     }
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "steps" in self.sample.info.gives:
+            raise PanoplyError(
+                f"An on-policy method learns from whole batches; sample.{self.sample.info.name} gives one step after "
+                "another. Take sample=rollout."
+            )
+
     def terms(self) -> list[Part]:
         return [self.surrogate, *self.regularise]
 
@@ -235,6 +253,25 @@ class OffPolicy(Method):
         if self.data is not None:
             _check_mixed(self.data, self.losses)
 
+    @property
+    def normalised_once(self) -> bool:
+        return self.data is not None
+
+    def steps_alone(self, steps: int) -> int:
+        """How many steps of a run learn from logged data alone, before the policy acts."""
+        return int(self.data.settings()["alone"] or 0) if self.data is not None else 0
+
+    def updates_a_step(self) -> int:
+        """How many updates a step of the run has."""
+        replay = self.replay.settings()
+        return int(self.sample.settings()["length"] // replay["every"] * replay["updates"])
+
+    def updates_due(self, written: int, envs: int) -> int:
+        """How many updates are due when so many steps of each environment have been written."""
+        replay = self.replay.settings()
+        enough = self.data is not None or written * envs > replay["warmup"]
+        return int(replay["updates"]) if enough and written % replay["every"] == 0 else 0
+
     def terms(self) -> list[Part]:
         return list(self.losses)
 
@@ -271,6 +308,29 @@ class Offline(Method):
         if self.sample is not None:
             _check_steps(self.sample)
             _check_mixed(self.data, self.losses)
+
+    @property
+    def loop(self) -> str:
+        return "dataset" if self.sample is None else "off_policy"
+
+    @property
+    def normalised_once(self) -> bool:
+        return True
+
+    def steps_alone(self, steps: int) -> int:
+        """How many steps of a run learn from logged data alone, before the policy acts: half of them, unless said."""
+        said = self.data.settings()["alone"]
+        return int(said) if said is not None else steps // 2
+
+    def updates_a_step(self) -> int:
+        """How many updates a step of the run has."""
+        return int(self.replay.settings()["updates"])
+
+    def updates_due(self, written: int, envs: int) -> int:
+        """While acting, as many updates in a step of the run as without, spread evenly over what is written in it."""
+        assert self.sample is not None
+        updates, length = self.updates_a_step(), self.sample.settings()["length"]
+        return int(written * updates // length - (written - 1) * updates // length)
 
     def terms(self) -> list[Part]:
         return list(self.losses)

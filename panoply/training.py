@@ -338,20 +338,16 @@ def _resume(folder: Path, progress: Progress, choices: dict[str, Any]) -> Course
 
 def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Course:
     """A run from where it stands to its end. One that is left on the way is saved first."""
-    from panoply.loops.dataset import dataset
     from panoply.loops.job import Job
     from panoply.loops.mover import Diverged
-    from panoply.loops.off_policy import off_policy
-    from panoply.loops.on_policy import on_policy
+    from panoply.loops.steps import steps
 
-    loops = {"on_policy": on_policy, "off_policy": off_policy, "dataset": dataset, "offline": dataset}
-    mixed = made.method.regime == "offline" and "sample" in made.method.slots()
     job = None
     try:
         with memory_errors():
             job = Job(made, run, progress)
             job.begin()
-            yield from job.paused_between(off_policy(job) if mixed else loops[made.method.regime](job))
+            yield from job.paused_between(steps(job))
             with job.at_work():
                 job.finish()
     except Diverged as error:

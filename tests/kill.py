@@ -242,7 +242,7 @@ def live(case: Case, folder: Path, seed: int, kinds: Sequence[str], start_up: fl
 def warm_up() -> None:
     """Import what runs import, so that forks need not."""
     for module in (
-        "panoply.loops.dataset", "panoply.loops.on_policy", "panoply.loops.off_policy", "panoply.loops.recipe",
+        "panoply.loops.steps", "panoply.loops.recipe",
         "panoply.api", "panoply.kernels.compiled", "numba", "scipy.linalg", "yaml",
         "torch._dynamo",  # torch.optim imports it on first use, which takes seconds
     ):  # fmt: skip

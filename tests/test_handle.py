@@ -127,14 +127,14 @@ def test_what_on_step_raises_passes_and_the_run_can_go_on(tmp_path: Path, whole:
 
 
 def test_what_a_run_raises_passes_through_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from panoply.loops.job import Job
+    from panoply.loops.seat import Seat
 
     def fail(*_: Any) -> None:
         raise pp.PanoplyError("No.")
 
     steps = tiny_steps(tmp_path / "run")
     next(steps)
-    monkeypatch.setattr(Job, "sample", fail)
+    monkeypatch.setattr(Seat, "call", fail)
     with pytest.raises(pp.PanoplyError, match="No"):
         next(steps)
     assert Run.open(tmp_path / "run").status() == "stopped"

@@ -22,7 +22,7 @@ from panoply.given import without_places
 from panoply.planning import Plan
 from panoply.run import Run, versions
 
-LOOPS = tuple(f"panoply.loops.{name}" for name in ("job", "on_policy", "off_policy", "dataset"))
+LOOPS = tuple(f"panoply.loops.{name}" for name in ("job", "steps"))
 
 
 def identity(plan: Plan) -> str:

@@ -135,7 +135,10 @@ class ActorCriticLearner:
         return Replay(policy.observation, policy.action, policy.head, **room, **shape, device=policy.device)
 
     def remember(self, experience: Experience) -> None:
-        """Fill the replay with logged data, beside what the policy does itself, if it acts."""
+        """Fill the replay with logged data, unless it is, beside what the policy does itself, if it acts."""
+        if experience is self._data:
+            return
+        self._data = experience
         logged = self._empty({"size": len(experience)})
         logged.fill(experience)
         logged.experts = self.method.replay.settings()["experts"]
@@ -191,9 +194,7 @@ class ActorCriticLearner:
 
     def minibatches(self, experience: Experience, generator: torch.Generator) -> Iterator[Experience]:
         """The data as one, from which batches are drawn; the replay is filled with it whenever it is another."""
-        if experience is not self._data:
-            self._data = experience
-            self.remember(experience)
+        self.remember(experience)
         assert isinstance(self.replay, Replay)
         for descent in self.descents if len(self.replay) else ():
             self.replay.more |= descent.prepare(self.learned, self.replay)
@@ -206,6 +207,9 @@ class ActorCriticLearner:
         if len(self.replay):
             self.learn(self.method.replay.settings()["updates"])
         return self.metrics()
+
+    def settle(self) -> None:
+        """The weights are always where they are learned."""
 
     # -------------------------------------------------------------- saving
 

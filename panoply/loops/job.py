@@ -1,4 +1,4 @@
-"""A job: a plan set in motion. What every loop shares: parts with memory, snapshots, evaluation, checkpoints."""
+"""A job: a plan set in motion. The course of a run: steps, evaluation, checkpoints. Who learns in it is a `Seat`."""
 
 from __future__ import annotations
 
@@ -6,45 +6,37 @@ import copy
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import torch
 
 from panoply import checkpoint, pace
 from panoply.errors import PanoplyError
-from panoply.evaluation.held_out import Evaluation, Ungraded
-from panoply.evaluation.pairs import evaluate_pairs
+from panoply.evaluation.held_out import Ungraded
 from panoply.experience import Experience
 from panoply.handle import Step
-from panoply.kinds import Collector, Policy, kind_of
-from panoply.loops.actor_critic import ActorCriticLearner
-from panoply.loops.health import check_growth, speaks, weight_norm
-from panoply.loops.learner import Learner
-from panoply.loops.metrics import describe, peak_memory
-from panoply.loops.models import Models
+from panoply.kinds import Policy, kind_of
+from panoply.loops.health import speaks
+from panoply.loops.metrics import peak_memory
 from panoply.loops.samples import Watch, choose, sampled_episodes
-from panoply.loops.snapshots import Snapshots
-from panoply.parts import Part
+from panoply.loops.seat import Seat
 from panoply.planning import Plan
-from panoply.policies.build import model_source
-from panoply.policies.control import ControlPolicy
-from panoply.policies.lora import add_lora, load_adapter, save_adapter
-from panoply.policies.text import TextPolicy
-from panoply.policies.value import ValueModel
 from panoply.progress import Progress
 from panoply.ranges import MOST_THREADS
 from panoply.records import Best
-from panoply.regimes import Offline, OffPolicy
 from panoply.rollout.graphs import setup_seconds
 from panoply.run import Run
 from panoply.sinks import Careful, Sink
 from panoply.threads import pick_threads, without_denormals
 from panoply.until import Until
-from panoply.worlds.world import TextWorld
 
-COLLECTOR = "collector"
-"""The collector's state is saved among those of the parts."""
+
+class Stepped(NamedTuple):
+    """What a step function made: the experience, its metrics, and what selection left of it, where that is less."""
+
+    experience: Experience
+    metrics: Mapping[str, float]
+    learned: Experience | None = None
 
 
 class Job:
@@ -57,32 +49,15 @@ class Job:
             torch.set_num_threads(options.threads)
         self.plan, self.run, self.progress, self.method = plan, run, progress, plan.method
         self.world = plan.world()
-        if isinstance(self.world, TextWorld):
-            self.world.listen(progress.say)
+        self.world.listen(progress.say)
         self.kind = kind_of(self.world)
         checkpoint.recover(run.checkpoints)
         self._found = run.latest(progress.say)
         if remark := self.kind.remark(options.model, self.world):
             progress.say(remark)
-        self.policy = self._open_policy()
+        self.seat = Seat(plan, self.world, self._found.folder if self._found else None)
         if not options.threads and self._found is None:
             torch.set_num_threads(pick_threads(self.kind.width(self.policy)))
-        if options.lora:
-            assert isinstance(self.policy, TextPolicy)
-            self.policy = add_lora(self.policy, options.lora, options.seed)
-        self.collect = self.kind.collector(self.world, self.policy, options.seed, needs=self.method.needs())
-        self.learned: Policy | ValueModel = self.policy
-        """What the method's terms train: the policy, or a judge made of it."""
-        if "judged" in self.method.needs():
-            opened = self._open_policy()
-            assert isinstance(opened, TextPolicy)
-            self.learned = ValueModel.of(opened)
-        self.snapshots = Snapshots(self)
-        self.models = Models(self)
-        self.learner: Learner | ActorCriticLearner = self._make_learner()
-        self.states: dict[str, dict[str, Any]] = {
-            path: held.info.state() for path, held in self.method.parts() if held.info.state is not None
-        }
         self.step = 0
         self.seconds = 0.0
         self.best: Best = {"step": 0, "of": plan.measures(), "score": None}
@@ -97,48 +72,15 @@ class Job:
         self._inside = 0.0
         self._setup = 0.0
         self._started = time.monotonic()
-        self._norm = weight_norm(self.learned)
         self._told: set[str] = set()
         self._moves = 0
-        self._at_start: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-        for learner in (self.learner, *self.models.learners.values()):
-            for optimiser in learner.optimisers:
-                optimiser.register_step_post_hook(self._moved)
+        self._at_start: dict[str, Any] = {}
+        for optimiser in self.seat.optimisers:
+            optimiser.register_step_post_hook(self._moved)
 
-    def _make_learner(self) -> Learner | ActorCriticLearner:
-        options, method = self.plan.options, self.method
-        if isinstance(method, OffPolicy | Offline):
-            assert isinstance(self.policy, ControlPolicy)
-            return ActorCriticLearner(self.policy, method, seed=options.seed, total_steps=options.steps)
-        return Learner(
-            self.models.joined(self.kind.scorer(self.learned, self.world, method.needs())),
-            method,
-            more=self.models.joined_losses(),
-            total_steps=options.steps,
-            micro_tokens=options.micro_tokens,
-            recompute=options.recompute,
-            seed=options.seed,
-        )
-
-    # -------------------------------------------------------------- parts
-
-    def call(self, path: str, *args: Any, part: Part | None = None) -> Any:
-        """Call a slot's part; one that remembers gets its state first and hands back the next one."""
-        held = part or getattr(self.method, path)
-        if path not in self.states:
-            return held(*args)
-        self.states[path], result = held(self.states[path], *args)
-        return result
-
-    def sample(self) -> Experience:
-        """What the sample part collects, with the weights the update wants to see."""
-        assert isinstance(self.learner, Learner)
-        return self.learner.sampled(self.step, lambda: self.call("sample", self.collect))
-
-    def settle(self) -> None:
-        """Be back at the weights that are learned."""
-        if isinstance(self.learner, Learner):
-            self.learner.settle()
+    @property
+    def policy(self) -> Policy:
+        return self.seat.policy
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -181,7 +123,7 @@ class Job:
 
     def _say_pace(self) -> None:
         """What a step will take, measured before the first."""
-        if isinstance(self.policy, TextPolicy) and pace.worth_measuring(self.plan, opened=True):
+        if pace.worth_measuring(self.plan, opened=True):
             for line in pace.estimate(self.plan, self.policy).lines():
                 self.progress.say(line)
 
@@ -204,36 +146,27 @@ class Job:
                 self.progress.say(f"Stopped at step {self.step}: {self.plan.options.until} is reached.")
                 break
             self._moves = 0
-            self._at_start = copy.deepcopy((self.collect.state, self.states))
+            self._at_start = copy.deepcopy(self.seat.memory)
             yield self.step
 
     @property
     def spent(self) -> dict[str, int]:
         """What has been collected since the run began."""
-        return {of: self.collect.state.get(of, 0) for of in ("episodes", "decisions")}
+        return {of: self.seat.collect.state.get(of, 0) for of in ("episodes", "decisions")}
 
-    def watch(self, experience: Experience) -> None:
+    def watch(self, seat: Seat, experience: Experience) -> None:
         """In a step whose episodes are recorded: choose some, of which the learner is to note all it does to them."""
         every, step = self.plan.options.episodes_every, self.step + 1
         due = every > 0 and len(experience) > 0 and (step % every == 0 or step == self.plan.options.steps)
-        self.learner.watch = Watch(choose(experience)) if due else None
+        seat.learner.watch = Watch(choose(experience)) if due else None
 
-    def finish_step(
-        self, experience: Experience, metrics: Mapping[str, float], learned: Experience | None = None
-    ) -> Step:
-        """Log, evaluate and checkpoint what has become due.
-
-        `learned` is what selection left of the experience, where that is less.
-        """
-        options = self.plan.options
-        self.settle()
-        described = describe(experience)
-        check_growth(self.step + 1, described, weight_norm(self.learned), self._norm)
+    def finish_step(self, stepped: Stepped) -> Step:
+        """Log, evaluate and checkpoint what has become due."""
+        options, (experience, metrics, learned) = self.plan.options, stepped
+        described = self.seat.conclude(self.step + 1, experience)
         self.step += 1
         self.seconds = time.monotonic() - self._started
-        self.collect.version = self.step
-        if not (isinstance(self.method, OffPolicy | Offline) and self.method.data):
-            self.kind.after_step(self.policy, experience)
+        self.seat.collect.version = self.step
         last = self.step == options.steps
         evaluated = last or bool(options.evaluate_every and self.step % options.evaluate_every == 0)
         record: dict[str, Any] = {"step": self.step, "seconds": round(self.seconds, 3)}
@@ -241,8 +174,10 @@ class Job:
         record |= described | dict(metrics) | self._speed(experience) | self._failures()
         if evaluated:
             record |= self._evaluate()
-        if self.learner.watch is not None:
-            self._record_episodes(self.learner.watch, experience, experience if learned is None else learned)
+        if self.seat.learner.watch is not None:
+            self._record_episodes(
+                self.seat.learner.watch, experience, experience if learned is None else learned
+            )
         self.run.log(record)
         self.logged = record
         if self.sinks is not None:
@@ -306,7 +241,7 @@ class Job:
             "after": self.after,
             "best": self.best,
             "threads": torch.get_num_threads(),
-            "fingerprint": self.learned.fingerprint(),
+            "fingerprint": self.seat.learned.fingerprint(),
         }
         self.run.finish(result)
         self.close()
@@ -319,9 +254,9 @@ class Job:
         that is not finite then came from elsewhere, such as a reward. Otherwise it is the newest checkpoint from
         which the next step was sound: one of the very step that failed is set aside.
         """
-        self.settle()
-        if self._moves == 0 and speaks(self.policy, self._probe()):
-            self.collect.state, self.states = copy.deepcopy(self._at_start)
+        self.seat.learner.settle()
+        if self._moves == 0 and speaks(self.policy, self.seat.probe()):
+            self.seat.memory = copy.deepcopy(self._at_start)
             self._save()
             kept = self.step
         else:
@@ -336,41 +271,23 @@ class Job:
         if self.sinks is not None:
             self.sinks.close()
             self.sinks = None
-        self.collect.close()
+        self.seat.collect.close()
         self.progress.close()
         self.run.release()
         torch.set_num_threads(self._threads)
 
     # -------------------------------------------------------------- pieces
 
-    def open(self, source: str) -> Policy:
-        """A policy for this world: new weights, or those of a folder."""
-        return self.kind.open_policy(source, self.world, self.plan.options, self.plan.policy_options)
-
-    def _open_policy(self) -> Policy:
-        """The model the run began with; where that has gone and nothing else is made of it, the checkpoint's."""
-        options, found = self.plan.options, self._found
-        try:
-            return self.open(options.model)
-        except PanoplyError:
-            if found is None or options.lora or self.method.slots().get("models"):
-                raise
-            return self.open(str(found.model))
-
-    def _probe(self) -> Collector:
-        """A collector of held-out tasks."""
-        return self.kind.collector(self.world, self.policy, self.plan.options.seed, split="test")
-
     def _record_episodes(self, watch: Watch, experience: Experience, learned: Experience) -> None:
         watch.credited(learned)
         decode = self.kind.decode(self.policy)
         self.run.log_episodes(sampled_episodes(self.step, decode, experience, watch))
-        self.learner.watch = None
+        self.seat.learner.watch = None
 
     def _evaluate(self) -> dict[str, float]:
         with self.phase("evaluate"):
             try:
-                found = self._measure()
+                found = self.seat.evaluate(lambda done, total: self.progress.evaluating(self, done, total))
             except Ungraded as error:
                 self.progress.say(f"Step {self.step} could not be evaluated. {error}")
                 self.after = self.after or {"step": self.step, "of": self.best["of"]}
@@ -388,22 +305,6 @@ class Job:
         record = {f"held_out_{name}": mean for name, mean in {**extras, **found.rates}.items()}
         return record | ({"ungraded": found.ungraded} if found.ungraded else {})
 
-    def _measure(self) -> Evaluation:
-        options = self.plan.options
-        if isinstance(self.learned, ValueModel):
-            data = self.method.slots()["data"]
-            assert isinstance(data, Part)
-            return evaluate_pairs(data, cast(Any, self._probe()), self.learned, options.held_out)
-        return self.kind.evaluate(
-            self.world,
-            self.policy,
-            options.held_out,
-            seed=options.seed,
-            split=options.split,
-            greedy=options.greedy,
-            watch=lambda done, total: self.progress.evaluating(self, done, total),
-        )
-
     def _speed(self, experience: Experience) -> dict[str, float]:
         times = {f"seconds_{name}": round(t, 4) for name, t in self._phases.items()}
         setup, self._setup = self._setup, setup_seconds(getattr(self.policy, "model", None))
@@ -419,7 +320,7 @@ class Job:
 
     def _failures(self) -> dict[str, int]:
         """How many answers could not be graded so far; each new reason is told once."""
-        reasons = self.collect.failures()
+        reasons = self.seat.collect.failures()
         for why in reasons.keys() - self._told:
             self.progress.say(f"An episode could not be finished and is left out or cut: {why}.")
         self._told |= reasons.keys()
@@ -429,31 +330,22 @@ class Job:
         self._moves += 1
 
     def _save(self) -> None:
-        plain, tensors = checkpoint.split_tensors({**self.states, COLLECTOR: self.collect.state})
+        own, tensors = self.seat.state()
         state = {
+            **own,
             "step": self.step,
             "seconds": self.seconds,
-            "parts": plain,
             "best": self.best,
             "before": self.before,
             "after": self.after,
             "threads": torch.get_num_threads(),
-            "norm": self._norm,
         }
         self.run.sync()
-        tensors |= {**self.learner.state(), **self.models.state()}
-        checkpoint.save(self.run.checkpoints, self.step, self._save_models, state, tensors)
+        checkpoint.save(self.run.checkpoints, self.step, self.seat.save, state, tensors)
         self._prune()
 
     def _prune(self) -> None:
         checkpoint.prune(self.run.checkpoints, self.plan.options.keep, self.best["step"])
-
-    def _save_models(self, folder: Path) -> None:
-        self.learned.save(folder / "model")
-        self.models.save(folder / "models")
-        if self.plan.options.lora:
-            base = model_source(self.plan.options.model, cast(TextWorld, self.world))
-            save_adapter(cast(TextPolicy, self.policy), folder / "adapter", base)
 
     def _load(self, found: checkpoint.Checkpoint) -> None:
         """Take up what a checkpoint holds: whole, as its manifest says, but perhaps of another method or version."""
@@ -479,16 +371,7 @@ class Job:
             raise PanoplyError(f"threads are from 1 to {MOST_THREADS}, not {state['threads']}")
         if state["threads"] != torch.get_num_threads():
             torch.set_num_threads(state["threads"])
-        if self.plan.options.lora:
-            load_adapter(cast(TextPolicy, self.policy), found.folder / "adapter")
-        else:
-            self.learned.load_weights(found.model)
-        self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith(("part:", "model:"))})
-        self.models.load(found.folder / "models", tensors)
-        first = {**self.states, COLLECTOR: self.collect.state}
-        self.states = checkpoint.join_tensors(state["parts"], tensors)
-        checkpoint.check_states(self.states, first)
-        self.collect.state = self.states.pop(COLLECTOR)
-        self.step = self.collect.version = state["step"]
-        self.seconds, self.best, self._norm = state["seconds"], state["best"], state["norm"]
+        self.seat.load(found.folder, state, tensors)
+        self.step = self.seat.collect.version = state["step"]
+        self.seconds, self.best = state["seconds"], state["best"]
         self.before, self.after = state["before"], state["after"]

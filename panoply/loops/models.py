@@ -16,7 +16,7 @@ from panoply.regimes import Fit
 from panoply.seeds import torch_rng
 
 if TYPE_CHECKING:
-    from panoply.loops.job import Job
+    from panoply.loops.seat import Seat
 
 
 class Annotator(Scorer, Protocol):
@@ -33,7 +33,7 @@ class Annotator(Scorer, Protocol):
 class Model:
     """A model, the columns it adds, and how it learns: on its own (`fit`), or with the policy (`losses`), if at all.
 
-    What a `model` part returns when it is called with a job. `warmup` is the number of steps in which only the model
+    What a `model` part returns when it is called with a seat. `warmup` is the number of steps in which only the model
     learns.
     """
 
@@ -70,11 +70,11 @@ class Together:
 class Models:
     """All of a method's models, by the name of their part."""
 
-    def __init__(self, job: Job):
-        options = job.plan.options
+    def __init__(self, seat: Seat):
+        options = seat.options
         self.seed = options.seed
         self.held: dict[str, Model] = {
-            part.info.name: part(job) for part in getattr(job.method, "models", ())
+            part.info.name: part(seat) for part in getattr(seat.method, "models", ())
         }
         self.learners = {
             name: Learner(c.model, c.fit, total_steps=options.steps, micro_tokens=options.micro_tokens)

@@ -1,59 +1,54 @@
-"""The on-policy loop: collect, assign credit, ascend the surrogate for some epochs, forget."""
+"""A step on policy: collect, assign credit, ascend the surrogate for some epochs, forget."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import cast
 
 from panoply.experience import Experience
-from panoply.handle import Step
 from panoply.loops.health import check_agreement
-from panoply.loops.job import Job
-from panoply.loops.learner import mean_metrics
+from panoply.loops.job import Job, Stepped
+from panoply.loops.learner import Learner, mean_metrics
+from panoply.loops.seat import Seat
 from panoply.regimes import OnPolicy
 from panoply.seeds import torch_rng
 
 
-def on_policy(job: Job) -> Iterator[Step]:
-    method = job.method
-    assert isinstance(method, OnPolicy)
-    for step in job.steps():
-        with job.phase("sample"):
-            asked = -job.collect.state["tasks"]
-            collected = job.sample()
-            asked += job.collect.state["tasks"]
-        with job.phase("score"):
-            collected = job.models.annotate(job.snapshots.score(collected))
-        with job.phase("credit"):
-            collected = collected.with_columns(reward=job.call("reward", collected))
-            job.watch(collected)
-            experience = collected
-            for part in method.select:
-                kept = job.call(f"select.{part.info.name}", experience, part=part)
-                experience = kept if isinstance(kept, Experience) else experience.take(kept)
-            if len(experience):
-                credited = job.call("credit", experience)
-                columns = credited if isinstance(credited, dict) else {"advantage": credited}
-                experience = experience.with_columns(**columns)
-        with job.phase("learn"):
-            metrics = job.models.fit(experience, step)
-            if step >= job.models.warmup:
-                metrics |= learn(job, experience, step)
-        metrics["groups_asked"] = asked
-        yield job.finish_step(
-            collected if len(experience) < len(collected) else experience, metrics, learned=experience
-        )
+def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
+    method, learner = cast(OnPolicy, seat.method), cast(Learner, seat.learner)
+    with job.phase("sample"):
+        asked = -seat.collect.state["tasks"]
+        collected = learner.sampled(step, lambda: cast(Experience, seat.call("sample", seat.collect)))
+        asked += seat.collect.state["tasks"]
+    with job.phase("score"):
+        collected = seat.models.annotate(seat.snapshots.score(collected))
+    with job.phase("credit"):
+        collected = collected.with_columns(reward=seat.call("reward", collected))
+        job.watch(seat, collected)
+        experience = collected
+        for part in method.select:
+            kept = seat.call(f"select.{part.info.name}", experience, part=part)
+            experience = kept if isinstance(kept, Experience) else experience.take(kept)
+        if len(experience):
+            credited = seat.call("credit", experience)
+            columns = credited if isinstance(credited, dict) else {"advantage": credited}
+            experience = experience.with_columns(**columns)
+    with job.phase("learn"):
+        metrics = seat.models.fit(experience, step)
+        if step >= seat.models.warmup:
+            metrics |= learn(seat, experience, step)
+    metrics["groups_asked"] = asked
+    return Stepped(collected if len(experience) < len(collected) else experience, metrics, experience)
 
 
-def learn(job: Job, experience: Experience, step: int) -> dict[str, float]:
+def learn(seat: Seat, experience: Experience, step: int) -> dict[str, float]:
     """Epochs of mini-batches. Metrics are the mean over them, and of the first one the agreement with the sampler."""
     found: list[dict[str, float]] = []
-    method = job.method
-    stale = isinstance(method, OnPolicy) and "stale" in method.sample.info.gives
-    order = torch_rng("minibatches", job.plan.options.seed, step)
-    for minibatch in job.learner.minibatches(experience, order):
-        found.append(job.learner.step(minibatch, step))
+    stale = "stale" in cast(OnPolicy, seat.method).sample.info.gives
+    order = torch_rng("minibatches", seat.options.seed, step)
+    for minibatch in seat.learner.minibatches(experience, order):
+        found.append(seat.learner.step(minibatch, step))
         if len(found) == 1 and "logp_gap" in found[0] and not stale:
-            check_agreement(job.plan, found[0]["logp_gap"])
+            check_agreement(seat.plan, found[0]["logp_gap"])
     if not found:
         return {"loss": 0.0}
     metrics = mean_metrics(found)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from panoply.experience import Experience
 from panoply.kinds import Policy
 from panoply.policies import divergence
-
-if TYPE_CHECKING:
-    from panoply.loops.job import Job
+from panoply.regimes import Method
 
 
 class Snapshots:
@@ -22,15 +21,13 @@ class Snapshots:
     made the distribution sampled from another one.
     """
 
-    def __init__(self, job: Job):
-        options = job.plan.options
-        self.policy = job.policy
-        needs = job.method.needs()
-        self.sampled, self.own = (job.method.snapshots(scores) for scores in ("sampled", "policy"))
-        self.distributions = sorted({to for _, _, to in divergence.parse(needs)})
+    def __init__(self, method: Method, policy: Policy, reference: Callable[[], Policy]):
+        self.policy = policy
+        self.sampled, self.own = (method.snapshots(scores) for scores in ("sampled", "policy"))
+        self.distributions = sorted({to for _, _, to in divergence.parse(method.needs())})
         self.reference: Policy | None = None
         if "reference" in (*self.sampled, *self.own, *self.distributions):
-            self.reference = job.open(options.model if options.reference == "start" else options.reference)
+            self.reference = reference()
 
     def score(self, experience: Experience) -> Experience:
         """Add the columns the method's terms compare with."""

@@ -47,8 +47,6 @@ class ControlCollector(InOrder[Start]):
         self.needs = needs
         self.state: dict[str, Any] = {"tasks": 0, "groups": 0, "episodes": 0, "decisions": 0}
         self.version = 0
-        self.each: Callable[[StepBuffer], None] | None = None
-        """Called after every step with what has been written. Then it is not asked how likely actions were."""
         self._logged: Experience | None = None
         self._open: _Rows | None = None
         self._batches: dict[int, Envs] = {}
@@ -106,18 +104,14 @@ class ControlCollector(InOrder[Start]):
 
         random   steps since the run began in which any action is taken
         """
-        rows = self._continued(envs)
-        buffer = StepBuffer(envs, length)
-        blind = -(-(random - self.state["decisions"]) // envs)
-        for t in range(length):
-            ended = rows.step(buffer, temperature, blind=t < blind)
-            if ended is not None:
-                rows.begin(ended, [self._next_episode() for _ in ended])
-        experience = self._experience(buffer, rows, temperature)
-        rows.remember(buffer)
-        self.state["open"], self.state["actions"] = rows.record()
-        rows.at = self.state["open"]
-        return experience
+        acting = self.steps(envs, length, temperature, random)
+        for _ in range(length):
+            acting.step()
+        return acting.experience(likelihoods=True)
+
+    def steps(self, envs: int, length: int, temperature: Temperature = 1.0, random: int = 0) -> Acting:
+        """The same a step at a time, for those who learn in between."""
+        return Acting(self, envs, length, temperature, random)
 
     def logged(self) -> Experience:
         """All of the world's logged data."""
@@ -166,8 +160,11 @@ class ControlCollector(InOrder[Start]):
 
     # -------------------------------------------------------------- tables
 
-    def _experience(self, buffer: StepBuffer, rows: _Rows, temperature: Temperature) -> Experience:
-        """Rows in the order of their episodes and, inside one, of time; final observations come last."""
+    def _experience(self, buffer: StepBuffer, rows: _Rows, temperature: Temperature | None) -> Experience:
+        """Rows in the order of their episodes and, inside one, of time; final observations come last.
+
+        Without a temperature it is not asked how likely actions were.
+        """
         taken = buffer.kept()
         episode = taken["episode"]
         order = episode.argsort(kind="stable")
@@ -204,7 +201,7 @@ class ControlCollector(InOrder[Start]):
             context["legal"] = _joined(taken["legal"], taken["legal_after"][ends])
         columns["state"] = hashed(taken["observation"])
         self.state["decisions"] = self.state.get("decisions", 0) + n
-        if self.each is None:
+        if temperature is not None:
             sampled_at = _recorded(temperature, columns["turn"])  # type: ignore[arg-type]
             if sampled_at is not None:
                 columns["temperature"] = sampled_at
@@ -221,6 +218,45 @@ class ControlCollector(InOrder[Start]):
         action = columns["action"]
         assert isinstance(action, Tensor)
         return dict(head.score(out, action, legal, sampled_at, entropy=True))
+
+
+class Acting:
+    """Steps to be taken: one at every turn of a loop, in which one may learn; `experience` is all of them.
+
+    for buffer in collect.steps(envs=8, length=100):   # what was written so far, this step last
+        …
+    """
+
+    def __init__(
+        self, collector: ControlCollector, envs: int, length: int, temperature: Temperature, random: int
+    ):
+        self._collector, self._temperature, self._length = collector, temperature, length
+        self._rows = collector._continued(envs)
+        self._buffer = StepBuffer(envs, length)
+        self._blind = -(-(random - collector.state["decisions"]) // envs)
+
+    def __iter__(self) -> Iterator[StepBuffer]:
+        for _ in range(self._length):
+            self.step()
+            yield self._buffer
+            if self._collector.policy.device.type != "cpu":
+                self._rows.refresh()  # what acts is a copy
+
+    def step(self) -> None:
+        """Act once in every environment; where an episode ends the next begins."""
+        blind = self._buffer.length < self._blind
+        ended = self._rows.step(self._buffer, self._temperature, blind=blind)
+        if ended is not None:
+            self._rows.begin(ended, [self._collector._next_episode() for _ in ended])
+
+    def experience(self, likelihoods: bool = False) -> Experience:
+        """What was done, after the last step; `likelihoods`: and how likely that was."""
+        collector, rows = self._collector, self._rows
+        made = collector._experience(self._buffer, rows, self._temperature if likelihoods else None)
+        rows.remember(self._buffer)
+        collector.state["open"], collector.state["actions"] = rows.record()
+        rows.at = collector.state["open"]
+        return made
 
 
 class _Episode:
@@ -307,10 +343,6 @@ class _Rows:
         if envs.masks is not None:
             buffer.write("legal_after", envs.masks)
         buffer.advance()
-        if self.collector.each is not None:
-            self.collector.each(buffer)
-            if self.collector.policy.device.type != "cpu":
-                self.refresh()  # what acts here is a copy
         self.turn += 1
         ended = (step.terminated | truncated) & self.live
         return ended.nonzero()[0] if ended.any() else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,7 +18,6 @@ from panoply.methods.base.online_dpo import online_dpo
 from panoply.methods.preferences.cgpo import cgpo_codpo
 from panoply.methods.preferences.sppo import sppo
 from panoply.parts import Part
-from panoply.planning import make_plan
 from panoply.policies.text import TextPolicy
 from panoply.regimes import OnPolicy
 from panoply.rollout.text import Collector
@@ -114,11 +112,7 @@ def test_log_ratios_of_pairs_are_those_of_the_policy(build: Any, tiny_collector:
     policy = cast(TextPolicy, tiny_collector.policy)
     made = tiny_collector.episodes(tiny_collector.tasks(3), 4, temperature=HEAT, top_k=5)
     assert made.altered
-    options = make_plan("grpo").options
-    job = SimpleNamespace(
-        plan=SimpleNamespace(options=options), policy=policy, method=method, open=lambda _: policy.copy()
-    )
-    rows = Snapshots(cast(Any, job)).score(made)
+    rows = Snapshots(method, policy, policy.copy).score(made)
     keys = rows.by("episode").keys
     rows = rows.with_columns(reward=torch.rand(len(rows), generator=torch.Generator().manual_seed(0)))
     rows = rows.with_pairs(Table({"chosen": keys[0::2], "rejected": keys[1::2]}))

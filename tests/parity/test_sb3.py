@@ -84,15 +84,16 @@ def test_one_update_moves_every_weight_alike(tmp_path: Path) -> None:
         names |= {
             f"{own}.{k}.{p}": f"{layer}.{p}" for k, layer in enumerate(layers) for p in ("weight", "bias")
         }
-    mine = job.learner.masters.named()
+    seat = job.seat
+    mine = seat.learner.masters.named()
     assert set(names) == set(mine)
     with torch.no_grad():
         for own, other in names.items():
             theirs[other].copy_(mine[own])
 
-    found = job.models.annotate(job.call("sample", job.collect))
-    found = found.with_columns(reward=job.call("reward", found))
-    found = found.with_columns(**job.call("credit", found))
+    found = seat.models.annotate(seat.call("sample", seat.collect))
+    found = found.with_columns(reward=seat.call("reward", found))
+    found = found.with_columns(**seat.call("credit", found))
     buffer = model.rollout_buffer
     buffer.reset()
     buffer.observations[:, 0] = found.looked_up("observation").numpy()
@@ -103,7 +104,7 @@ def test_one_update_moves_every_weight_alike(tmp_path: Path) -> None:
     buffer.full, buffer.pos = True, 64
     model._update_current_progress_remaining(0, 1)
     model.train()
-    job.learner.step(found, 0)
+    seat.learner.step(found, 0)
     for own, other in names.items():
         torch.testing.assert_close(mine[own].detach(), theirs[other].detach(), atol=2e-6, rtol=1e-4)
     job.close()

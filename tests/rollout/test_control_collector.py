@@ -245,6 +245,7 @@ def test_noise_belongs_to_seed_episode_and_turn_alone(monkeypatch: pytest.Monkey
     resumed.check(2 * 24 * 200)
 
     filling = Listening()
-    filling.each = lambda buffer: None
-    filling.rollout(24, 400, random=24 * 100)
+    acting = filling.steps(24, 400, random=24 * 100)
+    assert [buffer.length for buffer in acting] == list(range(1, 401))
+    assert "logp" not in acting.experience()
     filling.check(24 * 400)

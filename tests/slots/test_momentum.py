@@ -233,9 +233,9 @@ def train(folder: Path) -> list[str]:
 def test_a_step_without_an_update_leaves_the_weights_where_they_were(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def learn_not(job, experience, step):  # type: ignore[no-untyped-def]
+    def learn_not(seat, experience, step):  # type: ignore[no-untyped-def]
         if step < 2:
-            return learn(job, experience, step)
+            return learn(seat, experience, step)
         if what == "it diverges":
             raise Diverged("Stopped: for once.")
         return {"loss": 0.0}

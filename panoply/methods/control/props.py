@@ -148,7 +148,6 @@ def _inert(held: Any, method: Any) -> list[Finding]:
     equation="{length} steps of {envs} environments, in {rounds} rounds that make up for what there is too much of; "
     "the last {batches} batches",
     needs={"world:step", "world:control"},
-    gives={"steps"},
     state=dict,
     cost=lambda held, of: (held.envs * held.length, held.batches * held.envs * held.length),
     impossible=_impossible,

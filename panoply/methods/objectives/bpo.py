@@ -30,8 +30,8 @@ from panoply.slots.surrogate.ratios import ratio_stats
 from panoply.slots.update.optimisers import adam
 
 if TYPE_CHECKING:
-    from panoply.loops.job import Job
     from panoply.loops.models import Model
+    from panoply.loops.seat import Seat
 
 BAND = {"low": "from 0 up to 1", "high": "at least 0", "temperature": "above 0"}
 
@@ -129,7 +129,7 @@ _VALUE, _MEDIAN = squared_value(), smooth_pinball()
     cost=lambda held: held.update,
 )
 def median_critic(
-    job: Job, *, loss: Part = _VALUE, median: Part = _MEDIAN, update: Part | None = None, warmup: int = 0
+    seat: Seat, *, loss: Part = _VALUE, median: Part = _MEDIAN, update: Part | None = None, warmup: int = 0
 ) -> Model:
     """A critic with a second output: adds the columns `value` and `median`, and regresses both on `target`.
 
@@ -137,7 +137,7 @@ def median_critic(
     update   how it learns, or `none`: with the policy, in one backward pass and one optimiser step
     warmup   steps in which it learns alone
     """
-    return values.made(job, (loss, median), update, warmup, ("value", "median"))
+    return values.made(seat, (loss, median), update, warmup, ("value", "median"))
 
 
 TINY = {

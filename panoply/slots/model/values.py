@@ -16,7 +16,7 @@ from panoply.slots.reduce.averages import token_mean
 from panoply.slots.update.optimisers import adam
 
 if TYPE_CHECKING:
-    from panoply.loops.job import Job
+    from panoply.loops.seat import Seat
 
 _LOSS = squared_value(clip=0.2)
 _UPDATE = adam(lr=1e-5)
@@ -36,7 +36,7 @@ def impossible(held: Any, method: Any) -> list[Finding]:
     bounds={"warmup": "at least 0"},
     cost=lambda held: held.update,
 )
-def critic(job: Job, *, loss: Part = _LOSS, update: Part | None = _UPDATE, warmup: int = 0) -> Model:
+def critic(seat: Seat, *, loss: Part = _LOSS, update: Part | None = _UPDATE, warmup: int = 0) -> Model:
     """A critic: adds the column `value`, and regresses it on `target` (see credit.gae).
 
     Beside a language model it is the policy's start with a head of zeros; in control a network like the policy's.
@@ -45,26 +45,26 @@ def critic(job: Job, *, loss: Part = _LOSS, update: Part | None = _UPDATE, warmu
              optimiser step, its loss one more term with its own weight
     warmup   steps in which it learns alone
     """
-    return made(job, (loss,), update, warmup)
+    return made(seat, (loss,), update, warmup)
 
 
 def made(
-    job: Job,
+    seat: Seat,
     losses: tuple[Part, ...],
     update: Part | None,
     warmup: int,
     outputs: tuple[str, ...] = ("value",),
 ) -> Model:
-    """A critic of a job's policy, for the `model` parts."""
-    options = job.plan.options
-    model, columns = job.kind.critic(job.policy, lambda: job.open(options.model), options.seed, outputs)
+    """A critic of a seat's policy, for the `model` parts."""
+    options = seat.options
+    model, columns = seat.kind.critic(seat.policy, lambda: seat.open(options.model), options.seed, outputs)
     if update is None:
         return Model(model, columns, losses=losses)
     return Model(model, columns, Fit(losses, token_mean(), update), warmup)
 
 
 @part("model", equation="r(y), a frozen reward model", bounds={"scale": "any number"})
-def reward_model(job: Job, *, folder: str = "", name: str = "model", scale: float = 1.0) -> Model:
+def reward_model(seat: Seat, *, folder: str = "", name: str = "model", scale: float = 1.0) -> Model:
     """A frozen reward model (a run of `reward-model`, or a folder): adds `signal:NAME` on each episode's last row.
 
     Train on it with `reward.name=model`.
@@ -77,7 +77,7 @@ def reward_model(job: Job, *, folder: str = "", name: str = "model", scale: floa
         raise PanoplyError(
             "models.reward_model.folder is empty: name a run of reward-model or its exported folder."
         )
-    options = job.plan.options
+    options = seat.options
     model = ValueModel.load(model_folder(folder), DTYPE[options.dtype], pick_device(options.device))
 
     def columns(judge: Any, experience: Experience) -> dict[str, Column]:

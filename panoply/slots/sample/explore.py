@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from panoply.experience import Experience
 from panoply.parts import part
 
 if TYPE_CHECKING:
-    from panoply.rollout.control import ControlCollector
+    from panoply.rollout.control import Acting, ControlCollector
 
 
 @part(
@@ -33,7 +32,7 @@ def explore(
     random: int = 100,
     start: float = 1.0,
     fade: int = 0,
-) -> Experience:
+) -> Acting:
     """So many steps, in which episodes go on from one batch to the next; the policy acts with its own noise.
 
     random   steps at the very beginning in which any action is taken
@@ -42,4 +41,4 @@ def explore(
     """
     seen: int = collect.state["decisions"]
     left = max(0.0, 1 - seen / fade) if fade else 0.0
-    return collect.rollout(envs, length, temperature=1 + (start - 1) * left, random=random)
+    return collect.steps(envs, length, temperature=1 + (start - 1) * left, random=random)

@@ -19,7 +19,7 @@ Weights = dict[str, torch.Tensor]
     "sample",
     equation="{length} steps of {envs} environments, by the policy of {lag} steps ago",
     needs={"world:step", "world:control"},
-    gives={"steps", "stale"},
+    gives={"stale"},
     state=dict,
     cost=lambda held, of: (held.envs * held.length, held.envs * held.length),
     bounds={"envs": "at least 1", "length": "at least 1", "lag": "at least 0"},

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     "sample",
     equation="{length} steps of {envs} environments",
     needs={"world:step"},
-    gives={"steps"},
     cost=lambda held, of: (held.envs * held.length, held.envs * held.length),
     bounds={"envs": "at least 1", "length": "at least 1", "temperature": "above 0"},
 )

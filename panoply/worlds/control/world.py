@@ -247,6 +247,9 @@ class ControlWorld(ABC):
         """Why episodes were cut short, and how often."""
         return {}
 
+    def listen(self, say: Callable[[str], None]) -> None:  # noqa: B027
+        """Told by a run where to say what a user must know at once."""
+
 
 @runtime_checkable
 class Differentiable(Protocol):

@@ -1,0 +1,214 @@
+"""A seat: one learner of a run. The course of the run around it is a `Job`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from panoply import checkpoint
+from panoply.errors import PanoplyError
+from panoply.evaluation.held_out import Evaluation
+from panoply.evaluation.pairs import evaluate_pairs
+from panoply.experience import Experience
+from panoply.kinds import Collector, Policy, kind_of
+from panoply.loops.actor_critic import ActorCriticLearner
+from panoply.loops.health import check_growth, weight_norm
+from panoply.loops.learner import Learner
+from panoply.loops.metrics import describe
+from panoply.loops.models import Models
+from panoply.loops.samples import Watch
+from panoply.loops.snapshots import Snapshots
+from panoply.parts import Part
+from panoply.planning import Plan
+from panoply.policies.build import model_source
+from panoply.policies.lora import add_lora, load_adapter, save_adapter
+from panoply.policies.value import ValueModel
+
+COLLECTOR = "collector"
+"""The collector's state is saved among those of the parts."""
+
+
+class Teaches(Protocol):
+    """What moves a policy: `Learner` by terms of a batch, `ActorCriticLearner` by losses on transitions."""
+
+    watch: Watch | None
+
+    @property
+    def optimisers(self) -> list[torch.optim.Optimizer]: ...
+
+    def minibatches(self, experience: Experience, generator: torch.Generator) -> Iterator[Experience]: ...
+
+    def step(self, experience: Experience, step: int) -> dict[str, float]: ...
+
+    def settle(self) -> None: ...
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def load_state(self, named: Mapping[str, Tensor]) -> None: ...
+
+
+class Seat:
+    """One learner: a policy, the method that teaches it, and what the method's parts remember.
+
+    A `model` part is called with it. `found` is the folder of a checkpoint from which it will be loaded.
+    """
+
+    def __init__(self, plan: Plan, world: Any, found: Path | None = None, name: str = ""):
+        options = plan.options
+        self.name, self.plan, self.options, self.method, self.world = name, plan, options, plan.method, world
+        self.kind = kind_of(world)
+        self.policy: Policy = self._begun_with(found)
+        if options.lora:
+            self.policy = add_lora(cast(Any, self.policy), options.lora, options.seed)
+        needs = self.method.needs()
+        self.collect: Collector = self.kind.collector(world, self.policy, options.seed, needs=needs)
+        self.judges = "judged" in needs
+        self.learned: Policy | ValueModel = self.policy
+        """What the method's terms train: the policy, or a judge made of it."""
+        if self.judges:
+            self.learned = ValueModel.of(cast(Any, self._begun_with(found)))
+        self.snapshots = Snapshots(self.method, self.policy, self._reference)
+        self.models = Models(self)
+        self.learner: Teaches = LEARNERS[self.method.regime](self)
+        self.states: dict[str, dict[str, Any]] = {
+            path: held.info.state() for path, held in self.method.parts() if held.info.state is not None
+        }
+        self.norm = weight_norm(self.learned)
+        """Of the weights the run began with."""
+
+    # -------------------------------------------------------------- opening
+
+    def open(self, source: str) -> Policy:
+        """Another policy for this world: new weights, or those of a folder."""
+        return self.kind.open_policy(source, self.world, self.options, self.plan.policy_options)
+
+    def _begun_with(self, found: Path | None) -> Policy:
+        """The model the run began with; where that has gone and nothing else is made of it, the checkpoint's."""
+        try:
+            return self.open(self.options.model)
+        except PanoplyError:
+            if found is None or self.options.lora or self.method.slots().get("models"):
+                raise
+            return self.open(str(found / "model"))
+
+    def _reference(self) -> Policy:
+        named = self.options.reference
+        return self.open(self.options.model if named == "start" else named)
+
+    # -------------------------------------------------------------- a step
+
+    def call(self, path: str, *args: Any, part: Part | None = None) -> Any:
+        """Call a slot's part; one that remembers gets its state first and hands back the next one."""
+        held = part or getattr(self.method, path)
+        if path not in self.states:
+            return held(*args)
+        self.states[path], result = held(self.states[path], *args)
+        return result
+
+    def conclude(self, step: int, experience: Experience) -> dict[str, float]:
+        """After a step: what it was made of in numbers, and whether the weights are still sound."""
+        self.learner.settle()
+        described = describe(experience)
+        check_growth(step, described, weight_norm(self.learned), self.norm)
+        if not self.method.normalised_once:
+            self.kind.after_step(self.policy, experience)
+        return described
+
+    def probe(self) -> Collector:
+        """A collector of held-out tasks."""
+        return self.kind.collector(self.world, self.policy, self.options.seed, split="test")
+
+    def evaluate(self, watch: Callable[[int, int], None]) -> Evaluation:
+        problems = self.options.held_out
+        if self.judges:
+            data = cast(Part, self.method.slots()["data"])
+            return evaluate_pairs(data, cast(Any, self.probe()), cast(ValueModel, self.learned), problems)
+        options = self.options
+        return self.kind.evaluate(
+            self.world,
+            self.policy,
+            problems,
+            seed=options.seed,
+            split=options.split,
+            greedy=options.greedy,
+            watch=watch,
+        )
+
+    # -------------------------------------------------------------- saving
+
+    @property
+    def optimisers(self) -> list[torch.optim.Optimizer]:
+        """All that move weights here."""
+        learners = (self.learner, *self.models.learners.values())
+        return [optimiser for learner in learners for optimiser in learner.optimisers]
+
+    @property
+    def memory(self) -> dict[str, dict[str, Any]]:
+        """What the parts and the collector remember, by path."""
+        return {**self.states, COLLECTOR: self.collect.state}
+
+    @memory.setter
+    def memory(self, kept: Mapping[str, dict[str, Any]]) -> None:
+        self.states = dict(kept)
+        self.collect.state = self.states.pop(COLLECTOR)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """All but the models, as JSON and as tensors."""
+        plain, tensors = checkpoint.split_tensors(self.memory)
+        return {"parts": plain, "norm": self.norm}, {
+            **tensors,
+            **self.learner.state(),
+            **self.models.state(),
+        }
+
+    def save(self, folder: Path) -> None:
+        """The models, each in a folder that others can open."""
+        self.learned.save(folder / "model")
+        self.models.save(folder / "models")
+        if self.options.lora:
+            save_adapter(
+                cast(Any, self.policy), folder / "adapter", model_source(self.options.model, self.world)
+            )
+
+    def load(self, folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `save` and `state` left."""
+        if self.options.lora:
+            load_adapter(cast(Any, self.policy), folder / "adapter")
+        else:
+            self.learned.load_weights(folder / "model")
+        self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith(("part:", "model:"))})
+        self.models.load(folder / "models", tensors)
+        kept = checkpoint.join_tensors(state["parts"], tensors)
+        checkpoint.check_states(kept, self.memory)
+        self.memory, self.norm = kept, state["norm"]
+
+
+def _by_terms(seat: Seat) -> Learner:
+    options, method = seat.options, seat.method
+    return Learner(
+        seat.models.joined(seat.kind.scorer(seat.learned, seat.world, method.needs())),
+        method,
+        more=seat.models.joined_losses(),
+        total_steps=options.steps,
+        micro_tokens=options.micro_tokens,
+        recompute=options.recompute,
+        seed=options.seed,
+    )
+
+
+def _by_transitions(seat: Seat) -> ActorCriticLearner:
+    options, policy, method = seat.options, cast(Any, seat.policy), cast(Any, seat.method)
+    return ActorCriticLearner(policy, method, seed=options.seed, total_steps=options.steps)
+
+
+LEARNERS: dict[str, Callable[[Seat], Teaches]] = {
+    "on_policy": _by_terms,
+    "dataset": _by_terms,
+    "off_policy": _by_transitions,
+    "offline": _by_transitions,
+}
+"""Who teaches, by the method's regime."""
