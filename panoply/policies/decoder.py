@@ -17,7 +17,7 @@ from panoply.policies.fused import run_blocks
 from panoply.policies.scoring import has_triton, wide_product
 
 if TYPE_CHECKING:
-    from panoply.policies.cache import Cache
+    from panoply.policies.attention import Cache
     from panoply.policies.packing import Packing
 
 __all__ = ["Decoder", "DecoderConfig"]
@@ -229,7 +229,7 @@ class Decoder(nn.Module):
         return self.logits(self.hidden(tokens, positions))
 
     def new_cache(self, rows: int, capacity: int) -> Cache:
-        from panoply.policies.cache import Cache
+        from panoply.policies.attention import Cache
 
         c = self.config
         return Cache(c.layers, rows, c.kv_heads, capacity, c.head_dim, self.dtype, self.device)

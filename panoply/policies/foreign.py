@@ -20,7 +20,7 @@ from panoply.policies.scoring import wide_product
 from panoply.policies.weights import check_finite, listed, weight_files
 
 if TYPE_CHECKING:
-    from panoply.policies.cache import Cache
+    from panoply.policies.attention import Cache
 
 KINDS = ("full_attention", "sliding_attention")
 
@@ -172,7 +172,7 @@ class Foreign(nn.Module):
         return self.logits(self.hidden(tokens, positions))
 
     def new_cache(self, rows: int, capacity: int) -> Cache:
-        from panoply.policies.cache import Cache
+        from panoply.policies.attention import Cache
 
         c = self.config
         return Cache(c.layers, rows, c.kv_heads, capacity, c.head_dim, self.dtype, self.device)

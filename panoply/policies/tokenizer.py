@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +133,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return int(self._core.get_vocab_size(with_added_tokens=True))
 
-    @property
+    @cached_property
     def bos_id(self) -> int | None:
         return self._named("bos_token")
 
-    @property
+    @cached_property
     def eos_id(self) -> int | None:
         return self._named("eos_token")
 

@@ -14,9 +14,8 @@ from panoply.rollout.hosted import host_decoder
 from panoply.rollout.masks import BatchMask, View, combined
 from panoply.rollout.prefill import Prompts, chunks, feed, padded
 from panoply.rollout.requests import CachedModel, Complete, OnStop, Request, Turn
-from panoply.rollout.rollouts import CONTEXT, LENGTH, STOP, Recorder, Rollouts, ends
+from panoply.rollout.rollouts import CONTEXT, DEAD, LENGTH, RUNNING, STOP, Recorder, Rollouts, Slots, ends
 from panoply.rollout.sampling import Draw, Sampling, draw, stream, uniforms
-from panoply.rollout.slots import DEAD, RUNNING, Slots
 from panoply.rollout.stops import StopStrings
 
 _AHEAD = 256
@@ -82,7 +81,8 @@ class Generation:
 
     def _allocate(self, capacity: int, whole: int, patience: int) -> None:
         """Cache and history: what turns need at first or, at the fixed addresses graphs want, the `whole`."""
-        self.graphs = graph_decoder(self.model, self.size, whole, patience) if self.size else None
+        on_gpu = self.size and self.model.device.type == "cuda"
+        self.graphs = graph_decoder(self.model, self.size, whole, patience) if on_gpu else None
         if self.graphs is not None:
             self.size = min(self.size, self.graphs.rows)
             self.cache, self.history = self.graphs.cache, self.graphs.history

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.policies.decoder import Block, Decoder
-from panoply.policies.joined import joined
+from panoply.policies.fused import joined
 from panoply.policies.scoring import has_triton, wide_product
-from panoply.rollout.rollouts import LENGTH, STOP
-from panoply.rollout.slots import DEAD, Slots
+from panoply.rollout.rollouts import DEAD, LENGTH, STOP, Slots
 
 if TYPE_CHECKING:
     from panoply.kernels.sample import Record
@@ -41,10 +40,8 @@ _said: set[str] = set()
 def graph_decoder(model: CachedModel, rows: int, capacity: int, burst: int) -> GraphDecoder | None:
     """A decoder with room for `rows` slots, fewer where memory is short, of `capacity` positions.
 
-    None where the model must be decoded eagerly; on CUDA the reason is told once.
+    None where the model must be decoded eagerly, for a reason that is told once.
     """
-    if model.device.type != "cuda":
-        return None
     if reason := why_not(model):
         _tell(reason)
         return None

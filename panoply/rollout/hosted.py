@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from panoply.kernels import host
-from panoply.policies.attention import Visibility, attend
-from panoply.policies.cache import Cache
+from panoply.policies.attention import Cache, Visibility, attend
 from panoply.policies.decoder import Attention, Block, Decoder, Norm
-from panoply.policies.joined import joined
+from panoply.policies.fused import joined
 from panoply.rollout.requests import CachedModel
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from panoply.policies.cache import Cache
+from panoply.policies.attention import Cache
 from panoply.policies.decoder import Decoder
 from panoply.policies.fused import prefill
 from panoply.rollout.requests import CachedModel

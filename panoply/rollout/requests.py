@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from panoply.policies.cache import Cache
+from panoply.policies.attention import Cache
 from panoply.rollout.masks import RowMask
 
 

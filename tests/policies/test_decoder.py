@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from panoply.errors import PanoplyError
-from panoply.policies.cache import Cache
+from panoply.policies.attention import Cache
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import load_model, save_model
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from panoply.policies import padded
-from panoply.policies.packing import Packing, pack
+from panoply.policies.packing import Packing, attend, lay, pack
 
 # Rows of a prefix and its suffixes, of all lengths, one of them nothing; and a sequence alone.
 LENGTHS = torch.tensor([3, 1, 4, 2, 0, 5, 2, 6, 7])
@@ -37,14 +36,14 @@ def one_by_one(packing: Packing, qkv: Tensor, heads: int, window: int) -> Tensor
 @pytest.mark.parametrize("call_pairs", [0, 40, 1 << 20])
 @pytest.mark.parametrize("window", [0, 3])
 def test_values_and_gradients(call_pairs: int, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(padded, "CALL_PAIRS", call_pairs)
+    monkeypatch.setattr("panoply.policies.packing.CALL_PAIRS", call_pairs)
     packing = pack(LENGTHS, SEGMENTS, ROWS)
-    layout = padded.lay(packing)
+    layout = lay(packing)
     assert (len(layout.buckets) == 1) == (call_pairs > 100)
     generator = torch.Generator().manual_seed(0)
     total = int(LENGTHS.sum())
     qkv = torch.randn(total, 8, 4, generator=generator, dtype=torch.float64).requires_grad_()
-    found, expected = padded.attend(qkv, 4, layout, window), one_by_one(packing, qkv, 4, window)
+    found, expected = attend(qkv, 4, layout, window), one_by_one(packing, qkv, 4, window)
     torch.testing.assert_close(found, expected)
     weight = torch.randn(found.shape, generator=generator, dtype=torch.float64)
     (slope,) = torch.autograd.grad((found * weight).sum(), qkv)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from panoply.errors import PanoplyError
-from panoply.policies.cache import Cache
+from panoply.policies.attention import Cache
 from panoply.rollout.sampling import Sampling, draw, invert, stream, truncated, uniforms
 from panoply.rollout.stops import StopStrings
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.experience import TERMINATED, TRUNCATED
-from panoply.policies.cache import Cache
+from panoply.policies.attention import Cache
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.rollout.engine import CONTEXT, LENGTH, STOP, Request, Rollouts, Sampling, TextEngine, Turn
 from panoply.rollout.sampling import invert, stream, uniforms

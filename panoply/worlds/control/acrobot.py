@@ -11,10 +11,9 @@ import numpy as np
 
 from panoply.registry import world
 from panoply.worlds.control.drawing import BLUE, FAINT, GOLD, INK, Canvas
-from panoply.worlds.control.draws import Draws
 from panoply.worlds.control.pendulum import wrapped
 from panoply.worlds.control.physical import Physical
-from panoply.worlds.control.simulated import Moved, State
+from panoply.worlds.control.simulated import Draws, Moved, State
 from panoply.worlds.control.world import Array, Box, Discrete
 
 STEP = 0.2

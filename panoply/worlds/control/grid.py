@@ -12,10 +12,9 @@ import numpy as np
 from panoply.errors import PanoplyError
 from panoply.registry import world
 from panoply.worlds.control import gridviews
-from panoply.worlds.control.draws import Draws
 from panoply.worlds.control.levels import MOVES, Layout, Level, level
 from panoply.worlds.control.mdp import MDP
-from panoply.worlds.control.simulated import Moved, Simulated, State
+from panoply.worlds.control.simulated import Draws, Moved, Simulated, State
 from panoply.worlds.control.world import Array, Discrete, Space
 
 View = Literal["planes", "vector", "state", "categories", "pixels"]

@@ -16,8 +16,7 @@ from panoply.evidence.claims import Ranks
 from panoply.registry import world
 from panoply.seeds import numpy_rng
 from panoply.worlds.control.drawing import BLUE, FAINT, GOLD, INK, RED, Canvas
-from panoply.worlds.control.draws import Draws
-from panoply.worlds.control.simulated import Moved, Simulated, State
+from panoply.worlds.control.simulated import Draws, Moved, Simulated, State
 from panoply.worlds.control.world import Array, Box, Space
 
 Policy = Callable[[torch.Tensor], torch.Tensor]

@@ -11,8 +11,7 @@ import numpy as np
 from panoply.errors import PanoplyError
 from panoply.registry import world
 from panoply.worlds.control.drawing import BLUE, FAINT, INK, RED, Canvas
-from panoply.worlds.control.draws import Draws
-from panoply.worlds.control.simulated import Moved, Simulated, State
+from panoply.worlds.control.simulated import Draws, Moved, Simulated, State
 from panoply.worlds.control.world import Array, Box, Discrete, Space
 
 KINDS = 10

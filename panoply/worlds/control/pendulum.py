@@ -11,9 +11,8 @@ import numpy as np
 
 from panoply.registry import world
 from panoply.worlds.control.drawing import BLUE, FAINT, GOLD, INK, RED, Canvas
-from panoply.worlds.control.draws import Draws
 from panoply.worlds.control.physical import Physical
-from panoply.worlds.control.simulated import Moved, State
+from panoply.worlds.control.simulated import Draws, Moved, State
 from panoply.worlds.control.world import Array, Box
 
 STEP, FASTEST, TORQUE = 0.05, 8.0, 2.0

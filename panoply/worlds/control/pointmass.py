@@ -12,9 +12,8 @@ from panoply.errors import PanoplyError
 from panoply.registry import world
 from panoply.worlds.control.arenas import WALLS, Arena, aim, blocked, slide
 from panoply.worlds.control.drawing import BLUE, FAINT, GOLD, GREEN, INK, RED, Canvas
-from panoply.worlds.control.draws import Draws
 from panoply.worlds.control.physical import Physical
-from panoply.worlds.control.simulated import Moved, State
+from panoply.worlds.control.simulated import Draws, Moved, State
 from panoply.worlds.control.world import Array, Box, Space
 
 Variant = Literal["reach", "push", "umaze", "rooms", "routes", "goals"]

@@ -14,9 +14,8 @@ from panoply.errors import PanoplyError
 from panoply.registry import world
 from panoply.seeds import numpy_rng
 from panoply.worlds.control.drawing import BLUE, FAINT, GOLD, GREEN, INK, Canvas
-from panoply.worlds.control.draws import Draws
 from panoply.worlds.control.mdp import MDP
-from panoply.worlds.control.simulated import Moved, Simulated, State
+from panoply.worlds.control.simulated import Draws, Moved, Simulated, State
 from panoply.worlds.control.world import Array, Discrete, Space
 
 Variant = Literal["chain", "corridor", "lock", "tree", "riverswim", "random", "windy"]

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from panoply.errors import PanoplyError
-from panoply.worlds.control.draws import Draws
-from panoply.worlds.control.simulated import Dynamics, Moved, State
+from panoply.worlds.control.simulated import Draws, Dynamics, Moved, State
 from panoply.worlds.control.world import Array, Box, Discrete, MultiDiscrete, Space
 
 

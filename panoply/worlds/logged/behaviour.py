@@ -9,8 +9,7 @@ import numpy as np
 
 from panoply.errors import PanoplyError
 from panoply.seeds import stable_hash
-from panoply.worlds.control.draws import Draws
-from panoply.worlds.control.simulated import Simulated, Simulation
+from panoply.worlds.control.simulated import Draws, Simulated, Simulation
 from panoply.worlds.control.world import Array, Box, Discrete
 from panoply.worlds.logged.data import FINAL, LoggedData
 

@@ -18,9 +18,8 @@ from panoply.loops.replay import Replay
 from panoply.policies.heads import head_for
 from panoply.report.pages import shown
 from panoply.worlds.control.cartpole import Cartpole
-from panoply.worlds.control.draws import Draws
 from panoply.worlds.control.pendulum import Pendulum
-from panoply.worlds.control.simulated import Moved, Simulated, State
+from panoply.worlds.control.simulated import Draws, Moved, Simulated, State
 from panoply.worlds.control.tabular import Tabular
 from panoply.worlds.control.world import Array, Discrete
 from panoply.worlds.logged import minari
