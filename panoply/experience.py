@@ -405,9 +405,8 @@ class Experience:
         """
         rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
         decisions = self.decisions.take(rows)
-        episodes = decisions.tensor("episode")
-        pairs = None if self.pairs is None else _whole(self.pairs, episodes)
-        lists = None if self.lists is None else _whole(self.lists, episodes)
+        pairs = None if self.pairs is None else _whole(self.pairs, decisions.tensor("episode"))
+        lists = None if self.lists is None else _whole(self.lists, decisions.tensor("episode"))
         if "tokens" not in self.context:
             return Experience(decisions, self.context, pairs, lists, _whole=set(self._whole))
         used, renumbered = distinct(decisions.tensor("context"))
