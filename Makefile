@@ -51,6 +51,7 @@ format: $(VENV)/dev ## apply the formatter
 
 docs: $(VENV)/dev ## write docs/api.md and docs/methods anew from the code and from results/claims
 	$(BIN)/python -m panoply.report.reference > docs/api.md
+	$(BIN)/python -m panoply.index
 	$(BIN)/python -m panoply.evidence.catalogue
 
 wheel: $(VENV)/dev ## build the wheel, install it into an empty environment, try it

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from panoply.parts import Part, part
     from panoply.policies.taps import Pass, tap
     from panoply.progress import Progress
+    from panoply.recipes import Recipe, Stage
     from panoply.regimes import Dataset, Offline, OffPolicy, OnPolicy
-    from panoply.registry import method, world
+    from panoply.registry import algorithm, method, protocol, recipe, survey, system, world
     from panoply.report.runs import runs
 
 _HOME = {
@@ -61,7 +62,8 @@ _HOME = {
     "regimes": ("Dataset", "OffPolicy", "Offline", "OnPolicy"),
     "parts": ("Part", "part"),
     "policies.taps": ("Pass", "tap"),
-    "registry": ("method", "world"),
+    "recipes": ("Recipe", "Stage"),
+    "registry": ("algorithm", "method", "protocol", "recipe", "survey", "system", "world"),
     "report.runs": ("runs",),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from panoply import registry
+from panoply import extensions, registry
 from panoply.checkpoint import Checkpoint, clear_errors
 from panoply.errors import PanoplyError
 from panoply.files import copy_folder
@@ -107,7 +107,7 @@ def evaluate(
     from panoply.threads import with_threads
 
     for plugin in plugins:
-        registry.load_plugin(plugin)
+        extensions.load_plugin(plugin)
     source = os.fspath(source)
     name, given = _own_world(source, world, data, reward)
     with trusting(trust):

@@ -25,6 +25,7 @@ ORDER = (
     "plan",
     "list",
     "show",
+    "run",
     "eval",
     "sample",
     "runs",
@@ -162,7 +163,7 @@ def _setting(option: str, chosen: argparse.Namespace) -> str | None:
 def _is_a(kind: Literal["world", "method"], word: str) -> bool:
     from panoply import registry
 
-    return any(word in (e.name, e.id) for e in registry.entries(kind))
+    return any(word in (known.name, known.id) for known in registry.works(kind))
 
 
 def _parser(names: Sequence[str] = ORDER) -> Parser:

@@ -85,8 +85,8 @@ def borrow(method: Method, slot: str, source: Filling, preset: Presets = None) -
     if not isinstance(source, str):
         return method.but(**{slot: tuple(source)})
     kind = method.slot_of[slot]
-    methods = {e.name for e in registry.entries("method")} if source not in registry.parts(kind) else set()
     known = registry.parts(kind)
+    methods = registry.names("method") if source not in known else set()
     if source in known:
         return method.but(**{slot: known[source]()})
     if source.split("@")[0] not in methods:

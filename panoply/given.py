@@ -11,6 +11,7 @@ import atexit
 import dataclasses
 import functools
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -41,7 +42,7 @@ def method_of(given: Any) -> tuple[str, Slots]:
     if isinstance(given, str):
         return given, {}
     if callable(given) and not isinstance(given, Method | Part):
-        known = [e.id for e in registry._ENTRIES.values() if e.build is given]
+        known = [e.id for e in registry.registered() if inspect.unwrap(e.build) is given]
         if known:
             return known[0], {}
         given = given()
@@ -89,7 +90,7 @@ def world_of(given: Any) -> tuple[str | None, dict[str, Any]]:
     if given is None or isinstance(given, str):
         return given, {}
     cls = given if isinstance(given, type) else type(given)
-    known = [e.id for e in registry.entries("world") if e.build is cls]
+    known = [e.id for e in registry.registered() if e.build is cls]
     if not known:
         raise PanoplyError(
             f"A world is a name such as 'chain', or one that was registered with @panoply.world, not {given!r:.80}."

@@ -121,7 +121,7 @@ def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None,
         "world.weights": weights,
     }
     others = [word for word in named if word not in functions]
-    known = {*registry.parts("reward"), *(e.name for e in registry.entries("method"))} if others else set()
+    known = {*registry.parts("reward"), *registry.names("method")} if others else set()
     for word in others:
         if isinstance(word, str) and word.split("@")[0] not in known:
             raise PanoplyError(f"Unknown reward '{word}'. A function of yours is named FILE.py:NAME.")

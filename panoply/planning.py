@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from panoply import compose, registry
+from panoply import compose, extensions, registry
 from panoply.effects import findings, inert
 from panoply.errors import PanoplyError, unknown
 from panoply.experience import COMMON_KEYS, KEY_UNITS, STREAMS, plural
@@ -153,7 +153,7 @@ class Plan(Shown):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         for plugin in data.get("plugins", ()):
-            registry.load_plugin(plugin)
+            extensions.load_plugin(plugin)
         method, world = dict(data["method"]), dict(data["world"])
         policy = {k: tuple(v) if isinstance(v, list) else v for k, v in data.get("policy", {}).items()}
         options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["run"].items()}
@@ -197,7 +197,7 @@ def make_plan(
     asks for does not reach into slots that are given as parts. `mark` is put after the method's id.
     """
     for plugin in plugins:
-        registry.load_plugin(plugin)
+        extensions.load_plugin(plugin)
     world_entry = registry.find("world", world)
     given = dict(settings or {})
     of_world = _split(given, "world.")

@@ -1,32 +1,29 @@
 """Finding methods, worlds and parts by name, without importing what is not asked for.
 
-Built-in methods are found by file name (`methods/<family>/<slug>.py`), worlds and parts by their folder. Others
-register through a file (`--plugin FILE.py`) or an installed package's entry point in the group `panoply.plugins`.
+What is built in is found through a generated index (`index.py`), so that one method imports one method. Others register
+through a file or an installed package (`extensions.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
-import os
 import pkgutil
 import re
-import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
+from panoply import index
 from panoply import parts as part_module
-from panoply import trust
 from panoply.errors import PanoplyError, plain, unknown
-from panoply.files import NotYaml, brief, is_file, parse_yaml, read_bytes
+from panoply.extensions import load_installed
+from panoply.files import NotYaml, brief, parse_yaml
+from panoply.index import Kind, Listed
 from panoply.parts import SLOTS, Part, fits, options
 from panoply.recipes import Recipe
 from panoply.regimes import Method
@@ -34,12 +31,10 @@ from panoply.regimes import Method
 if TYPE_CHECKING:
     from panoply.evidence.claims import Claim
 
-Kind = Literal["method", "world", "recipe", "protocol", "system", "survey"]
 Published = Mapping[str, Mapping[str, Any]]
 """Who states which settings: source → path → value (see `panoply/published.py`)."""
-R = TypeVar("R")
+Build = TypeVar("Build", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
-M = TypeVar("M", bound=Method)
 
 
 @dataclass(frozen=True)
@@ -58,6 +53,10 @@ class Entry:
     claim: Claim | None = None
     """What its paper found, in a form that can be measured here."""
     published: Published = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    """Words it can be found by, such as `exploration` or `feedback=offline`; more follow from what it is."""
+    judge: Callable[..., Mapping[str, Any]] | None = None
+    """Of a protocol: what judges a run by it (see `evaluation/judged.py`)."""
 
     @property
     def name(self) -> str:
@@ -79,18 +78,47 @@ class Entry:
             return f"{first} {re.split(r'(?<=[.?]) (?=[A-Z])', rest[0])[0]}"
         return first
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "kind": self.kind,
-            "paper": self.paper,
-            "family": self.family,
-            "base": self.base,
-            "world": self.world,
-        }
+    def listed(self) -> Listed:
+        """Its line in the index: what can be said of it without importing it."""
+        needs = self.build().needs() if self.kind == "method" else frozenset()
+        return Listed(
+            self.id,
+            self.kind,
+            self.build.__module__,
+            self.summary,
+            self.family,
+            self.base,
+            self.world,
+            self.paper,
+            tuple(sorted({*self.tags, *self._follows(needs)})),
+            tuple(sorted(needs)),
+            self.claim is not None,
+        )
+
+    def _follows(self, needs: frozenset[str]) -> set[str]:
+        """Tags that follow from what it is: a method's regime and what it learns from, a world's medium."""
+        if self.kind == "world":
+            return {str(getattr(self.build, "medium", "text"))}
+        if self.kind != "method":
+            return {self.kind}
+        made: Method = self.build()
+        slots = made.slots()
+        found = {made.regime.replace("_", "-")}
+        found |= {"data=rewards"} if "reward" in slots or made.regime == "off_policy" else set()
+        found |= {"data=logged"} if made.regime == "offline" else set()
+        found |= set([tag for need, tag in LEARNS_FROM.items() if need in needs][:1])
+        return found | ({"critic"} if slots.get("models") or slots.get("networks") else set())
 
 
 _ENTRIES: dict[str, Entry] = {}
+TAG = re.compile(r"[a-z0-9+-]+(=[a-z0-9+-]+)?")
+LEARNS_FROM = {
+    "world:pairs": "data=preferences",
+    "world:prefer": "data=preferences",
+    "world:teacher": "data=demonstrations",
+    "world:reference": "data=demonstrations",
+}
+"""What a method learns from beside rewards, by what it needs of a world; the first that it needs says it."""
 
 
 def _register(entry: Entry) -> None:
@@ -112,6 +140,12 @@ def _check_facts(entry: Entry) -> None:
     for name, wanted in {**words, "paper": int | None, "presets": Mapping, "published": Mapping}.items():
         if not isinstance(getattr(entry, name), wanted):
             raise PanoplyError(f"'{entry.id}' is registered with {name}={brief(getattr(entry, name))}.")
+    if not isinstance(entry.tags, tuple) or not all(
+        isinstance(t, str) and TAG.fullmatch(t) for t in entry.tags
+    ):
+        raise PanoplyError(
+            f"Tags of '{entry.id}' are words such as exploration or feedback=offline, not {brief(entry.tags)}."
+        )
     for name in ("presets", "published"):
         for key, value in getattr(entry, name).items():
             if not isinstance(key, str) or not isinstance(value, Mapping):
@@ -145,6 +179,20 @@ def _family(module: str) -> str | None:
     return pieces[2].replace("_", "-") if pieces[:2] == ["panoply", "methods"] and len(pieces) > 3 else None
 
 
+def _registering(
+    id: str, kind: Kind, wanted: type | None, family: str | None, tags: Sequence[str], **facts: Any
+) -> Callable[[Build], Build]:
+    """What all decorators of functions do: enter the function, checked where it makes a value, and hand it back."""
+
+    def register(build: Build) -> Build:
+        made = build if wanted is None else _checked(id, build, wanted)
+        words = tags if isinstance(tags, str) else tuple(tags)
+        _register(Entry(id, kind, made, family=family or _family(build.__module__), tags=words, **facts))  # type: ignore[arg-type]
+        return build
+
+    return register
+
+
 def method(
     id: str,
     *,
@@ -155,33 +203,17 @@ def method(
     world: str | None = None,
     claim: Claim | None = None,
     published: Published | None = None,
-) -> Callable[[Callable[..., M]], Callable[..., M]]:
+    tags: Sequence[str] = (),
+) -> Callable[[Build], Build]:
     """Register a function that returns a method. A changed default is a new version of the id.
 
     `presets` are named sets of settings for kinds of world, such as `{"tiny": {"update.lr": 3e-4}}`; `world` is where
     the method is at home; `claim` is what its paper found, for `panoply claim` to measure; `published` says which
-    source states which settings, such as `{"arXiv 2402.03300, §4.2": {"sample.group": 64}}`.
+    source states which settings, such as `{"arXiv 2402.03300, §4.2": {"sample.group": 64}}`; `tags` are words to find
+    it by, beside those that follow from what it is.
     """
-
-    def register(build: Callable[..., M]) -> Callable[..., M]:
-        of = family or _family(build.__module__)
-        _register(
-            Entry(
-                id,
-                "method",
-                _checked(id, build, Method),
-                paper,
-                of,
-                base,
-                presets or {},
-                world,
-                claim,
-                published or {},
-            )
-        )
-        return build
-
-    return register
+    facts = {"base": base, "presets": presets or {}, "world": world, "published": published or {}}
+    return _registering(id, "method", Method, family, tags, paper=paper, claim=claim, **facts)
 
 
 def recipe(
@@ -191,45 +223,79 @@ def recipe(
     family: str | None = None,
     world: str | None = None,
     claim: Claim | None = None,
-) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
+    tags: Sequence[str] = (),
+) -> Callable[[Build], Build]:
     """Register a function that returns a recipe: a work that is a pipeline of runs."""
+    return _registering(id, "recipe", Recipe, family, tags, paper=paper, claim=claim, world=world)
 
-    def register(build: Callable[..., Recipe]) -> Callable[..., Recipe]:
-        of = family or _family(build.__module__)
-        _register(Entry(id, "recipe", _checked(id, build, Recipe), paper, of, world=world, claim=claim))
-        return build
 
-    return register
+def algorithm(
+    id: str,
+    *,
+    paper: int | None = None,
+    family: str | None = None,
+    claim: Claim | None = None,
+    tags: Sequence[str] = (),
+) -> Callable[[Build], Build]:
+    """Register a work that solves a small problem by itself, without a policy that a run trains.
+
+    The function's keywords are its settings, `seed` among them where it draws; it returns a table: numbers by name, or
+    rows of them by name. `panoply run NAME --set KEYWORD=VALUE` calls it and prints that.
+    """
+    return _registering(id, "algorithm", None, family, tags, paper=paper, claim=claim)
 
 
 def system(
-    id: str, *, paper: int | None = None, family: str | None = None, claim: Claim | None = None
-) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Register a work about how things run; the function measures what it promises."""
-
-    def register(measure: Callable[..., R]) -> Callable[..., R]:
-        of = family or _family(measure.__module__)
-        _register(Entry(id, "system", measure, paper, of, claim=claim))
-        return measure
-
-    return register
+    id: str,
+    *,
+    paper: int | None = None,
+    family: str | None = None,
+    claim: Claim | None = None,
+    tags: Sequence[str] = (),
+) -> Callable[[Build], Build]:
+    """Register a work about how things run; the function measures what it promises, and returns a table of that."""
+    return _registering(id, "system", None, family, tags, paper=paper, claim=claim)
 
 
 def protocol(
-    id: str, *, paper: int | None = None, family: str | None = None, claim: Claim | None = None
-) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Register a work about how to judge; the function judges by it."""
+    id: str,
+    *,
+    paper: int | None = None,
+    family: str | None = None,
+    claim: Claim | None = None,
+    tags: Sequence[str] = (),
+    judge: Callable[..., Mapping[str, Any]] | None = None,
+) -> Callable[[Build], Build]:
+    """Register a work about how to judge. The function shows it on an example of its own, and returns a table.
 
-    def register(judge: Callable[..., R]) -> Callable[..., R]:
-        of = family or _family(judge.__module__)
-        _register(Entry(id, "protocol", judge, paper, of, claim=claim))
-        return judge
+    `judge` takes a `Judged` run (its world, its checkpoints as policies, its data) and keywords, and returns a table:
+    `panoply eval RUN --by NAME --set KEYWORD=VALUE` prints it.
+    """
+    return _registering(id, "protocol", None, family, tags, paper=paper, claim=claim, judge=judge)
 
-    return register
+
+def survey(
+    id: str,
+    *,
+    paper: int | None = None,
+    family: str | None = None,
+    claim: Claim | None = None,
+    tags: Sequence[str] = (),
+) -> Callable[[Build], Build]:
+    """Register a work that orders others. The function returns its order: works that are here, by heading.
+
+    `panoply show NAME` prints them with what each is; a name that is not registered is refused.
+    """
+    return _registering(id, "survey", None, family, tags, paper=paper, claim=claim)
 
 
 def world(
-    id: str, *, paper: int | None = None, family: str | None = None, claim: Claim | None = None
+    id: str,
+    *,
+    paper: int | None = None,
+    family: str | None = None,
+    claim: Claim | None = None,
+    tags: Sequence[str] = (),
 ) -> Callable[[T], T]:
     """Register a frozen dataclass as a world; its fields are its options."""
 
@@ -239,7 +305,7 @@ def world(
                 f"'{id}' is registered as a world and is none: a world is a frozen dataclass that inherits from "
                 "TextWorld or ControlWorld."
             )
-        _register(Entry(id, "world", cls, paper, family, claim=claim))
+        _register(Entry(id, "world", cls, paper, family, claim=claim, tags=tuple(tags)))
         return cls
 
     return register
@@ -251,7 +317,9 @@ def world(
 def find(kind: Kind, name: str) -> Entry:
     """The entry of that name (`grpo`, or `grpo@1`); the newest version where none is given."""
     slug = name.split("@")[0]
-    _import_slug(kind, slug)
+    for line in index.works().values():
+        if line.kind == kind and line.name == slug:
+            _import(line.module)
     matching = [e for e in _ENTRIES.values() if e.kind == kind and name in (e.id, e.name)]
     if not matching:
         matching = [e for e in entries(kind) if name in (e.id, e.name)]
@@ -262,6 +330,14 @@ def find(kind: Kind, name: str) -> Entry:
         more = _gymnasium_ids() if kind == "world" else []
         raise unknown(kind, name, same or [*(e.name for e in entries(kind)), *more])
     return max(matching, key=lambda e: e.version)
+
+
+def find_any(name: str) -> Entry | None:
+    """The entry of that name, of whatever kind it is; None where there is none."""
+    for line in works():
+        if name in (line.id, line.name):
+            return find(line.kind, name)
+    return next((e for e in entries() if name in (e.id, e.name)), None)
 
 
 def implied(name: str) -> Entry | None:
@@ -280,24 +356,65 @@ def _gymnasium_ids() -> list[str]:
 
 def is_recipe(name: str) -> bool:
     """Whether a name stands for a recipe and not for a method."""
-    _import_slug("recipe", name.split("@")[0])
-    return any(e.kind == "recipe" and name in (e.id, e.name) for e in _ENTRIES.values())
+    return any(name in (line.id, line.name) for line in works("recipe"))
+
+
+def works(kind: Kind | None = None) -> list[Listed]:
+    """A line for everything there is, plug-ins included. Imports none of what is built in."""
+    load_installed()
+    found = {**index.works(), **{e.id: e.listed() for e in _ENTRIES.values() if e.id not in index.works()}}
+    return sorted((w for w in found.values() if kind in (None, w.kind)), key=lambda w: (w.kind, w.id))
+
+
+def names(kind: Kind) -> set[str]:
+    """The names of all works of a kind, without their versions."""
+    return {line.name for line in works(kind)}
+
+
+def registered() -> list[Entry]:
+    """Everything that has been imported so far."""
+    return list(_ENTRIES.values())
 
 
 def entries(kind: Kind | None = None) -> list[Entry]:
     """Everything registered, plug-ins included. Imports all of it."""
-    _import_below("panoply.methods")
-    _import_below("panoply.worlds")
-    _load_entry_points()
+    import_all()
+    load_installed()
     return sorted((e for e in _ENTRIES.values() if kind in (None, e.kind)), key=lambda e: (e.kind, e.id))
 
 
-def parts(slot: str) -> Mapping[str, type[Part]]:
-    """The parts of a slot: the slot's own folder, and whatever methods and plug-ins have registered so far."""
+class PartsOf(Mapping[str, type[Part]]):
+    """The parts of a slot by name. Names are known without importing anything; a part is imported when it is taken."""
+
+    def __init__(self, slot: str):
+        self._slot, self._here = slot, part_module.registered(slot)
+        self._there = index.parts().get(slot, {})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._there, **self._here})
+
+    def __len__(self) -> int:
+        return len({**self._there, **self._here})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._here or name in self._there
+
+    def __getitem__(self, name: str) -> type[Part]:
+        if name not in self._here and name in self._there:
+            _import(self._there[name].module)
+        return self._here[name]
+
+    def summary(self, name: str) -> str:
+        """What a part does, in a line."""
+        there = None if name in self._here else self._there.get(name)
+        return there.summary if there else self[name].info.summary
+
+
+def parts(slot: str) -> PartsOf:
+    """The parts of a slot: those that are built in, and what plug-ins have registered so far."""
     if slot not in SLOTS:
         raise unknown("slot", slot, SLOTS)
-    _import_below(f"panoply.slots.{slot}")
-    return part_module.registered(slot)
+    return PartsOf(slot)
 
 
 def find_part(slot: str, name: str) -> type[Part]:
@@ -364,16 +481,13 @@ def yaml_value(word: str) -> Any:
 # ------------------------------------------------------------------ importing
 
 
-def stem(slug: str) -> str:
-    """The file that holds a method: `td3+bc` → `td3_plus_bc`, `dr-grpo` → `dr_grpo`."""
-    return slug.replace("++", "_plus_plus").replace("+", "_plus_").replace("-", "_")
-
-
-def _import_slug(kind: Kind, slug: str) -> None:
-    package = "panoply.worlds" if kind == "world" else "panoply.methods"
-    for module in _modules(package):
-        if module.rsplit(".", 1)[-1] == stem(slug):
-            importlib.import_module(module)
+def _import(module: str) -> None:
+    """Import a module that the index names; one that is gone since it was written is passed over."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
 
 
 def _modules(package: str) -> Iterator[str]:
@@ -388,88 +502,8 @@ def _modules(package: str) -> Iterator[str]:
             yield name
 
 
-def _import_below(package: str) -> None:
-    for module in _modules(package):
-        importlib.import_module(module)
-
-
-_loaded_entry_points: set[str] = set()
-
-
-def _load_entry_points() -> None:
-    for point in importlib.metadata.entry_points(group="panoply.plugins"):
-        if point.name not in _loaded_entry_points:
-            _loaded_entry_points.add(point.name)
-            try:
-                point.load()
-            except Exception as error:
-                _loaded_entry_points.discard(point.name)
-                raise PanoplyError(
-                    f"The installed plug-in '{point.name}' cannot be loaded: {error}."
-                ) from error
-
-
-def load_plugin(file: str | Path) -> None:
-    """Run a Python file whose decorators register parts, methods or worlds. Loading it twice is harmless."""
-    path = Path(os.path.realpath(file))
-    if not is_file(path):
-        raise PanoplyError(f"There is no plug-in file '{file}'.")
-    name = _module_name(path)
-    if name in sys.modules or _is_loaded(path) or _is_here(path):
-        return
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise PanoplyError(f"The plug-in '{file}' is not a Python file.")
-    source = read_bytes(path)
-    trust.remember_key(hashlib.sha256(source).hexdigest(), str(path))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    _loading.append(str(file))
-    try:
-        exec(
-            compile(source, str(path), "exec"), vars(module)
-        )  # what was hashed, and no cached byte code of others
-    except PanoplyError:
-        del sys.modules[name]
-        raise
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise PanoplyError(
-            f"The plug-in '{file}' cannot be loaded: {type(error).__name__}: {error}."
-        ) from error
-    finally:
-        _loading.pop()
-
-
-_loading: list[str] = []
-
-
-def check_not_loading() -> None:
-    """Refuse to train while a plug-in is loaded: a script that is its own plug-in would start itself for ever."""
-    if _loading:
-        raise PanoplyError(
-            f"{_loading[-1]} trains while it is loaded as a plug-in: put that below if __name__ == '__main__'."
-        )
-
-
-def _module_name(path: Path) -> str:
-    """A file has a module of its own; definitions that runs keep have one for the same text, wherever it lies."""
-    from panoply import session
-
-    what = path.read_bytes() if session.is_written(path) else str(path).encode()
-    return f"panoply_plugin_{path.stem}_{hashlib.sha256(what).hexdigest()[:8]}"
-
-
-def _is_loaded(path: Path) -> bool:
-    """Whether a file is a module already: one that was imported, or the script that runs."""
-    named = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    return any(
-        isinstance(file, str) and Path(file).name == path.name and Path(file).resolve() == path
-        for file in named
-    )
-
-
-def _is_here(path: Path) -> bool:
-    from panoply import session
-
-    return session.is_here(path)
+def import_all() -> None:
+    """Import every built-in method, world and part."""
+    for package in ("panoply.methods", "panoply.worlds", "panoply.slots"):
+        for module in _modules(package):
+            importlib.import_module(module)

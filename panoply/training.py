@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from panoply import registry, session
+from panoply import extensions, registry, session
 from panoply.errors import PanoplyError, Resumable, memory_errors
 from panoply.given import CHANGED, adopt, changed_files, method_of, world_of
 from panoply.handle import Course, Step, Steps
@@ -82,7 +82,7 @@ def plan(method: Any, world: Any = None, **choices: Any) -> Plan:
     """
     choices = in_words(choices)
     for plugin in choices.get("plugins") or ():
-        registry.load_plugin(plugin)
+        extensions.load_plugin(plugin)
     name, differing = method_of(method)
     world, of_world = world_of(world)
     if of_world:
@@ -119,7 +119,7 @@ def plan_recipe(name: str, world: str | None = None, **choices: Any) -> dict[str
     from panoply.loops.recipe import plan_stages
 
     for plugin in choices.get("plugins") or ():
-        registry.load_plugin(plugin)
+        extensions.load_plugin(plugin)
     entry = registry.find("recipe", name)
     return plan_stages(entry, _for_all_stages(entry, world, choices), plan)
 
@@ -204,7 +204,7 @@ def _course(
     """What is asked for is checked here and now; the rest happens when the first step is asked for."""
     from panoply.progress import default
 
-    registry.check_not_loading()
+    extensions.check_not_loading()
     watching = progress or default()
     if resume is not None:
         return _resume(Path(resume), watching, choices)
@@ -216,7 +216,7 @@ def _course(
         return _start(method, run, watching)
     choices = in_words(choices)
     for plugin in choices.get("plugins") or ():
-        registry.load_plugin(plugin)
+        extensions.load_plugin(plugin)
     choices = hub.fetched(choices, watching.say)
     if isinstance(method, str) and registry.is_recipe(method):
         return _train_recipe(method, world, run, watching, {**choices, "from_scratch": from_scratch})
@@ -310,7 +310,7 @@ def _resume(folder: Path, progress: Progress, choices: dict[str, Any]) -> Course
     for name in (n for n, value in choices.items() if n not in ("plugins", "reward") and value is not None):
         raise PanoplyError(f"A run is resumed as it was planned: leave {name} out.")
     for plugin in choices.get("plugins") or ():
-        registry.load_plugin(plugin)
+        extensions.load_plugin(plugin)
     recipe = stored_recipe(folder)
     if recipe is not None:
         name, world, stored = recipe

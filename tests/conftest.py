@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from panoply import parts, registry
+from panoply import extensions, parts, registry
 from panoply.policies.decoder import DecoderConfig
 from panoply.policies.text import TextPolicy
 from panoply.rollout.text import Collector
@@ -28,18 +28,16 @@ os.environ["COLUMNS"] = "100"  # what is printed is compared, whatever terminal 
 def registries() -> Iterator[None]:
     """What a test registers, or loads as a plug-in, is forgotten after it."""
     registry.entries()  # modules are imported once only: what is built in must be in the copies
-    for slot in parts.SLOTS:
-        registry.parts(slot)
     held = {slot: dict(known) for slot, known in parts._PARTS.items()}
-    entries, points = dict(registry._ENTRIES), set(registry._loaded_entry_points)
+    entries, points = dict(registry._ENTRIES), set(extensions._loaded)
     yield
     for slot, known in parts._PARTS.items():
         known.clear()
         known.update(held[slot])
     registry._ENTRIES.clear()
     registry._ENTRIES.update(entries)
-    registry._loaded_entry_points.clear()
-    registry._loaded_entry_points.update(points)
+    extensions._loaded.clear()
+    extensions._loaded.update(points)
     for name in [n for n in sys.modules if n.startswith("panoply_plugin_")]:
         del sys.modules[name]
 

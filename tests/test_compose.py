@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from panoply import registry
+from panoply import extensions, registry
 from panoply.compose import assign, method_from_json, resolve
 from panoply.errors import PanoplyError
 from panoply.regimes import Dataset, OnPolicy
@@ -251,9 +251,9 @@ def test_plugin_file(tmp_path: Path, registries: None) -> None:
     file = tmp_path / "mine.py"
     file.write_text(PLUGIN)
     assert sentence(resolve, "toy-flat").startswith("Unknown method 'toy-flat'.")
-    registry.load_plugin(file)
+    extensions.load_plugin(file)
     first = registry.parts("credit")["toy_flat"]
-    registry.load_plugin(str(file))
+    extensions.load_plugin(str(file))
     assert registry.parts("credit")["toy_flat"] is first
     assert resolve("toy-flat").method.settings()["credit.height"] == 1.0
     assert resolve("grpo", slots={"credit": "toy_flat"}).method.settings()["credit.height"] == 1.0
@@ -281,14 +281,14 @@ def test_plugin_file(tmp_path: Path, registries: None) -> None:
 def test_broken_plugins_are_one_sentence(tmp_path: Path, registries: None, text: str, problem: str) -> None:
     file = tmp_path / "broken.py"
     file.write_text(text)
-    assert problem in sentence(registry.load_plugin, file)
-    assert problem in sentence(registry.load_plugin, file), "the second time too"
+    assert problem in sentence(extensions.load_plugin, file)
+    assert problem in sentence(extensions.load_plugin, file), "the second time too"
     file.write_text("")
-    registry.load_plugin(file)
+    extensions.load_plugin(file)
 
 
 def test_missing_plugin() -> None:
-    assert sentence(registry.load_plugin, "nowhere.py") == "There is no plug-in file 'nowhere.py'."
+    assert sentence(extensions.load_plugin, "nowhere.py") == "There is no plug-in file 'nowhere.py'."
 
 
 def test_installed_plugins(tmp_path: Path, registries: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import torch
 from test_cli import Terminal
 
 import panoply as pp
-from panoply import registry
+from panoply import extensions, registry
 from panoply.run import Run
 
 EXAMPLES = tiny.ROOT / "examples"
@@ -54,7 +54,7 @@ class TestMethod:
     def test_ranks(self, registries: None) -> None:
         from kit import hand
 
-        registry.load_plugin(METHOD)
+        extensions.load_plugin(METHOD)
         credit = registry.find_part("credit", "group_rank")()
         made = hand(
             group=[0, 0, 0, 0, 1, 1, 2],
@@ -80,7 +80,7 @@ class TestPart:
     def test_what_it_keeps(self, registries: None) -> None:
         from kit import hand
 
-        registry.load_plugin(PART)
+        extensions.load_plugin(PART)
         select = registry.find_part("select", "solvable")()
         made = hand(group=[0, 0, 1, 1], episode=[0, 1, 2, 3], reward=[1.0, 1.0, 1.0, 0.0])
         assert select(made).tolist() == [False, False, True, True]
@@ -103,7 +103,7 @@ class TestUpdate:
 
     def test_by_hand(self, registries: None) -> None:
         """m is 0 at first, then 0.2 of the first gradient; 0.5·m + 0.5·g has the sign of g until m outweighs it."""
-        registry.load_plugin(UPDATE)
+        extensions.load_plugin(UPDATE)
         weight = torch.nn.Parameter(torch.tensor([1.0]))
         optimiser = registry.find_part("update", "lion")(lr=0.1, beta1=0.5, beta2=0.8)([weight])
         for slope, expected in ((10.0, 0.9), (-1.0, 0.8), (-5.0, 0.9)):
@@ -115,7 +115,7 @@ class TestUpdate:
 class TestWorld:
     def test_it_is_short_and_sound(self, registries: None) -> None:
         assert len(Path(WORLD).read_text().splitlines()) <= 60
-        registry.load_plugin(WORLD)
+        extensions.load_plugin(WORLD)
         world = registry.find("world", "reverse").build()
         world.self_test()
         assert len(world.held_out(64)) == 64

@@ -17,7 +17,7 @@ import pytest
 import tiny
 
 import panoply as pp
-from panoply import given, own, registry, session
+from panoply import extensions, given, own, registry, session
 from panoply.methods.base.dapo import dapo
 from panoply.methods.base.grpo import grpo
 from panoply.planning import Plan
@@ -449,12 +449,12 @@ def test_definitions_that_differ_from_those_of_a_run_are_not_mixed_up(
     made = pp.plan("grpo", credit=space["by_two"]())
     (kept,) = made.plugins
     assert "BY = 2.0" in Path(kept).read_text()
-    registry.load_plugin(kept)
+    extensions.load_plugin(kept)
     assert registry.find_part("credit", "by_two") is space["by_two"], "it is here already"
     other = tmp_path / "definitions.py"
     other.write_text(Path(kept).read_text().replace("BY = 2.0", "BY = 3.0"))
     with pytest.raises(pp.PanoplyError, match=r"credit\.by_two is defined otherwise in this session"):
-        registry.load_plugin(other)
+        extensions.load_plugin(other)
     file.write_text(file.read_text().replace("* BY", "/ BY"))
     assert str(session.missing(made)).startswith("The file that credit.by_two is written in was changed")
 
@@ -480,7 +480,7 @@ def test_a_script_that_is_its_own_plug_in_does_not_start_itself_for_ever(
     (tmp_path / "script.py").write_text('import panoply as pp\npp.train("grpo", plugins=["script.py"])\n')
     why = r"script\.py trains while it is loaded as a plug-in: put that below if __name__ == '__main__'"
     with pytest.raises(pp.PanoplyError, match=why):
-        registry.load_plugin(tmp_path / "script.py")
+        extensions.load_plugin(tmp_path / "script.py")
 
 
 def test_what_only_this_process_has_is_refused_by_compare(

@@ -21,7 +21,7 @@ import tiny
 import torch
 
 import panoply as pp
-from panoply import cli, registry
+from panoply import cli, extensions, registry
 from panoply.errors import PanoplyError
 from panoply.rewards.functions import RewardFunction
 from panoply.rewards.worker import call, load
@@ -191,7 +191,7 @@ def test_without_math_verify_the_reward_says_what_to_install(
 
 @pytest.fixture
 def sums(registries: None) -> registry.Entry:
-    registry.load_plugin(EXAMPLES / "own_world_with_tools.py")
+    extensions.load_plugin(EXAMPLES / "own_world_with_tools.py")
     return registry.find("world", "sums")
 
 

@@ -133,7 +133,7 @@ def test_byte_code_beside_a_plug_in_is_not_run(tmp_path: Path) -> None:
     import os
 
     os.utime(plugin, ns=(seen.st_atime_ns, seen.st_mtime_ns))
-    pp.registry.load_plugin(plugin)
+    pp.extensions.load_plugin(plugin)
     assert mark.read_text() == "ran"
 
 
@@ -149,7 +149,7 @@ def test_what_of_a_plan_is_code() -> None:
 
 def test_a_relative_path_could_mean_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin, _ = marked(tmp_path)
-    pp.registry.load_plugin(plugin)
+    pp.extensions.load_plugin(plugin)
     monkeypatch.chdir(tmp_path)
     trust.check("run.json", {"plugins": [str(plugin)]})
     with pytest.raises(Untrusted):

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from panoply.commands.parser import Commands, add_json, add_plugins, command, load_plugins
+from panoply.errors import PanoplyError, unknown
+from panoply.index import KINDS
+
+if TYPE_CHECKING:
+    from panoply.index import Listed
 
 EXAMPLES = """\
-  panoply list                 methods and worlds
-  panoply list parts           parts by slot
-  panoply list --json          for programs"""
+  panoply list                          everything, a line each
+  panoply list methods --tag critic     methods with a critic; tags stand in panoply list --tags
+  panoply list --family preferences     of one family
+  panoply list --needs teacher          what needs a teacher in its world
+  panoply list --search "clip ratio"    with all of these words in its line
+  panoply list parts                    parts by slot
+  panoply list --json                   for programs"""
+PLURAL = {kind: f"{kind}s" for kind in KINDS}
 
 
 def add(commands: Commands) -> None:
-    parser = command(commands, "list", "list methods, worlds or parts", _list, EXAMPLES)
-    parser.add_argument("what", nargs="?", default="all", choices=["all", "methods", "worlds", "parts"])
+    parser = command(commands, "list", "list methods, worlds, parts and other works", _list, EXAMPLES)
+    option = parser.add_argument
+    option("what", nargs="?", default="all", choices=["all", *PLURAL.values(), "parts"])
+    option("--family", help="only works of a family, such as control")
+    option("--tag", action="append", default=[], help="only works with a tag; given twice, with both")
+    option("--needs", help="only methods that need this: teacher, logp@reference, entropy, …")
+    option("--search", metavar="WORDS", help="only works in whose line all of these words occur")
+    option("--tags", action="store_true", help="list the tags there are, and how many works have each")
     add_plugins(parser)
     add_json(parser)
 
@@ -23,15 +41,57 @@ def add(commands: Commands) -> None:
 def _list(chosen: argparse.Namespace) -> int:
     from panoply import registry
     from panoply.parts import SLOTS
-    from panoply.report.text import listed, listed_parts
+    from panoply.report.text import listed, listed_parts, table
 
     load_plugins(chosen)
-    found = registry.entries()
     if chosen.what == "parts":
+        _refuse_filters(chosen)
         parts = {slot: sorted(registry.parts(slot)) for slot in SLOTS}
         print(json.dumps(parts, indent=1) if chosen.json else listed_parts())
         return 0
-    kinds = {"methods": ["method"], "worlds": ["world"]}.get(chosen.what)
-    found = [e for e in found if kinds is None or e.kind in kinds]
-    print(json.dumps([e.facts() for e in found], indent=1) if chosen.json else listed(found))
+    kinds = [kind for kind, plural in PLURAL.items() if chosen.what in ("all", plural)]
+    every = [w for w in registry.works() if w.kind in kinds]
+    if not every:
+        raise PanoplyError(f"There are no {chosen.what} yet: a plug-in may register some.")
+    found = chosen_of(every, chosen)
+    if chosen.tags:
+        counts = {tag: sum(tag in w.tags for w in found) for tag in sorted(_all(found, "tags"))}
+        print(
+            json.dumps(counts) if chosen.json else table([(t, str(n)) for t, n in counts.items()], margin=0)
+        )
+        return 0
+    print(json.dumps([w.facts() for w in found], indent=1) if chosen.json else listed(found))
     return 0
+
+
+def _refuse_filters(chosen: argparse.Namespace) -> None:
+    for name in ("family", "tag", "needs", "search", "tags"):
+        if getattr(chosen, name):
+            raise PanoplyError(f"--{name} has no effect on parts: it chooses among works.")
+
+
+def chosen_of(works: Sequence[Listed], chosen: argparse.Namespace) -> list[Listed]:
+    """The works that all filters let through; a word that no work has is named, with what was probably meant."""
+    filters: list[tuple[str, str, set[str], Callable[[Listed], bool]]] = []
+    if chosen.family:
+        filters.append(("family", chosen.family, _all(works, "family"), lambda w: w.family == chosen.family))
+    for tag in chosen.tag:
+        filters.append(("tag", tag, _all(works, "tags"), lambda w, tag=tag: tag in w.tags))  # type: ignore[misc]
+    if chosen.needs:
+        filters.append(("need", chosen.needs, _all(works, "needs"), lambda w: w.asks(chosen.needs)))
+    found = list(works)
+    for kind, word, known, keep in filters:
+        if not any(map(keep, works)):
+            raise unknown(kind, word, known)
+        found = [w for w in found if keep(w)]
+    if chosen.search:
+        found = [w for w in found if w.mentions(chosen.search)]
+    if not found:
+        raise PanoplyError("No work passes all of these filters: leave one out.")
+    return found
+
+
+def _all(works: Iterable[Listed], field: str) -> set[str]:
+    """Every word that some work has in a field."""
+    held = (getattr(w, field) for w in works)
+    return {word for value in held if value for word in ([value] if isinstance(value, str) else value)}

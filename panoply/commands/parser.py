@@ -64,10 +64,10 @@ def add_plugins(parser: Parser) -> None:
 
 
 def load_plugins(chosen: argparse.Namespace) -> None:
-    from panoply import registry
+    from panoply import extensions
 
     for plugin in chosen.plugins:
-        registry.load_plugin(plugin)
+        extensions.load_plugin(plugin)
 
 
 def add_trust(parser: Parser) -> None:

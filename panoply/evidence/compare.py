@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from panoply import registry, session
+from panoply import extensions, session
 from panoply.checkpoint import write_atomically
 from panoply.errors import PanoplyError
 from panoply.evidence import pictures, pool, scores, statistics
@@ -194,7 +194,7 @@ def compare(
     `steps=N` or `seconds=N`; as many episodes as the first method takes by default, where none is given. `choices` are
     those of `panoply.train`, the same for all.
     """
-    registry.check_not_loading()
+    extensions.check_not_loading()
     arms = [arm for given in methods for arm in Arm.of(given)]
     if len(arms) < 2:
         raise PanoplyError("A comparison needs at least two methods, such as panoply compare grpo rloo.")
@@ -205,7 +205,7 @@ def compare(
         raise PanoplyError("A comparison needs at least one seed.")
     choices = in_words(choices)
     for plugin in choices.get("plugins") or ():
-        registry.load_plugin(plugin)
+        extensions.load_plugin(plugin)
     worlds, of_world = _worlds(world, choices, arms[0])
     if of_world:
         choices["settings"] = {**of_world, **(choices.get("settings") or {})}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from panoply import registry
+from panoply import extensions, registry
 from panoply.checkpoint import write_atomically
 from panoply.errors import PanoplyError, unknown
 from panoply.evidence import pool
@@ -220,7 +220,7 @@ def claim(
     says     `Learns("…", over="grpo", world="chain", budget="episodes=20k")`; else what the method carries
     most     the most seeds to go to while undecided
     """
-    registry.check_not_loading()
+    extensions.check_not_loading()
     id, differing = method_of(method)
     if says is not None:
         entry = _entry(id)

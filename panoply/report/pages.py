@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from panoply import compose, published, registry
+from panoply import compose, functions, published, registry
 from panoply.errors import PanoplyError, unknown
 from panoply.parts import SLOTS, Part, kind, show_value
 from panoply.planning import Options
@@ -35,32 +35,29 @@ def shown(name: str, preset: str | None = None) -> str:
         return _part_page(registry.find_part(slot, rest))
     if name == "run":
         return _run_page()
-    works = [e for e in registry.entries() if name in (e.id, e.name)]
-    if works:
-        pages = {"world": _world_page, "recipe": _recipe_page}
-        pages |= dict.fromkeys(("system", "protocol"), _system_page)
-        entry = works[-1]
-        return pages[entry.kind](entry) if entry.kind in pages else _method_page(entry, preset)
+    if (entry := registry.find_any(name)) is not None:
+        return _method_page(entry, preset) if entry.kind == "method" else PAGES[entry.kind](entry)
     if name in SLOTS:
         return _slot_page(name)
-    parts = {f"{slot}.{part}": cls for slot in SLOTS for part, cls in registry.parts(slot).items()}
-    bare = [cls for cls in parts.values() if cls.info.name == name]
+    bare = [registry.parts(slot)[name] for slot in SLOTS if name in registry.parts(slot)]
     if len(bare) == 1:
         return _part_page(bare[0])
     if (world := registry.implied(name)) is not None:
         return _world_page(world)
+    parts = {cls.info.id: cls for slot in SLOTS for cls in registry.parts(slot).values()}
     holders = [path for path, cls in parts.items() if name in cls.annotations()]
     if holders:
         more = f" and {len(holders) - 4} more" if len(holders) > 4 else ""
         raise PanoplyError(
             f"'{name}' is a setting of {', '.join(holders[:4])}{more}: panoply show {holders[0]}."
         )
-    every = [e.name for e in registry.entries()] + [e.id for e in registry.entries()]
+    every = [word for known in registry.works() for word in (known.name, known.id)]
     raise unknown("method, world or part", name, [*every, *parts, "run"])
 
 
 def _slot_page(slot: str) -> str:
-    rows = [(f"{slot}.{name}", cls.info.summary) for name, cls in sorted(registry.parts(slot).items())]
+    known = registry.parts(slot)
+    rows = [(f"{slot}.{name}", known.summary(name)) for name in sorted(known)]
     called = f"called with ({', '.join(SLOTS[slot].takes)}), returns {SLOTS[slot].returns.replace('`', '')}"
     return "\n".join([f"{slot}  (slot)", indent(called), "", "parts that fit", indent(table(rows))])
 
@@ -94,10 +91,29 @@ def _settings(rows: Sequence[tuple[str, str, str, str]]) -> str:
     return table(made if any(row[-1] for row in made[1:]) else [row[:-1] for row in made])
 
 
-def _system_page(entry: Entry) -> str:
-    where = f"{entry.build.__module__}.{entry.build.__name__}"
+def _function_page(entry: Entry) -> str:
+    """A work that is a function: what it takes, and how it is called."""
     pieces = [f"{entry.id}  ({entry.kind})", indent(prose(entry.doc)), *_measured(entry)]
-    return "\n".join([*pieces, "", f"measure it with {where}()"])
+    rows = [
+        (name, functions.takes(of), functions.default(of), "")
+        for name, of in functions.settings(entry).items()
+    ]
+    if rows:
+        pieces += ["", "settings", indent(_settings(rows))]
+    nexts = [(f"panoply run {entry.name}", "call it and print what it gives")]
+    if entry.judge is not None:
+        nexts.append((f"panoply eval RUN --by {entry.name}", "judge a run by it"))
+    where = f"{entry.build.__module__}.{entry.build.__name__}"
+    return "\n".join([*pieces, "", "more", indent(table(nexts)), "", "from Python", indent(f"{where}()")])
+
+
+def _survey_page(entry: Entry) -> str:
+    """The works that a survey orders, below its headings, with what each of them is."""
+    pieces = [f"{entry.id}  (survey)", indent(prose(entry.doc)), *_measured(entry)]
+    for heading, listed in functions.ordered(entry).items():
+        rows = [(of.name, of.kind, of.summary) for of in listed]
+        pieces += ["", heading, indent(table(rows) or "none of them is here")]
+    return "\n".join(pieces)
 
 
 def _recipe_page(entry: Entry) -> str:
@@ -231,3 +247,12 @@ def _world_facts(built: Any) -> list[tuple[str, str]]:
         return facts
     task = built.task("train", 0)
     return [*facts, ("example", built.render(task, built.gold(task) if "reference" in built.access else []))]
+
+
+PAGES: dict[str, Callable[[Entry], str]] = {
+    "world": _world_page,
+    "recipe": _recipe_page,
+    "survey": _survey_page,
+    **dict.fromkeys(("algorithm", "system", "protocol"), _function_page),
+}
+"""Who writes the page of a work that is no method."""

@@ -14,11 +14,11 @@ from panoply import registry
 from panoply.costs import Activations, cost
 from panoply.effects import inert
 from panoply.errors import plain
+from panoply.index import Listed
 from panoply.kinds import kind_of
 from panoply.parts import SLOTS, show_value
 from panoply.planning import Plan
 from panoply.regimes import Method
-from panoply.registry import Entry
 from panoply.report import shown
 from panoply.run import Run
 from panoply.worlds.world import TextWorld
@@ -189,16 +189,16 @@ def _si(amount: float) -> str:
 # ------------------------------------------------------------------ lists and results
 
 
-def listed(entries: Sequence[Entry]) -> str:
-    """A line an entry; sources are on its own page."""
-    rows = [(e.id, e.kind, e.base or "–", re.sub(r" \([^()]*\d{4}[^()]*\)", "", e.summary)) for e in entries]
+def listed(works: Sequence[Listed]) -> str:
+    """A line a work; sources are on its own page."""
+    rows = [(w.id, w.kind, w.base or "–", re.sub(r" \([^()]*\d{4}[^()]*\)", "", w.summary)) for w in works]
     return _lines([("id", "kind", "base", "what it is"), *rows])
 
 
 def listed_parts() -> str:
     """A line a part."""
-    found = [(slot, name, cls) for slot in SLOTS for name, cls in sorted(registry.parts(slot).items())]
-    rows = [(slot, name, cls.info.summary) for slot, name, cls in found]
+    known = {slot: registry.parts(slot) for slot in SLOTS}
+    rows = [(slot, name, of.summary(name)) for slot, of in known.items() for name in sorted(of)]
     return _lines([("slot", "part", "what it does"), *rows])
 
 

@@ -39,7 +39,7 @@ class Stored(TypedDict):
 
 
 class Catalogue:
-    """Looks into the registry when first asked, since that imports every method."""
+    """What the page shows of methods and worlds; the list imports none of them, a page the one it is about."""
 
     def __init__(self, results: Path | None):
         self.results = results
@@ -49,17 +49,11 @@ class Catalogue:
         from panoply import registry
 
         with self._lock:
-            entries = registry.entries()
+            listed = registry.works()
         claims = self._claims()
         works = [
-            {
-                **e.facts(),
-                "name": e.name,
-                "about": e.summary,
-                "claimed": e.claim is not None,
-                "claims": claims.get(e.name, []),
-            }
-            for e in entries
+            {**of.facts(), "name": of.name, "about": of.summary, "claims": claims.get(of.name, [])}
+            for of in listed
         ]
         return {"works": works}
 
@@ -67,11 +61,11 @@ class Catalogue:
         from panoply import compose, registry
 
         with self._lock:
-            entry = next((e for e in registry.entries() if e.id == id), None)
+            entry = registry.find_any(id)
         if entry is None:
             return None
         found: dict[str, Any] = {
-            **entry.facts(),
+            **entry.listed().facts(),
             "name": entry.name,
             "doc": entry.doc,
             "says": getattr(entry.claim, "says", None),

@@ -61,7 +61,7 @@ class CataloguePage {
     const kind = this.kinds.value;
     const shown = CataloguePage.works.filter((w) => {
       const verdicts = w.claims.map((c) => c.verdict).join(" ");
-      const about = `${w.id} ${w.kind} ${w.family} ${w.base} ${w.about} ${verdicts}`.toLowerCase();
+      const about = `${w.id} ${w.kind} ${w.family} ${w.base} ${w.tags.join(" ")} ${w.about} ${verdicts}`.toLowerCase();
       return (!kind || w.kind === kind) && words.every((word) => about.includes(word));
     });
     this.count.textContent = `${shown.length} of ${CataloguePage.works.length} works`;
