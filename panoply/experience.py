@@ -70,7 +70,7 @@ class Ragged:
     offsets: Tensor
 
     @classmethod
-    def from_lists(cls, rows: Sequence[Sequence[int]], dtype: torch.dtype = torch.long) -> Ragged:
+    def from_lists(cls, rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.long) -> Ragged:
         lengths = torch.tensor([0, *(len(r) for r in rows)])
         return cls(torch.tensor([x for r in rows for x in r], dtype=dtype), lengths.cumsum(0))
 

@@ -350,7 +350,13 @@ def _check_sizes(plan: Plan) -> None:
     """Refuse numbers that are sound each on its own and too many together, before memory is asked for."""
     for path, held in plan.method.parts():
         settings = held.settings()
-        for names in (("prompts", "group"), ("envs", "length"), ("batch", "n_step", "chunk")):
+        for names in (
+            ("prompts", "group"),
+            ("envs", "length"),
+            ("batch", "n_step", "chunk"),
+            ("batch", "answers"),
+            ("prompts", "answers"),
+        ):
             given = {n: v for n in names if isinstance(v := settings.get(n), int)}
             if math.prod(given.values()) > MOST_ROWS:
                 listed = " × ".join(f"{path}.{n} {v:,}" for n, v in given.items())

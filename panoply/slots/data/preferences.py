@@ -70,7 +70,7 @@ def preferences(
         return state, _experience(collect, tasks, _ordered(collect, tasks, answers, asked), asked)
     if not state:
         state = _set(collect, pairs, answers, annotators)
-    rows = [_row(collect, pairs, state["next"] + i) for i in range(batch)]
+    rows = [row_at(collect, pairs, state["next"] + i) for i in range(batch)]
     tasks = collect.numbered(state["first"] + row for row in rows)
     told = Ragged(state["tokens"], state["offsets"])
     chosen = [(told[2 * row].tolist(), told[2 * row + 1].tolist()) for row in rows]
@@ -87,7 +87,7 @@ def _set(collect: Collector, pairs: int, answers: str, annotators: int) -> dict[
     return {"next": 0, "first": first, "tokens": told.values, "offsets": told.offsets}
 
 
-def _row(collect: Collector, pairs: int, number: int) -> int:
+def row_at(collect: Collector, pairs: int, number: int) -> int:
     """The pair that comes at a place of the endless order: all of them once, then all in another order."""
     epoch, place = divmod(number, pairs)
     return int(torch.randperm(pairs, generator=torch_rng("pairs", collect.seed, epoch))[place])
