@@ -42,8 +42,9 @@ SLOTS = {
     "network": Slot(("policy", "seed"), "a module"),
     "targets": Slot(("updates", "pairs"), "nothing: it moves targets towards weights"),
     "schedule": Slot(("step", "total"), "a factor"),
+    "make": Slot(("maker",), "rows of data"),
 }
-"""The questions a method answers, and the schedules that numbers in the answers may follow."""
+"""The questions a method answers, the schedules that numbers in the answers may follow, and data made between runs."""
 
 TERMS = ("surrogate", "regularise", "loss")
 """Their parts see a mini-batch in pieces, so that their `prepare`, which sees it whole, is what remembers."""

@@ -21,7 +21,7 @@ from panoply.experience import COMMON_KEYS, KEY_UNITS, STREAMS, plural
 from panoply.kinds import kind_of
 from panoply.parts import Part, check_fields, show_value
 from panoply.ranges import MOST_THREADS, SEED
-from panoply.regimes import Method
+from panoply.regimes import Make, Method
 from panoply.report.shown import Shown
 from panoply.until import Until
 
@@ -237,6 +237,40 @@ def make_plan(
         | {f"policy.{k}" for k in of_policy},
         tuple(os.path.abspath(p) for p in plugins),
         kind.policy_settings(policy_options) if policy_options else {},
+    )
+    check_plan(plan)
+    return plan
+
+
+MADE_WITH = ("seed", "model", "device", "dtype", "threads")
+"""The options that a stage has which makes data."""
+
+
+def plan_data(
+    part: Part,
+    world: str,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    plugins: Sequence[str] = (),
+    **options: Any,
+) -> Plan:
+    """The plan of a stage that makes data. Settings are those of its part, and of its world (`world.`)."""
+    for plugin in plugins:
+        extensions.load_plugin(plugin)
+    entry, given = registry.find("world", world), dict(settings or {})
+    of_world, of_run = _split(given, "world."), _split(given, "run.")
+    method: Method = Make(part)
+    for path, value in given.items():
+        method = compose.assign(method, f"make.{path}", value)
+    chosen = {k: v for k, v in {**of_run, **options}.items() if k in MADE_WITH and v is not None}
+    plan = Plan(
+        f"make.{part.info.name}",
+        method,
+        entry.id,
+        world_settings(entry, of_world),
+        _options({**chosen, "steps": 1}),
+        frozenset(f"make.{path}" for path in given),
+        tuple(os.path.abspath(p) for p in plugins),
     )
     check_plan(plan)
     return plan

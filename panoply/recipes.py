@@ -139,6 +139,13 @@ class Recipe:
                 )
             if word not in (*earlier, LAST[1:]):
                 raise unknown("earlier stage", word, earlier)
+        made = [f"@{s.name}" for s in self.stages if s.make is not None]
+        for option in ("model", "reference"):
+            for turn in (1, 2):
+                if (start := str(stage.in_round(turn).options.get(option))) in made:
+                    raise PanoplyError(
+                        f"Stage '{name}' starts from '{start[1:]}', which makes data and no model."
+                    )
         for word in stage.in_round(2).named():
             if word not in (*every, LAST[1:]):
                 raise unknown("stage", word, every)

@@ -392,9 +392,26 @@ class Fit(Method):
         return list(self.losses)
 
 
+@dataclass(frozen=True)
+class Make(Method):
+    """Nothing is trained: a part makes data of what earlier stages of a recipe left."""
+
+    make: Part
+
+    regime: ClassVar[str] = "make"
+    slot_of: ClassVar[dict[str, str]] = {"make": "make"}
+
+    def terms(self) -> list[Part]:
+        return []
+
+    def equation(self) -> list[str]:
+        return [f"makes     {self.make.equation()}"]
+
+
 REGIMES: dict[str, type[Method]] = {
     "on_policy": OnPolicy,
     "off_policy": OffPolicy,
     "dataset": Dataset,
     "offline": Offline,
+    "make": Make,
 }

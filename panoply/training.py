@@ -16,7 +16,8 @@ from panoply.given import CHANGED, adopt, changed_files, method_of, world_of
 from panoply.handle import Course, Step, Steps
 from panoply.kinds import kind_of
 from panoply.own import functions_by_name, in_words, is_data_file, own_data
-from panoply.planning import Plan, make_plan
+from panoply.parts import Part
+from panoply.planning import Plan, make_plan, plan_data
 from panoply.policies import hub
 from panoply.regimes import REGIMES
 from panoply.report.shown import Shown
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from panoply.policies.text import TextPolicy
     from panoply.progress import Progress
 
-SLOT_NAMES = tuple(dict.fromkeys(slot for regime in REGIMES.values() for slot in regime.slot_of))
+SLOT_NAMES = tuple(
+    dict.fromkeys(slot for name, regime in REGIMES.items() if name != "make" for slot in regime.slot_of)
+)
 """The slots of all regimes: what may be borrowed by name."""
 
 
@@ -83,6 +86,9 @@ def plan(method: Any, world: Any = None, **choices: Any) -> Plan:
     choices = in_words(choices)
     for plugin in choices.get("plugins") or ():
         extensions.load_plugin(plugin)
+    if isinstance(method, Part):
+        world, choices = own_data(world, hub.known(_exact(choices)))
+        return plan_data(method, world or "chain", **choices)
     name, differing = method_of(method)
     world, of_world = world_of(world)
     if of_world:
@@ -342,6 +348,8 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Course
     from panoply.loops.mover import Diverged
     from panoply.loops.steps import steps
 
+    if made.method.regime == "make":
+        return (yield from _make(made, run, progress, new))
     job = None
     try:
         with memory_errors():
@@ -374,6 +382,24 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Course
     finally:
         if job is not None:
             job.close()
+        run.release()
+    return Trained.of(run)
+
+
+def _make(made: Plan, run: Run, progress: Progress, new: bool) -> Course:
+    """A stage that makes data, which has no steps to look at."""
+    from panoply.loops.making import make_data
+
+    yield from ()
+    try:
+        make_data(made, run, progress)
+    except KeyboardInterrupt as stop:
+        raise Stopped.to_go_on(f"go on with panoply train --resume {run.folder}", stop) from None
+    except PanoplyError:
+        if new:
+            run.discard()
+        raise
+    finally:
         run.release()
     return Trained.of(run)
 

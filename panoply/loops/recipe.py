@@ -14,6 +14,7 @@ from panoply.errors import PanoplyError, unknown
 from panoply.files import brief, is_file, read_json, read_text
 from panoply.given import FOLDER
 from panoply.parts import Part
+from panoply.planning import MADE_WITH
 from panoply.recipes import LAST, Recipe, Stage, Turn, is_stage
 from panoply.records import RecipeRecord
 from panoply.run import RECIPE, Run
@@ -94,13 +95,17 @@ def plan_stages(entry: Entry, choices: Mapping[str, Any], plan: Callable[..., Pl
         for option in ("model", "reference"):
             if is_stage(asked.get(option)):
                 asked[option] = starts[str(asked[option])[1:]]
+        what = stage.method or asked.pop("make")
         try:
-            made = plan(stage.method, **asked)
+            made = plan(what, **asked)
         except PanoplyError as error:
             again = ", from the second round on" if turn.round > 1 else ""
-            raise PanoplyError(f"Stage {stage.name} ({stage.method}{again}): {error}") from error
+            named = stage.method or (stage.make and stage.make.info.name)
+            raise PanoplyError(f"Stage {stage.name} ({named}{again}): {error}") from error
         found.setdefault(stage.name, made)
-        starts[stage.name] = starts[LAST[1:]] = made.options.model
+        starts[stage.name] = made.options.model
+        if stage.method:
+            starts[LAST[1:]] = made.options.model
     return found
 
 
@@ -117,13 +122,13 @@ def stored_recipe(folder: Path) -> tuple[str, str, dict[str, Any]] | None:
     return stored["recipe"], world, choices
 
 
-def _run_stage(stage: Stage, at: Path, asked: Mapping[str, Any], train: Train) -> Course:
+def _run_stage(stage: Stage, at: Path, asked: dict[str, Any], train: Train) -> Course:
     from panoply.training import Trained
 
     if is_file(at / "run.json"):
         run = Run.open(at)
         return Trained.of(run) if run.status() == "finished" else (yield from train(resume=at))
-    return (yield from train(stage.method, run=at, **asked))
+    return (yield from train(stage.method or asked.pop("make"), run=at, **asked))
 
 
 def asked_of(turn: Turn, choices: Mapping[str, Any], earlier: Mapping[str, str]) -> dict[str, Any]:
@@ -131,6 +136,8 @@ def asked_of(turn: Turn, choices: Mapping[str, Any], earlier: Mapping[str, str])
     stages, then the recipe's; but which stage starts from which (`@NAME`) is not changed for all of them at once.
     """
     stage = turn.stage
+    if stage.make is not None:
+        return _asked_to_make(turn, stage.make, choices, earlier)
 
     def placed(values: Mapping[str, Any]) -> dict[str, Any]:
         kept = {k: v for k, v in values.items() if v != LAST or LAST[1:] in earlier}
@@ -148,6 +155,31 @@ def asked_of(turn: Turn, choices: Mapping[str, Any], earlier: Mapping[str, str])
     options = {k: v for k, v in options.items() if f"run.{k}" not in own}
     settings = {**placed(stage.settings), **shared, **own}
     return _reseeded({**options, "settings": settings}, turn.round)
+
+
+def _asked_to_make(
+    turn: Turn, make: Part, choices: Mapping[str, Any], earlier: Mapping[str, str]
+) -> dict[str, Any]:
+    """Of a stage that makes data: its part, with folders in place of names, and the user's settings for it."""
+    name, given = turn.stage.name, choices.get("settings") or {}
+    own = {k.removeprefix(f"{name}."): v for k, v in given.items() if k.startswith(f"{name}.")}
+    for path in own:
+        if path.startswith("run.") and path[4:] not in MADE_WITH:
+            raise PanoplyError(
+                f"{name}.{path} has no effect: the stage {name} makes data, and trains nothing."
+            )
+    words = {k: v for k, v in make.settings().items() if is_stage(v)}
+    placed = {
+        k: "start" if v == LAST and LAST[1:] not in earlier else earlier[v[1:]] for k, v in words.items()
+    }
+    shared = {k: v for k, v in given.items() if k.startswith(FOR_ALL)}
+    wanted = {
+        k: choices[k]
+        for k in (*MADE_WITH, "world", "plugins", "data", "reward")
+        if choices.get(k) is not None
+    }
+    asked = {**wanted, "make": make.but(**placed), "settings": {**shared, **own}}
+    return _reseeded(asked, turn.round)
 
 
 def _reseeded(asked: dict[str, Any], number: int) -> dict[str, Any]:

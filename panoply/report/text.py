@@ -118,6 +118,11 @@ def _activations(kept: Activations) -> str:
 
 def planned(made: Plan) -> str:
     """The resolved method, its equation, what it needs, and settings without effect."""
+    if made.method.regime == "make":
+        head = f"{made.method_id} on {made.world_id}, seed {made.options.seed}"
+        return "\n".join(
+            [head, indent(equations(made.method.equation())), "", "parts", indent(part_table(made.method))]
+        )
     needed = cost(made)
     memory = [f"{name} {_si(size)}B" for name, size in needed.memory_bytes.items()]
     options = made.options

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from panoply.errors import PanoplyError
-from panoply.seeds import stable_hash
+from panoply.seeds import numpy_rng, stable_hash
 
 T = TypeVar("T")
 
@@ -31,8 +31,17 @@ class InOrder(Generic[T]):
 
     def numbered(self, numbers: Iterable[int]) -> list[T]:
         """Tasks by their place in the order in which `tasks` gives them."""
-        start = stable_hash("tasks", self.seed) >> 16
-        return [self.task(start + i) for i in numbers]
+        return [self.task(self.place(i)) for i in numbers]
+
+    def place(self, number: int) -> int:
+        """Where in the split the task lies that `tasks` gives after so many others."""
+        return (stable_hash("tasks", self.seed) >> 16) + number
+
+    def shuffled(self, n: int, among: int) -> list[int]:
+        """The next `n` of so many things: all of them once, then all in another order. They count as tasks taken."""
+        first = self.state["tasks"]
+        self.state["tasks"] += n
+        return in_epochs(self.seed, first, n, among)
 
     def pool(self, n: int) -> list[T]:
         """The same `n` training tasks in every step, for methods that come back to a task.
@@ -63,3 +72,13 @@ class InOrder(Generic[T]):
             raise PanoplyError(f"{len(tasks)} tasks go into as many groups, not into {len(keys)}.")
         every = [i for i, n in enumerate(sizes) for _ in range(n)]
         return [tasks[i] for i in every], [keys[i] for i in every]
+
+
+def in_epochs(seed: int, first: int, n: int, among: int) -> list[int]:
+    """`n` places of an endless order from `first` on, in which every `among` of them are a new permutation."""
+    found: list[int] = []
+    while n > 0:
+        epoch, at = divmod(first, among)
+        order = numpy_rng("epochs", seed, epoch).permutation(among)[at : at + n].tolist()
+        found, first, n = [*found, *order], first + len(order), n - len(order)
+    return found
