@@ -13,13 +13,14 @@ from panoply.errors import PanoplyError, plain
 
 if TYPE_CHECKING:
     from panoply.evidence.claims import Claim
-    from panoply.evidence.race import Desk
+    from panoply.evidence.contest import Desk
     from panoply.registry import Entry
 
 EXAMPLES = """\
   panoply claim                        every claim, and the verdicts stored so far
   panoply claim gigpo                  measure one: tune both sides, pair by seed, decide
   panoply claim --family agents        all of a family
+  panoply claim --all                  everything that is not up to date; the same command goes on
   panoply claim --check gigpo          run it again; does the stored verdict still stand?
   panoply claim --replicate gigpo      the same on new seeds, added to its replications
 
@@ -30,7 +31,11 @@ def add(commands: Commands) -> None:
     parser = command(commands, "claim", "put what papers found to the test", _claim, EXAMPLES)
     option = parser.add_argument
     option("methods", nargs="*", metavar="METHOD")
-    option("--all", action="store_true", help="every method that carries a claim")
+    option(
+        "--all",
+        action="store_true",
+        help="every method that carries a claim, but for those measured with this code",
+    )
     option("--family", metavar="NAME", help="those of one family, such as agents")
     option(
         "--check", action="store_true", help="run again without cached runs, and compare with what is stored"
@@ -52,7 +57,7 @@ def add(commands: Commands) -> None:
 
 def _claim(chosen: argparse.Namespace) -> int:
     from panoply.evidence import pool
-    from panoply.evidence.race import Desk
+    from panoply.evidence.contest import Desk
     from panoply.evidence.trials import claimed
 
     load_plugins(chosen)
@@ -74,11 +79,14 @@ def _claim(chosen: argparse.Namespace) -> int:
 
 
 def _measure(found: Sequence[tuple[Entry, Claim]], desk: Desk, chosen: argparse.Namespace) -> int:
-    from panoply.evidence.trials import put_to_test, replicate, sentence, store_result
+    from panoply.evidence.trials import is_fresh, put_to_test, replicate, sentence, store_result
 
     lost, done, store = [], [], Path(chosen.store)
     for entry, claim in found:
         try:
+            if chosen.all and not chosen.replicate and is_fresh(entry, claim, desk, store):
+                desk.say(f"{entry.name} is measured already, with this code and by this rule.")
+                continue
             if chosen.replicate:
                 facts = replicate(entry, claim, desk, store)
             else:
@@ -93,9 +101,22 @@ def _measure(found: Sequence[tuple[Entry, Claim]], desk: Desk, chosen: argparse.
             print(f"{sentence(facts)}\n  {store / f'{entry.name}.json'}")
     if chosen.json:
         print(json.dumps(done, indent=1))
+    elif len(found) > 1:
+        print(f"\n{_overview(found, store)}")
     if lost:
         raise PanoplyError("Not measured: " + " ".join(lost))
     return 0
+
+
+def _overview(found: Sequence[tuple[Entry, Claim]], store: Path) -> str:
+    """Verdicts before and after, of claims that have one."""
+    from panoply.evidence.history import before_and_now
+    from panoply.evidence.trials import stored
+    from panoply.report.text import table
+
+    facts = [(entry.name, stored(entry.name, store)) for entry, _ in found]
+    rows = [(name, *before_and_now(known)) for name, known in facts if known is not None]
+    return table([("claim", "before", "now"), *rows], margin=0)
 
 
 def _check(found: Sequence[tuple[Entry, Claim]], desk: Desk, chosen: argparse.Namespace) -> int:

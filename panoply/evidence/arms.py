@@ -197,7 +197,7 @@ class Arm:
         elif budget and budget.unit == "decisions" and a_step(made, "episodes"):
             world: Any = made.world()  # an episode has about as many
             steps //= getattr(world, "max_tokens", None) or getattr(world, "horizon", None) or 1
-        return max(1, steps // POINTS)
+        return max(1, -(-steps // POINTS))
 
 
 def default_budget(arm: Arm, world: str, **choices: Any) -> Budget:

@@ -34,14 +34,14 @@ def identity(plan: Plan) -> str:
         del data["run"][name]
     facts = {
         "plan": without_places(data),
-        "code": [_file(path) for path in _code(plan)],
-        "files": [_file(path) for path in _named(plan)],
+        "code": [file_hash(path) for path in _code(plan)],
+        "files": [file_hash(path) for path in _named(plan)],
         **{name: versions()[name] for name in ("torch", "numpy", "numba")},
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _file(path: Path) -> str:
+def file_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -17,8 +17,8 @@ from typing import Any
 from panoply import compose, published, registry
 from panoply.checkpoint import write_atomically
 from panoply.evidence import pictures, verdicts
-from panoply.evidence.claims import Claim
-from panoply.evidence.history import by_former_rule
+from panoply.evidence.claims import NOT_ABLE, Claim
+from panoply.evidence.history import before_and_now, by_former_rule
 from panoply.evidence.statistics import false_discoveries
 from panoply.evidence.trials import not_kept, stored
 from panoply.parts import show_value
@@ -41,6 +41,7 @@ TALLIED = {
     "fails": "fail",
     "undecided": "are undecided",
     "too small to matter": "are too small to matter",
+    "not able to tell": "are not able to tell",
 }
 HEAD = """# Methods
 
@@ -111,6 +112,8 @@ def _row(entry: Entry, found: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def _numbers(found: Mapping[str, Any]) -> str:
+    if found["verdict"] == NOT_ABLE:
+        return str(found["why"]).rstrip(".")
     low, high = found["interval"]
     if found["kind"] == "identity":
         return f"{found['metric']} at most {found['difference']:.1e}, {found['seeds']} seeds"
@@ -191,16 +194,21 @@ def _recipe(recipe: Recipe) -> Iterator[str]:
 
 def _claim(entry: Entry, claim: Claim, found: Mapping[str, Any] | None) -> Iterator[str]:
     yield f"## Claim\n\n> {claim.says}\n"
+    if claim.reworded:
+        yield f"Reworded after a verdict: {claim.reworded}\n"
     if found is None:
         yield f"Not measured yet: `panoply claim {entry.name}`.\n"
         return
+    if found["says"] != claim.says:
+        yield f"Not measured since then: `panoply claim {entry.name}`. What follows is of the former question:\n"
+        yield f"> {found['says']}\n"
     yield f"**{found['verdict'].capitalize()}**: {_numbers(found)}.\n"
     if found.get("curves"):
         yield f"![learning curves]({entry.name}.svg)\n"
     yield table(("", ""), *_measured(found))
-    runs = found["runs"]
-    names = list(runs[0])
-    yield table(names, *([f"{r[n]:.4g}" if n != "seed" else str(r[n]) for n in names] for r in runs))
+    if runs := found["runs"]:
+        names = list(runs[0])
+        yield table(names, *([f"{r[n]:.4g}" if n != "seed" else str(r[n]) for n in names] for r in runs))
     if found.get("replications"):
         rows = [_earlier(again)[:4] for again in found["replications"]]
         yield f"Replications on new seeds:\n\n{table(('date', 'commit', 'verdict', 'measured'), *rows)}"
@@ -211,8 +219,11 @@ def _claim(entry: Entry, claim: Claim, found: Mapping[str, Any] | None) -> Itera
 
 
 def _earlier(past: Mapping[str, Any]) -> tuple[str, ...]:
-    low, high = past["interval"]
-    gap = f"{past['metric']} {past['difference']:+.3g} ({low:+.3g} to {high:+.3g}), {past['seeds']} seeds"
+    if past["verdict"] == NOT_ABLE:
+        gap = str(past["why"])
+    else:
+        low, high = past["interval"]
+        gap = f"{past['metric']} {past['difference']:+.3g} ({low:+.3g} to {high:+.3g}), {past['seeds']} seeds"
     asked = ", ".join(past.get("asked differently since", ())) or "nothing"
     return past["date"], past.get("commit") or "–", past["verdict"], gap, asked
 
@@ -226,6 +237,9 @@ def _measured(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "metric", f"`{found['metric']}`, {found['better']} is better"
         yield from ((label, f"`{spelled}`") for label, spelled in found["order"].items() if spelled != label)
         yield from _tuning(found["tuning"])
+        yield from ((f"gate of {gate['gate']}", _gated(gate)) for gate in found.get("gates", ()))
+        if found.get("varied"):
+            yield "from seed to seed", found["varied"]
     if by_former_rule(found):
         yield (
             "rule",
@@ -265,9 +279,15 @@ def _gap(gap: Mapping[str, Any]) -> str:
     return f"{gap['difference']:+.3g} ({low:+.3g} to {high:+.3g}); {sides}"
 
 
+def _gated(gate: Mapping[str, Any]) -> str:
+    if gate["passed"]:
+        return f"passed: {gate['measured']}"
+    return f"waived, since {gate['waived']}: {gate['measured']}" if "waived" in gate else gate["measured"]
+
+
 def _tuning(tuning: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not tuning["runs"]:
-        yield "tuning", "none"
+        yield "tuning", f"none, {tuning['fixed']}" if tuning.get("fixed") else "none"
         return
     grid = "; ".join(
         f"`{path}` of {', '.join(map(show_value, values))}" for path, values in tuning["grid"].items()
@@ -276,11 +296,16 @@ def _tuning(tuning: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{arm}: {', '.join(f'`{p}={show_value(v)}`' for p, v in point.items())}"
         for arm, point in tuning["chosen"].items()
     )
+    runs = f"{tuning['runs']} runs"
+    if "by" in tuning:
+        runs += f", chosen by `{tuning['by']}` on validation problems"
     yield (
         "tuning",
-        f"{grid}, alike for all on seeds {', '.join(map(str, tuning['seeds']))} ({tuning['runs']} runs)",
+        f"{grid}, alike for all on seeds {', '.join(map(str, tuning['seeds']))} ({runs})",
     )
     yield "chosen", chosen
+    if outside := [arm for arm, inside in tuning.get("inside", {}).items() if not inside]:
+        yield "still at an end of the grid", ", ".join(outside)
 
 
 def _code(text: str | None) -> str:
@@ -291,6 +316,30 @@ def table(head: Sequence[str], *rows: Iterable[str]) -> str:
     """A table in Markdown."""
     lines = ["| " + " | ".join(str(c).replace("|", "\\|") for c in row) + " |" for row in (head, *rows)]
     return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]]) + "\n"
+
+
+# ------------------------------------------------------------------ verdicts before and now
+
+MARKS = ("<!-- verdicts, made by make docs -->\n", "<!-- end of verdicts -->\n")
+"""Around the table in docs/evidence.md."""
+
+
+def with_verdicts(text: str, claims: Path) -> str:
+    """A page with its table of verdicts as they are stored now."""
+    before, rest = text.split(MARKS[0])
+    _, after = rest.split(MARKS[1])
+    found = ((entry, stored(entry.name, claims)) for entry in works() if entry.claim is not None)
+    rows = [(f"[{e.name}](methods/{e.name}.md)", *_passed(e, known)) for e, known in found]
+    return before + MARKS[0] + table(("claim", "before", "now", "reworded"), *rows) + MARKS[1] + after
+
+
+def _passed(entry: Entry, known: Mapping[str, Any] | None) -> tuple[str, str, str]:
+    """The verdict before, the one of now, and whether the question is another one since either."""
+    assert entry.claim is not None
+    before, now = ("–", "not measured") if known is None else before_and_now(known)
+    if known is not None and known["says"] != entry.claim.says:
+        before, now = now, "not measured since it was reworded"
+    return before, now, "yes" if entry.claim.reworded else ""
 
 
 # ------------------------------------------------------------------ pictures
@@ -318,6 +367,9 @@ def write(docs: Path, claims: Path) -> None:
     (docs / "methods").mkdir(parents=True, exist_ok=True)
     for name, text in made.items():
         write_atomically(docs / name, text)
+    if (docs / "evidence.md").is_file():
+        page = (docs / "evidence.md").read_text(encoding="utf-8")
+        write_atomically(docs / "evidence.md", with_verdicts(page, claims))
     results = {e.name: stored(e.name, claims) for e in works()}
     drawn = {name for name, found in results.items() if found and found.get("curves")}
     for name in drawn:

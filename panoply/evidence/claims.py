@@ -13,22 +13,24 @@ but fills less than a twentieth of the room there was, between the baseline and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from panoply.evidence import statistics
+from panoply.errors import PanoplyError, unknown
+from panoply.evidence import races, statistics
 
-Verdict = Literal["holds", "fails", "undecided", "too small to matter"]
+Verdict = Literal["holds", "fails", "undecided", "too small to matter", "not able to tell"]
+NOT_ABLE: Verdict = "not able to tell"
+"""The verdict where a gate is not passed: none."""
 SEEDS = (5, 10, 20)
 MISS = 0.0198
 """How often the interval of one look misses; over three looks at growing data this makes 5 % (Pocock 1977)."""
+GATES = ("problems", "room", "property")
+"""What is asked before seeds are spent (gates.py)."""
 SMALL = 0.05
 """A smaller share of the room than this does not matter."""
-TUNING_SEEDS = (1001, 1002)
-"""Never among those that decide."""
-RATES: Mapping[str, tuple[float, ...]] = {"update.lr": (1e-4, 3e-4, 1e-3)}
-"""The grid that both sides are tuned over, where a claim names no other."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,24 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence that can be measured."""
+    """A sentence that can be measured. `reworded` is why it is asked anew, where it was asked differently before."""
 
     says: str
+    reworded: str = field(default="", kw_only=True)
     kind: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class Shows:
+    """What of the baseline a method needs to be there: `Shows("degenerate_groups", least=0.3)`."""
+
+    metric: str
+    least: float = -math.inf
+    most: float = math.inf
+
+    def words(self) -> str:
+        bounds = [f"at least {self.least:g}"] if self.least > -math.inf else []
+        return " and ".join(bounds + ([f"at most {self.most:g}"] if self.most < math.inf else []))
 
 
 @dataclass(frozen=True)
@@ -91,7 +107,12 @@ class Ranks(Claim):
     keeps      metrics of which the first may lose at most so much against the second
     also       metrics that are reported and decide nothing
     reaches    `(world, held-out starts) → metric`: what is known to be good, which the first must reach as well
-    best       the best value of the metric that is known, if any; of success and its area it is 1
+    best       the best value of the metric that is known; of success and its area it is 1
+    tuned_by   the metric settings are chosen by, more is better; `area:held_out_greedy` where chance is not to count
+    fixed      why nothing is tuned, where `tune` leaves no choice
+    shows      what the baseline must show for the claim to be able to tell
+    waives     gates that do not apply, and why
+    race       the standard race this is, by name
     """
 
     order: tuple[Any, ...]
@@ -100,22 +121,59 @@ class Ranks(Claim):
     metric: str = "area"
     lower: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    tune: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: RATES, hash=False)
+    tune: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: races.RATES, hash=False)
     keeps: Mapping[str, float] = field(default_factory=dict, hash=False)
     also: tuple[str, ...] = ()
     reaches: Callable[[Any, int], float] | None = field(default=None, hash=False)
     leads: bool = False
     margins: tuple[float, ...] = ()
     best: float | None = None
+    tuned_by: str = "area"
+    fixed: str = ""
+    shows: tuple[Shows, ...] = ()
+    waives: Mapping[str, str] = field(default_factory=dict, hash=False)
+    race: str = ""
     kind: ClassVar[str] = "ranks"
+
+    def __post_init__(self) -> None:
+        choices = math.prod(len(values) for values in self.tune.values())
+        if choices == 1 and not self.fixed:
+            raise PanoplyError("A claim whose sides are not tuned says why: fixed='…'.")
+        if choices > 1 and self.fixed:
+            raise PanoplyError("A claim that says why nothing is tuned has a grid of one point: tune={}.")
+        for gate in self.waives:
+            if gate not in GATES:
+                raise unknown("gate", gate, GATES)
 
 
 class Learns(Ranks):
-    """A method learns more than a baseline does at equal budget: a ranking of two."""
+    """A method learns more than a baseline does at equal budget: a ranking of two.
+
+    Either in a standard race, `race="chain"`, whose baseline is tuned and run once for all claims on it, or against
+    `over` in a `world` with a `budget` of the claim's own.
+    """
 
     kind: ClassVar[str] = "learns"
 
-    def __init__(self, says: str, *, over: Any, world: str, budget: str, method: Any = "", **more: Any):
+    def __init__(
+        self,
+        says: str,
+        *,
+        over: Any = None,
+        world: str = "",
+        budget: str = "",
+        method: Any = "",
+        race: str = "",
+        **more: Any,
+    ):
+        if race:
+            if over or world or budget or {"settings", "tune"} & more.keys():
+                raise PanoplyError(f"The race {race} says over, world, budget, settings and tune by itself.")
+            found = races.find(race)
+            over, world, budget = found.baseline, found.world, found.budget
+            more = {"race": race, "settings": found.settings, "tune": found.tune, **found.more, **more}
+        elif not (over and world and budget):
+            raise PanoplyError("A claim names a standard race, or over, world and budget.")
         super().__init__(says, (method, over), world, budget, **more)
 
 

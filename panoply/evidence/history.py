@@ -9,13 +9,13 @@ from typing import Any
 
 ASKED = ("says", "world", "settings", "order", "metric", "better", "budget", "tuning grid")
 """What makes a claim another question."""
-SUMMARY = ("date", "commit", "verdict", "metric", "difference", "interval", "margin", "seeds")
+SUMMARY = ("date", "commit", "verdict", "metric", "difference", "interval", "margin", "seeds", "why")
 """What is kept of an earlier result."""
 
 
 def by_former_rule(facts: Mapping[str, Any]) -> bool:
     """Whether a verdict rests on the interquartile mean and its 95 % bootstrap interval, as verdicts once did."""
-    return facts["kind"] != "identity" and "p" not in facts
+    return facts["kind"] != "identity" and "p" not in facts and facts["verdict"] != "not able to tell"
 
 
 def with_history(facts: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -36,6 +36,13 @@ def _asked(facts: Mapping[str, Any], name: str) -> Any:
     if name == "tuning grid":
         return {path: list(values) for path, values in facts.get("tuning", {}).get("grid", {}).items()}
     return facts.get(name)
+
+
+def before_and_now(facts: Mapping[str, Any]) -> tuple[str, str]:
+    """The verdict on a claim before this one, with its date, and this one."""
+    past = facts.get("history", ())
+    before = f"{past[-1]['verdict']} ({past[-1]['date']})" if past else "–"
+    return before, f"{facts['verdict']} ({facts['date']})"
 
 
 def commit(package: Path = Path(__file__).parent.parent) -> str | None:

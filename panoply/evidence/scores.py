@@ -4,6 +4,8 @@
 |---|---|---|
 | `success` | the last held-out rate: success of sampled answers | held-out rates |
 | `area` | the mean height of that curve over the whole budget | the same |
+| `held_out_NAME` | another held-out mean, such as `held_out_greedy` | its values, from the start on |
+| `area:held_out_NAME` | the mean height of that | the same |
 | `pass@K`, `distinct@K` | of K sampled answers to each held-out problem of the last policy | held-out rates |
 | `NAME` | what a step logs under that name, mean over the last fifth of the steps | what was logged |
 | `NAME/OTHER` | the ratio of two such means | the ratio of what was logged |
@@ -49,19 +51,29 @@ def read(folder: Path, metric: str, unit: str, budget: float) -> Scored:
     run = Run.open(folder)
     result: dict[str, Any] = dict(run.result() or {})
     records = run.metrics()
-    held_out = metric in ("success", "area") or asks(metric)
-    curve = _held_out(result, records, unit) if held_out else _logged(records, metric, unit)
+    word = metric.removeprefix("area:")
+    if word in ("success", "area") or asks(metric):
+        curve = _held_out(result, records, unit)
+    elif word.startswith("held_out_") and (name := word.removeprefix("held_out_")) in result["before"]:
+        curve = _held_out(result, records, unit, name)
+    else:
+        curve = _logged(records, word, unit)
     if not curve:
         names = {n for r in records for n, v in r.items() if isinstance(v, float | int)}
         raise unknown(f"metric of {folder.name}", metric.split("/")[0], {*names, "success", "area"})
     if asks(metric):
         value = _measured(run.folder)[metric]
-    elif metric == "area":
+    elif metric.startswith("area"):
         value = statistics.area(curve, budget)
     else:
         value = curve[-1][1] if metric == "success" else _tail(records, metric)
     seconds = float(result.get("seconds", records[-1]["seconds"] if records else 0.0))
     return Scored(float(value), curve, seconds, "diverged" in result)
+
+
+def is_held_out(metric: str) -> bool:
+    """Whether a metric is read off what evaluations measure, from the start on."""
+    return metric in ("success", "area") or metric.removeprefix("area:").startswith("held_out_")
 
 
 def judged_by(measured: Mapping[str, Any]) -> str | None:
@@ -75,9 +87,11 @@ def spent(record: Mapping[str, Any], unit: str) -> float:
     return float(record[name])
 
 
-def _held_out(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], unit: str) -> Curve:
-    """The start, every evaluation that was logged, and the end."""
-    name = judged_by(result["before"])
+def _held_out(
+    result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], unit: str, name: str | None = None
+) -> Curve:
+    """The start, every evaluation that was logged, and the end; of what a run is judged by, or another mean."""
+    name = name or judged_by(result["before"])
     if name is None:
         return []
     measured = [r for r in records if r.get(f"held_out_{name}") is not None]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -13,11 +15,12 @@ from typing import Any
 from panoply import extensions, registry
 from panoply.checkpoint import write_atomically
 from panoply.errors import PanoplyError, unknown
-from panoply.evidence import pool
-from panoply.evidence.claims import SEEDS, Claim, Found, Identity, Measured, Ranks, Verdict
+from panoply.evidence import cache, pool
+from panoply.evidence.claims import NOT_ABLE, SEEDS, Claim, Found, Identity, Measured, Ranks, Verdict
+from panoply.evidence.closure import closure
 from panoply.evidence.compare import CACHE
+from panoply.evidence.contest import Contest, Desk
 from panoply.evidence.history import by_former_rule, commit, with_history
-from panoply.evidence.race import Desk, Race
 from panoply.files import BadFile, is_file, read_json
 from panoply.given import CHANGED, method_of
 from panoply.registry import Entry
@@ -26,6 +29,8 @@ from panoply.report.text import table
 from panoply.run import versions
 
 STORE = Path("results") / "claims"
+UNASKED = ("measure", "reaches", "reworded")
+"""Fields of a claim that a stamp finds in the code, or that ask nothing."""
 NEW_SEEDS = 100_000
 """Each replication begins its seeds so much further on."""
 
@@ -89,6 +94,8 @@ def _write(facts: Mapping[str, Any], store: Path) -> Path:
 
 def sentence(facts: Mapping[str, Any]) -> str:
     """A result in one line."""
+    if facts["verdict"] == NOT_ABLE:
+        return f"{facts['id'].split('@')[0]} is not able to tell: {facts['why'].rstrip('.')}"
     if facts["kind"] == "identity":
         name, found = facts["id"].split("@")[0], f"{facts['metric']} at most {facts['difference']:.2g}"
         return f"{name} {facts['verdict']}: {found} over {facts['seeds']} seeds"
@@ -127,21 +134,56 @@ def put_to_test(
     facts: dict[str, Any] = {"id": entry.id, "paper": entry.paper, "kind": claim.kind, "says": claim.says}
     begun = time.monotonic()
     if isinstance(claim, Ranks):
-        order = tuple(word or method or entry.name for word in claim.order)
-        facts |= Race(claim, order, desk).run(known)
+        facts |= contest(entry, claim, desk, method).run(known)
     else:
         assert isinstance(claim, Measured)
         facts |= _measured(claim, desk, known)
     if facts["verdict"] == "undecided" and desk.most < SEEDS[-1]:
         facts["note"] = f"Not taken beyond {facts['seeds']} seeds: --most {desk.most}."
+    if claim.reworded:
+        facts["reworded"] = claim.reworded
     return {
         **facts,
+        "stamp": stamp(entry, claim, desk),
         "command": f"panoply claim {entry.name}",
         "seconds": round(time.monotonic() - begun, 1),
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
         "versions": versions(),
     }
+
+
+def contest(entry: Entry, claim: Ranks, desk: Desk, method: Any = None) -> Contest:
+    """The arms of a claim on a method, or on a value in its place."""
+    return Contest(claim, tuple(word or method or entry.name for word in claim.order), desk)
+
+
+def stamp(entry: Entry, claim: Claim, desk: Desk) -> str:
+    """A hash of the question, of the code that answers it, and of the rule: with the same one a result is not stale."""
+    rule = _rule()
+    asked = {f.name: repr(getattr(claim, f.name)) for f in dataclasses.fields(claim) if f.name not in UNASKED}
+    if isinstance(claim, Ranks):
+        held = contest(entry, claim, desk)
+        code = [cache.identity(held.plan(arm, 0)) for arm in held.arms]
+    else:
+        assert isinstance(claim, Measured)
+        code = [cache.file_hash(path) for path in closure((claim.measure.__module__,))]
+    text = json.dumps([entry.id, asked, code, rule], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def is_fresh(entry: Entry, claim: Claim, desk: Desk, store: Path = STORE) -> bool:
+    """Whether a claim was measured with this very code, question and rule, to as many seeds as may be taken."""
+    known = stored(entry.name, store)
+    if known is None or known.get("stamp") != stamp(entry, claim, desk):
+        return False
+    return known["verdict"] != "undecided" or known["seeds"] >= desk.most
+
+
+def _rule() -> list[str]:
+    """Hashes of the files that decide."""
+    names = ("claims", "contest", "gates", "scores", "statistics", "tuning")
+    return [cache.file_hash(Path(__file__).with_name(f"{name}.py")) for name in names]
 
 
 def check(
@@ -151,7 +193,8 @@ def check(
     known = _known(entry, store)
     desk.cache.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=desk.cache.parent, prefix=".check-") as fresh:
-        found = put_to_test(entry, claim, dataclasses.replace(desk, cache=Path(fresh)), known)
+        again = None if known["verdict"] == NOT_ABLE else known
+        found = put_to_test(entry, claim, dataclasses.replace(desk, cache=Path(fresh)), again)
     return found["verdict"] == known["verdict"], known, found
 
 
@@ -167,6 +210,8 @@ def _known(entry: Entry, store: Path) -> dict[str, Any]:
 def replicate(entry: Entry, claim: Claim, desk: Desk, store: Path = STORE) -> dict[str, Any]:
     """Measure a claim on seeds that it has not seen, tuned as before, and add what is found to its replications."""
     known = _known(entry, store)
+    if known["verdict"] == NOT_ABLE:
+        raise PanoplyError(f"There is nothing to replicate: {sentence(known)}.")
     done = list(known.get("replications", ()))
     fresh = dataclasses.replace(desk, first=NEW_SEEDS * (len(done) + 1))
     found = put_to_test(entry, claim, fresh, {**known, "seeds": None})
@@ -185,8 +230,8 @@ class Claimed(Shown):
     def __init__(self, facts: dict[str, Any]):
         self.facts = facts
         self.verdict: Verdict = facts["verdict"]
-        self.difference: float = facts["difference"]
-        self.interval: tuple[float, float] = tuple(facts["interval"])
+        self.difference: float = facts.get("difference", math.nan)
+        self.interval: tuple[float, float] = tuple(facts.get("interval", (math.nan, math.nan)))
 
     def _page(self) -> str:
         names = {

@@ -26,10 +26,13 @@ from panoply.evidence.claims import (
     Learns,
     Measured,
     Ranks,
+    Shows,
     Speed,
     together,
 )
-from panoply.evidence.race import Desk, Race, grid
+from panoply.evidence.contest import Desk
+from panoply.evidence.gates import closed, gate_of_problems
+from panoply.evidence.tuning import points
 from panoply.registry import Entry
 
 ENTRY = Entry("gigpo@1", "method", lambda: None, paper=81)
@@ -117,8 +120,9 @@ class Pretended:
             for order in orders:
                 seed, rate = order.plan.options.seed, order.plan.method.settings()["update.lr"]
                 order.folder = Path(f"{order.name}-{rate}")
-                self.ran.append((order.name.rsplit(" ", 1)[0], rate, seed))
-                self.scores[order.folder] = score(self.ran[-1][0], rate, seed)
+                if order.folder not in self.scores:  # else it is in the cache
+                    self.ran.append((order.name.rsplit(" ", 1)[0], rate, seed))
+                self.scores[order.folder] = score(order.name.rsplit(" ", 1)[0], rate, seed)
 
         def read(folder: Path, metric: str, unit: str, budget: float) -> scores.Scored:
             value = self.scores[folder] if metric != "kept" else 0.0
@@ -128,7 +132,10 @@ class Pretended:
         monkeypatch.setattr(scores, "read", read)
 
 
-CLAIM = Learns("It is better.", over="grpo", world="keydoor", budget="episodes=256", metric="success")
+PRETENDED = {"room": "it is pretended"}
+CLAIM = Learns(
+    "It is better.", over="grpo", world="keydoor", budget="episodes=256", metric="success", waives=PRETENDED
+)
 
 
 def test_it_holds_at_five_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +145,8 @@ def test_it_holds_at_five_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts["difference"] == pytest.approx(0.1), "seeds differ by far more than methods: they are paired"
     assert facts["interval"] == pytest.approx([0.1, 0.1])
     assert facts["runs"][3] == {"seed": 3, "gigpo": pytest.approx(3.1), "grpo": 3}
-    assert facts["tuning"]["runs"] == 12
-    assert len(pretended.ran) == 12 + 10
+    assert facts["tuning"]["runs"] == 2 * (3 * 2 + 2 * 3), "all points on two seeds, the best two on five"
+    assert len(pretended.ran) == 24 + 10, "the gates take the baseline's tuning runs"
     assert facts["curves"]["gigpo"][0] == [[0.0, 0.0], [256.0, 0.1]]
 
 
@@ -158,11 +165,11 @@ def test_a_mark_must_be_reached_too(
         asked.append((world.name, starts))
         return mark
 
-    claim = dataclasses.replace(_plain(CLAIM), reaches=known, settings={"run.held_out": 7})
+    claim = dataclasses.replace(_plain(CLAIM), reaches=known, settings={"run.held_out": 107})
     facts = trials.put_to_test(ENTRY, claim, dataclasses.replace(DESK, most=5))
     assert facts["verdict"] == verdict
     assert facts["reaches"]["mark"] == mark
-    assert asked[0] == ("keydoor", 7)
+    assert asked[0] == ("keydoor", 107)
     assert words in trials.sentence(facts)
 
 
@@ -170,28 +177,144 @@ def _plain(claim: Learns) -> Ranks:
     return Ranks(**{f.name: getattr(claim, f.name) for f in dataclasses.fields(claim)})
 
 
-def test_both_sides_are_tuned_alike_on_seeds_that_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    best = {"gigpo": 1e-4, "grpo": 1e-3}
-    pretended = Pretended(
-        monkeypatch, lambda name, rate, seed: 1.0 - (rate != best[name]) * 0.5 + 0.01 * (name == "grpo")
-    )
-    facts = trials.put_to_test(ENTRY, CLAIM, DESK)
-    assert facts["tuning"]["chosen"] == {"gigpo": {"update.lr": 1e-4}, "grpo": {"update.lr": 1e-3}}
-    tuned = [(rate, seed) for name, rate, seed in pretended.ran if name == "gigpo" and seed > 1000]
-    assert tuned == [(rate, seed) for name, rate, seed in pretended.ran if name == "grpo" and seed > 1000]
-    assert {rate for name, rate, seed in pretended.ran if name == "grpo" and seed < 1000} == {1e-3}
-    assert facts["verdict"] == "fails"
-
-
 def test_less_can_be_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    Pretended(monkeypatch, lambda name, rate, seed: (name == "gigpo") * -0.1 + rate)
+    Pretended(monkeypatch, lambda name, rate, seed: (name == "gigpo") * -0.1 - rate)
     facts = trials.put_to_test(ENTRY, dataclasses.replace(_ranks(CLAIM), lower=True), DESK)
     assert (facts["verdict"], facts["difference"]) == ("holds", pytest.approx(0.1))
-    assert facts["tuning"]["chosen"]["grpo"] == {"update.lr": 1e-4}
 
 
 def _ranks(claim: Ranks) -> Ranks:
-    return Ranks(claim.says, claim.order, claim.world, claim.budget, claim.metric)
+    return Ranks(claim.says, claim.order, claim.world, claim.budget, claim.metric, waives=claim.waives)
+
+
+# ------------------------------------------------------------------ tuning
+
+
+def bracket(best: float) -> Callable[[str, Any, int], float]:
+    """A score that falls by a tenth with every factor of ten between a rate and the best one."""
+    return lambda name, rate, seed: 0.6 - 0.1 * abs(math.log10(rate / best))
+
+
+def test_the_best_rate_is_bracketed_on_problems_and_seeds_that_decide_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GRPO's best, 3e-4, is inside of the grid; the other's lies two steps beyond it."""
+    best = {"gigpo": 1e-5, "grpo": 3e-4}
+    splits: dict[str, set[bool]] = {"test": set(), "validation": set()}
+    pretended = Pretended(monkeypatch, lambda name, rate, seed: bracket(best[name])(name, rate, seed))
+    run_all = pool.run_all
+
+    def watched(orders: Any, *rest: Any) -> None:
+        for order in orders:
+            splits[order.plan.options.split].add(order.plan.options.seed > 1000)
+        run_all(orders, *rest)
+
+    monkeypatch.setattr(pool, "run_all", watched)
+    tuning = trials.put_to_test(ENTRY, CLAIM, DESK)["tuning"]
+    assert splits == {"test": {False}, "validation": {True}}
+    tried = {name: {row["update.lr"] for row in tuning["tried"] if row["method"] == name} for name in best}
+    assert tried == {"grpo": {1e-4, 3e-4, 1e-3}, "gigpo": {1e-5, 3e-5, 1e-4, 3e-4, 1e-3}}
+    assert tuning["chosen"] == {"gigpo": {"update.lr": 1e-5}, "grpo": {"update.lr": 3e-4}}
+    assert tuning["inside"] == {"gigpo": False, "grpo": True}, "twice at most"
+    assert tuning["grid"] == {"update.lr": [1e-4, 3e-4, 1e-3]}, "both began with the same"
+    seeds = {row["update.lr"]: row["seeds"] for row in tuning["tried"] if row["method"] == "grpo"}
+    assert sorted(seeds.values()) == [2, 5, 5]
+    assert seeds[3e-4] == 5
+    rates = {rate for name, rate, seed in pretended.ran if name == "grpo" and seed < 1000}
+    assert rates == {3e-4}
+
+
+def test_five_seeds_choose_and_not_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1e-3 is ahead on the first two seeds, and behind on all five."""
+
+    def score(name: str, rate: float, seed: int) -> float:
+        return {1e-4: 0.0, 3e-4: 0.5, 1e-3: 0.6 if seed < 1003 else 0.3}[rate]
+
+    Pretended(monkeypatch, score)
+    assert trials.put_to_test(ENTRY, CLAIM, DESK)["tuning"]["chosen"]["grpo"] == {"update.lr": 3e-4}
+
+
+# ------------------------------------------------------------------ gates
+
+
+def gated(monkeypatch: pytest.MonkeyPatch, baseline: float, **claim: Any) -> tuple[dict[str, Any], set[str]]:
+    """What a claim comes to whose baseline ends so high, and who has run."""
+    ran = Pretended(monkeypatch, lambda name, rate, seed: baseline + 0.05 * (name == "gigpo")).ran
+    asked = {"over": "grpo", "world": "keydoor", "budget": "episodes=256", "metric": "success", **claim}
+    return trials.put_to_test(ENTRY, Learns("It is better.", **asked), DESK), {name for name, _, _ in ran}
+
+
+@pytest.mark.parametrize(("baseline", "able"), [(0.1, False), (0.2, True), (0.8, True), (0.9, False)])
+def test_a_baseline_without_room_gets_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, baseline: float, able: bool
+) -> None:
+    facts, ran = gated(monkeypatch, baseline)
+    assert (facts["verdict"] == "holds") == able
+    if able:
+        assert all(gate["passed"] for gate in facts["gates"])
+        return
+    assert ran == {"grpo"}, "the method is not even tuned"
+    assert trials.sentence(facts) == (
+        f"gigpo is not able to tell: the gate of room: grpo goes from 0 to {baseline:g} where 1 is the best known, "
+        f"{baseline:.0%} of the room; 15% to 85% can tell"
+    )
+    trials.store_result(facts, tmp_path)
+    trials.store_result(facts, tmp_path)
+    assert trials.stored("gigpo", tmp_path)["history"][0]["verdict"] == "not able to tell"  # type: ignore[index]
+    with pytest.raises(pp.PanoplyError, match="nothing to replicate: gigpo is not able to tell"):
+        trials.replicate(ENTRY, CLAIM, DESK, tmp_path)
+    stands, _, now = trials.check(ENTRY, _plain(CLAIM), Desk(tmp_path / "runs", watch=pool.Watch()), tmp_path)
+    assert (stands, now["verdict"]) == (False, "holds"), "asked again, with the gate waived"
+
+
+def test_what_the_method_exploits_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pretended run has its score under every name."""
+    facts, _ = gated(monkeypatch, 0.5, shows=(Shows("degenerate_groups", least=0.6),))
+    assert facts["verdict"] == "not able to tell"
+    assert facts["why"] == "the gate of property: degenerate_groups of grpo is 0.5; at least 0.6 can tell."
+    facts, _ = gated(monkeypatch, 0.5, shows=(Shows("degenerate_groups", least=0.4, most=0.6),))
+    assert facts["verdict"] == "holds"
+
+
+def test_few_problems_need_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, ran = gated(monkeypatch, 0.5, settings={"run.held_out": 99})
+    assert facts["why"] == "the gate of problems: 99 different held-out problems."
+    assert not ran
+    facts, _ = gated(monkeypatch, 0.5, world="strings", waives={"problems": "there are six prompts"})
+    assert facts["verdict"] == "holds"
+    assert facts["gates"][0] == {
+        "gate": "problems", "passed": False, "measured": "6 different held-out problems",
+        "waived": "there are six prompts",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [
+        ({"world": "cartpole", "over": "reinforce", "method": "ppo"}, "does not say how much room there is"),
+        ({"metric": "entropy"}, r"is about entropy, which has no start: say with shows="),
+        ({"tune": {}}, "not tuned says why"),
+        ({"fixed": "because"}, "has a grid of one point"),
+        ({"waives": {"rooms": "x"}}, "Did you mean 'room'"),
+        ({"race": "chain"}, "says over, world, budget, settings and tune by itself"),
+    ],
+)  # fmt: skip
+def test_a_claim_that_cannot_be_asked(
+    monkeypatch: pytest.MonkeyPatch, claim: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(pp.PanoplyError, match=said):
+        gated(monkeypatch, 0.5, **({"settings": {"run.held_out": 100}} | claim))
+
+
+def test_a_race_is_run_once_for_all_claims_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two claims on one race name the same plans of its baseline, tuning included."""
+    pretended = Pretended(monkeypatch, bracket(3e-4))
+    of = {}
+    for name in ("gspo", "rloo"):
+        pretended.ran.clear()
+        trials.put_to_test(Entry(f"{name}@1", "method", lambda: None), Learns("It is.", race="chain"), DESK)
+        of[name] = {who for who, _, _ in pretended.ran}
+    assert of == {"gspo": {"gspo", "grpo"}, "rloo": {"rloo"}}
 
 
 def test_undecided_goes_to_ten_and_twenty_seeds_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +356,9 @@ def test_what_must_be_kept_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_ranking_is_as_strong_as_its_weakest_step(monkeypatch: pytest.MonkeyPatch) -> None:
     worth = {"gigpo": 3.0, "grpo": 1.0, "rloo": 0.9}
     Pretended(monkeypatch, lambda name, rate, seed: worth[name])
-    three = Ranks("In this order.", ("", "grpo", "rloo"), "keydoor", "episodes=256", "success")
+    three = Ranks(
+        "In this order.", ("", "grpo", "rloo"), "keydoor", "episodes=256", "success", waives=PRETENDED
+    )
     facts = trials.put_to_test(ENTRY, three, DESK)
     assert (facts["verdict"], facts["difference"]) == ("holds", pytest.approx(0.1))
     worth["rloo"] = 1.1
@@ -244,7 +369,9 @@ def test_no_worse_than_within_a_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.1 less than the next counts where 0.2 may be lost, and the gap that is nearest to failing is told."""
     worth = {"gigpo": 2.0, "grpo": 2.1, "rloo": 0.9}
     Pretended(monkeypatch, lambda name, rate, seed: worth[name])
-    three = Ranks("In this order.", ("", "grpo", "rloo"), "keydoor", "episodes=256", "success")
+    three = Ranks(
+        "In this order.", ("", "grpo", "rloo"), "keydoor", "episodes=256", "success", waives=PRETENDED
+    )
     assert trials.put_to_test(ENTRY, three, DESK)["verdict"] == "fails"
     facts = trials.put_to_test(ENTRY, dataclasses.replace(three, margins=(0.2, 0.0)), DESK)
     assert (facts["verdict"], facts["difference"], facts["margin"]) == ("holds", pytest.approx(-0.1), 0.2)
@@ -260,7 +387,15 @@ def test_the_gap_that_decides_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             name
         ],
     )
-    three = Ranks("Best of all.", ("", "grpo", "rloo"), "keydoor", "episodes=256", "success", leads=True)
+    three = Ranks(
+        "Best of all.",
+        ("", "grpo", "rloo"),
+        "keydoor",
+        "episodes=256",
+        "success",
+        leads=True,
+        waives=PRETENDED,
+    )
     facts = trials.put_to_test(ENTRY, three, dataclasses.replace(DESK, most=5))
     assert facts["parts"] == {"gigpo ahead of grpo": "fails", "gigpo ahead of rloo": "undecided"}
     assert (facts["verdict"], facts["difference"]) == ("fails", pytest.approx(-0.2))
@@ -270,7 +405,15 @@ def test_the_first_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first is compared with each of the others, whose own order does not matter."""
     worth = {"gigpo": 3.0, "grpo": 1.0, "rloo": 2.0}
     Pretended(monkeypatch, lambda name, rate, seed: worth[name])
-    three = Ranks("Best of all.", ("", "grpo", "rloo"), "keydoor", "episodes=256", "success", leads=True)
+    three = Ranks(
+        "Best of all.",
+        ("", "grpo", "rloo"),
+        "keydoor",
+        "episodes=256",
+        "success",
+        leads=True,
+        waives=PRETENDED,
+    )
     facts = trials.put_to_test(ENTRY, three, DESK)
     assert (facts["verdict"], facts["difference"]) == ("holds", pytest.approx(1.0))
     worth["rloo"] = 3.5
@@ -279,9 +422,10 @@ def test_the_first_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_grid_of_one_point_is_taken_without_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     pretended = Pretended(monkeypatch, lambda name, rate, seed: float(name == "gigpo"))
-    facts = trials.put_to_test(ENTRY, dataclasses.replace(_ranks(CLAIM), tune={"update.lr": (7e-4,)}), DESK)
+    untuned = dataclasses.replace(_ranks(CLAIM), tune={"update.lr": (7e-4,)}, fixed="it is pretended")
+    facts = trials.put_to_test(ENTRY, untuned, DESK)
     assert {rate for _, rate, _ in pretended.ran} == {7e-4}
-    assert len(pretended.ran) == 10
+    assert len(pretended.ran) == 10 + 2, "two of the baseline for the gates"
     assert facts["tuning"]["chosen"]["grpo"] == {"update.lr": 7e-4}
 
 
@@ -324,7 +468,7 @@ def test_a_run_that_diverged_counts_as_the_worst_seen(monkeypatch: pytest.Monkey
         scores, "read",
         lambda folder, *rest: dataclasses.replace(read(folder, *rest), diverged=folder.name.startswith("gigpo s3")),
     )  # fmt: skip
-    untuned = dataclasses.replace(_ranks(CLAIM), tune={"update.lr": (1e-3,)})
+    untuned = dataclasses.replace(_ranks(CLAIM), tune={"update.lr": (1e-3,)}, fixed="it is pretended")
     found = trials.put_to_test(ENTRY, untuned, dataclasses.replace(DESK, most=5))
     assert found["difference"] == pytest.approx((4 * 0.9 + 0.0 - (0.0 + 0.1 + 0.2 + 0.3 + 0.4)) / 5)
     assert found["diverged"] == {"gigpo": 1, "grpo": 0}
@@ -333,7 +477,9 @@ def test_a_run_that_diverged_counts_as_the_worst_seen(monkeypatch: pytest.Monkey
 def test_the_parts_of_a_claim_have_verdicts_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     worth = {"gigpo": 0.5, "grpo": 0.49, "rloo": 0.2}
     Pretended(monkeypatch, lambda name, rate, seed: worth[name])
-    three = Ranks("In this order.", ("", "grpo", "rloo"), "keydoor", "episodes=256", "success")
+    three = Ranks(
+        "In this order.", ("", "grpo", "rloo"), "keydoor", "episodes=256", "success", waives=PRETENDED
+    )
     facts = trials.put_to_test(ENTRY, three, DESK)
     assert facts["parts"] == {"gigpo ahead of grpo": "too small to matter", "grpo ahead of rloo": "holds"}
     assert facts["verdict"] == "too small to matter"
@@ -401,10 +547,11 @@ def test_a_claim_can_be_run(name: str) -> None:
     assert re.fullmatch(r"[A-Z].{30,}\.", claim.says)
     if not isinstance(claim, Ranks):
         return
-    race = Race(claim, tuple(word or name for word in claim.order), DESK)
-    said = {path.removeprefix("world.") for arm in race.arms for path in arm.settings}
-    for point in grid(claim.tune):
-        ((_, sides),) = race.orders([arm.but(point) for arm in race.arms], [0])
+    entry, _ = claims()[name]
+    contest = trials.contest(entry, claim, DESK)
+    said = {path.removeprefix("world.") for arm in contest.arms for path in arm.settings}
+    for point in points(claim.tune):
+        ((_, sides),) = contest.orders([arm.but(point) for arm in contest.arms], [0])
         plans = [order.plan for order in sides.values()]
         worlds = [{k: v for k, v in p.world_options.items() if k not in said} for p in plans]
         assert (
@@ -412,7 +559,8 @@ def test_a_claim_can_be_run(name: str) -> None:
         )
         assert len({(p.options.episodes, p.options.decisions) for p in plans}) == 1
         assert all(p.method.settings()[path] == value for p in plans for path, value in point.items())
-    assert len({arm.label for arm in race.arms}) == len(race.arms) >= 2
+    assert len({arm.label for arm in contest.arms}) == len(contest.arms) >= 2
+    assert closed([gate_of_problems(contest)]) is None
 
 
 # ------------------------------------------------------------------ the command
@@ -455,11 +603,11 @@ def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Pretended(monkeypatch, lambda name, rate, seed: float(name == "gigpo"))
+    Pretended(monkeypatch, lambda name, rate, seed: 0.5 + 0.5 * (name == "gigpo"))
     code, out, err = run(["gigpo", "--quiet"], capsys)
     assert (code, err) == (0, "")
     assert out.startswith(
-        "gigpo holds: area +1 (98 % interval +1 to +1), 100% of the room there was, over 5 seeds"
+        "gigpo holds: area +0.5 (98 % interval +0.5 to +0.5), 100% of the room there was, over 5 seeds"
     )
     facts = json.loads((tmp_path / "results" / "claims" / "gigpo.json").read_text())
     assert {"id", "paper", "verdict", "difference", "interval", "seeds", "runs", "curves", "command", "versions",
@@ -473,6 +621,29 @@ def test_the_command(
     assert re.search(r"\nigpo\s+learns\s+not measured", run([], capsys)[1])
     code, out, _ = run(["gigpo", "--check", "--quiet"], capsys)
     assert (code, out.split("\n")[0]) == (0, "gigpo: the stored verdict still stands.")
+
+
+def test_everything_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two claims one was measured with this code already; the table has both."""
+    monkeypatch.chdir(tmp_path)
+    pretended = Pretended(monkeypatch, lambda name, rate, seed: 0.5 + 0.2 * (name in ("gigpo", "igpo")))
+    two = trials.claimed(["gigpo", "igpo"])
+    monkeypatch.setattr(trials, "claimed", lambda *_: two)
+    run(["--all", "--quiet"], capsys)
+    pretended.ran.clear()
+    store = tmp_path / "results" / "claims"
+    facts = json.loads((store / "igpo.json").read_text())
+    (store / "igpo.json").write_text(json.dumps({**facts, "stamp": "of other code", "verdict": "fails"}))
+    code, out, _ = run(["--all", "--quiet"], capsys)
+    assert code == 0
+    assert {name for name, _, _ in pretended.ran} <= {"igpo", "grpo"}
+    assert "igpo holds" in out
+    assert "gigpo holds" not in out
+    day = facts["date"]
+    assert re.search(rf"\ngigpo\s+–\s+holds \({day}\)", out)
+    assert re.search(rf"\nigpo\s+fails \({day}\)\s+holds \({day}\)", out)
 
 
 def test_a_stored_result_that_is_broken(tmp_path: Path) -> None:

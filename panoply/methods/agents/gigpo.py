@@ -14,10 +14,8 @@ from panoply.slots.sample.groups import groups
 
 CLAIM = Learns(
     "In a world whose states recur, credit for steps beside credit for episodes learns more from as many episodes.",
-    over="grpo",
-    world="keydoor",
-    budget="episodes=2560",
-    settings={"run.evaluate_every": 4},
+    race="keydoor",
+    reworded="it held in 5 × 5 cells, where GRPO leaves 17 % of the room; here the ways are longer.",
 )
 
 

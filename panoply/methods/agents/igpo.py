@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from panoply.evidence.claims import Learns
+from panoply.evidence.claims import Learns, Shows
 from panoply.experience import Experience, Segments
 from panoply.methods.base.grpo import TINY, grpo
 from panoply.parts import Part, part
@@ -90,13 +90,13 @@ def turn_returns(
 
 
 CLAIM = Learns(
-    "Where questions need chained look-ups, paying turns for what they add to the belief in the right answer learns "
-    "more from as many episodes than paying for the outcome alone.",
-    over="grpo",
-    world="tools",
-    budget="episodes=7680",
-    settings={"run.evaluate_every": 10},
+    "Where every question needs look-ups, and most groups are all wrong or all right, paying turns for what they add "
+    "to the belief in the right answer learns more from as many episodes than paying for the outcome alone.",
+    race="lookup",
     also=("success", "degenerate_groups"),
+    shows=(Shows("mean:degenerate_groups", least=0.3),),
+    reworded="it failed where half of the questions need no look-up and groups differ from the start, so that "
+    "outcomes alone teach enough.",
 )
 
 

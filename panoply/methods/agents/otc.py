@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from panoply.evidence.claims import Learns
+from panoply.evidence.claims import Learns, Shows
 from panoply.experience import Experience, Segments
 from panoply.methods.base.grpo import TINY, grpo
 from panoply.methods.base.ppo import TINY as PPO_TINY
@@ -84,15 +84,15 @@ def tool_efficiency(
 
 
 CLAIM = Learns(
-    "A reward that multiplies correctness by thrift earns more right answers a tool call than correctness alone, and "
-    "loses at most two points of success.",
-    over="grpo",
-    world="tools",
-    budget="episodes=10240",
+    "Where four fifths of the questions need no tool, a reward that multiplies correctness by thrift earns more right "
+    "answers a tool call than correctness alone, and loses at most two points of success.",
+    race="thrift",
     metric="success/calls",
-    settings={"run.evaluate_every": 0, "run.held_out": 512},
     keeps={"success": 0.02},
     also=("calls",),
+    shows=(Shows("calls", least=0.6),),
+    reworded="it failed where half of the questions need look-ups: there a guess, right one time in sixteen, is thrift "
+    "as well, and what was saved in calls was lost in answers.",
 )
 
 

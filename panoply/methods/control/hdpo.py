@@ -9,6 +9,7 @@ import torch
 
 from panoply.batch import Batch, Values
 from panoply.evidence.claims import Learns
+from panoply.evidence.races import UNTRAINED_COST
 from panoply.experience import Experience
 from panoply.parts import part
 from panoply.regimes import Dataset
@@ -93,6 +94,7 @@ CLAIM = Learns(
     world="inventory",
     budget="decisions=320k",
     metric="held_out_greedy",
+    tuned_by="area:held_out_greedy",
     settings={
         "policy.hidden": (32, 32, 32),
         "policy.activation": "elu",
@@ -100,6 +102,7 @@ CLAIM = Learns(
         "run.episodes_every": 0,
     },
     tune={"update.lr": (1e-3, 3e-3, 1e-2)},
+    waives={"room": UNTRAINED_COST},
     reaches=lambda world, starts: 1.02 * best_known(world, starts),
 )
 

@@ -50,8 +50,9 @@ CLAIM = Ranks(
     world="grid",
     budget="episodes=3200",
     metric="success",
-    settings={**GROUND, "run.evaluate_every": 20},
+    settings={**GROUND, "run.held_out": 100},
     tune={"update.lr": (1e-3, 3e-3, 1e-2)},
+    best=1.0,
 )
 
 

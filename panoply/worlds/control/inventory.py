@@ -13,6 +13,7 @@ import torch
 
 from panoply.errors import PanoplyError
 from panoply.evidence.claims import Ranks
+from panoply.evidence.races import UNTRAINED_COST
 from panoply.registry import world
 from panoply.seeds import numpy_rng
 from panoply.worlds.control.drawing import BLUE, FAINT, GOLD, INK, RED, Canvas
@@ -49,6 +50,8 @@ CLAIM = Ranks(
         "run.episodes_every": 0,
     },
     tune={"update.lr": (1e-3, 3e-3, 1e-2)},
+    tuned_by="area:held_out_greedy",
+    waives={"room": UNTRAINED_COST},
 )
 
 

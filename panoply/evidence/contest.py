@@ -1,11 +1,12 @@
-"""Claims about learning: all sides tuned alike, paired by seed, more seeds while undecided."""
+"""Claims about learning: able to tell, all sides tuned alike, paired by seed, more seeds while undecided."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,12 +14,13 @@ from typing import Any
 from panoply.errors import PanoplyError
 from panoply.evidence import pool, scores
 from panoply.evidence.arms import Arm, Budget
-from panoply.evidence.claims import SEEDS, TUNING_SEEDS, WORST, Found, Ranks, Verdict, together
+from panoply.evidence.claims import NOT_ABLE, SEEDS, WORST, Found, Ranks, Verdict, together
 from panoply.evidence.compare import CACHE, thin
+from panoply.evidence.gates import closed, gate_of_problems, gates_of_baseline
+from panoply.evidence.tuning import joined, tune, untuned
 from panoply.parts import show_value
+from panoply.planning import Plan
 
-Point = dict[str, Any]
-"""Settings of a grid."""
 Heat = tuple[int, dict[str, pool.Order]]
 """A seed, and every arm's run with it."""
 
@@ -46,7 +48,7 @@ class Desk:
 
 
 @dataclass
-class Race:
+class Contest:
     """The arms of a claim, at the same budget in the same world."""
 
     claim: Ranks
@@ -54,6 +56,8 @@ class Race:
     desk: Desk
     lost: dict[str, str] = field(default_factory=dict)
     """Runs that have failed, and why."""
+    plans: dict[str, Plan] = field(default_factory=dict)
+    """Of each arm as it was asked for, with the first seed."""
 
     def __post_init__(self) -> None:
         self.arms = [arm for word in self.order for arm in Arm.of(word)]
@@ -63,9 +67,15 @@ class Race:
         self.margins = self.claim.margins or (0.0,) * (len(self.order) - 1)
 
     def run(self, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Tune, run and judge. `known` is an earlier result, whose tuning and number of seeds are then taken over."""
-        claim = self.claim
-        tuning = known["tuning"] if known else self.tune()
+        """Tune, see whether the claim is able to tell, run and judge.
+
+        `known` is an earlier result that had a verdict, whose tuning and number of seeds are then taken over.
+        """
+        gates, tuning = (known.get("gates", []), known["tuning"]) if known else self.prepare()
+        facts = {**self.question(), "gates": gates, "tuning": tuning, "varied": self.varied()}
+        if (why := closed(gates)) is not None:
+            self.desk.say(f"{self.labels[0]} is not able to tell: {why}")
+            return {**facts, "verdict": NOT_ABLE, "why": why, "seeds": 0, "runs": [], "failed": self.lost}
         tuned = [arm.but(tuning["chosen"][arm.label]) for arm in self.arms]
         for n in self.desk.rounds(known):
             heats = self.heats(tuned, range(self.desk.first, self.desk.first + n))
@@ -77,34 +87,80 @@ class Race:
             )
             if verdict != "undecided":
                 break
+        found = {"verdict": verdict, **gap.to_json(), "seeds": len(heats), **kept, **self.records(heats)}
+        return {**facts, **found, "failed": self.lost}
+
+    def prepare(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """What is asked before seeds are spent, and the settings of every arm.
+
+        The baselines come first: where they leave no room the method is not even tuned.
+        """
+        gates = [gate_of_problems(self)]
+        tuning = tune(self, self.arms[1:]) if closed(gates) is None else untuned(self)
+        if closed(gates) is None:
+            gates += gates_of_baseline(self, tuning)
+        if closed(gates) is None:
+            tuning = joined(tuning, tune(self, self.arms[:1]))
+        return gates, tuning
+
+    def question(self) -> dict[str, Any]:
+        """What is asked, as it is stored."""
+        claim = self.claim
         return {
+            **({"race": claim.race} if claim.race else {}),
             "world": claim.world,
             "settings": {path: show_value(value) for path, value in claim.settings.items()},
             "order": {arm.label: arm.spelled() for arm in self.arms},
             "metric": claim.metric,
             "better": "lower" if claim.lower else "higher",
             "budget": {self.budget.unit: self.budget.amount},
-            "verdict": verdict,
-            **gap.to_json(),
-            "seeds": len(heats),
-            **kept,
-            **self.records(heats),
-            "tuning": tuning,
-            "failed": self.lost,
         }
 
     # -------------------------------------------------------------- runs
 
-    def orders(self, arms: Sequence[Arm], seeds: Sequence[int]) -> list[Heat]:
+    def plan(self, arm: Arm, seed: int, split: str = "test") -> Plan:
+        """The plan of one run; logged data is made anew for every seed, where it can be made."""
+        key, claim = f"{arm.label} {arm.spelled()} {split}", self.claim
+        if key not in self.plans:
+            greedy = scores.uses_greedy(claim.metric, claim.tuned_by, *claim.keeps, *claim.also)
+            choices: dict[str, Any] = {"greedy": greedy, "split": split, "settings": dict(claim.settings)}
+            self.plans[key] = arm.plan(claim.world, 0, self.budget, **choices)
+        made = self.plans[key]
+        data = {**made.world_options, "seed": seed} if self.makes_data else made.world_options
+        return replace(made, options=replace(made.options, seed=seed), world_options=data)
+
+    def orders(self, arms: Sequence[Arm], seeds: Sequence[int], split: str = "test") -> list[Heat]:
         """What is to be run: every arm with every seed."""
         claim = self.claim
-        asked = tuple(m for m in (claim.metric, *claim.keeps, *claim.also) if scores.asks(m))
+        metrics = (claim.metric, *claim.keeps, *claim.also) if split == "test" else ()
+        asked = tuple(m for m in metrics if scores.asks(m))
 
         def order(arm: Arm, seed: int) -> pool.Order:
-            made = arm.plan(claim.world, seed, self.budget, settings=dict(claim.settings))
-            return pool.Order(f"{arm.label} s{seed}", made, asked)
+            return pool.Order(f"{arm.label} s{seed}", self.plan(arm, seed, split), asked)
 
         return [(seed, {arm.label: order(arm, seed) for arm in arms}) for seed in seeds]
+
+    @functools.cached_property
+    def world(self) -> Any:
+        return self.arms[1].plan(self.claim.world, 0, self.budget, settings=dict(self.claim.settings)).world()
+
+    @property
+    def makes_data(self) -> bool:
+        """Whether the world makes the data it logs, and can make other data for every seed."""
+        given = any(getattr(self.world, name, None) for name in ("file", "minari", "run"))
+        return hasattr(self.world, "seed") and "data" in self.world.access and not given
+
+    def varied(self) -> str:
+        """What differs from seed to seed beside the draws, or what the verdict is about one of."""
+        if self.makes_data:
+            return "every seed has logged data of its own"
+        if "data" in self.world.access:
+            return "all runs learn from the same logged data: the verdict is about this one"
+        if self.world.medium == "text":
+            return (
+                "all runs begin with the same weights, the world's warm start: the verdict is about this one"
+            )
+        return "every seed has weights of its own"
 
     def make(self, heats: Sequence[Heat]) -> None:
         every = [order for _, side in heats for order in side.values()]
@@ -127,43 +183,6 @@ class Race:
             raise PanoplyError(f"{metric} of the run {order.name} is {found.value}.")
         return found
 
-    # -------------------------------------------------------------- tuning
-
-    def tune(self) -> dict[str, Any]:
-        """Every arm with every point of the same grid, on seeds of their own; the best mean is chosen."""
-        points = list(grid(self.claim.tune))
-        seeds = TUNING_SEEDS if len(points) > 1 else ()
-        heats = [self.orders([arm.but(point) for arm in self.arms], seeds) for point in points]
-        self.make([temperature for of_point in heats for temperature in of_point])
-        tried: list[Point] = []
-        chosen: dict[str, Point] = {}
-        seconds = 0.0
-        for label in self.labels if seeds else ():
-            best = -math.inf
-            for point, of_point in zip(points, heats, strict=True):
-                done = [side[label] for _, side in of_point if side[label].problem is None]
-                found = [self.read(order, self.claim.metric) for order in done]
-                mean = sum(f.value for f in found) / len(found) if found else math.nan
-                seconds += sum(f.seconds for f in found)
-                tried.append({"method": label, **point, "score": round(mean, 5) if found else None})
-                if found and self.sign * mean > best:
-                    best, chosen[label] = self.sign * mean, point
-            if label not in chosen:
-                raise PanoplyError(f"No run that tunes {label} has finished.")
-        if chosen:
-            words = (
-                f"{a} {', '.join(f'{k}={show_value(v)}' for k, v in c.items())}" for a, c in chosen.items()
-            )
-            self.desk.say(f"tuned: {'; '.join(words)}")
-        return {
-            "grid": {path: list(values) for path, values in self.claim.tune.items()},
-            "seeds": list(seeds),
-            "runs": len(points) * len(seeds) * len(self.arms),
-            "seconds": round(seconds, 1),
-            "tried": tried,
-            "chosen": {label: chosen.get(label, points[0]) for label in self.labels},
-        }
-
     # -------------------------------------------------------------- judging
 
     def judge(self, heats: Sequence[Heat]) -> tuple[Verdict, Found, dict[str, Any]]:
@@ -182,10 +201,10 @@ class Race:
         pairs = [(first, other) for other in self.labels[1:]] if claim.leads else []
         pairs = pairs or list(itertools.pairwise(self.labels))
         gaps = [gap(claim.metric, a, b, self.sign) for a, b in pairs]
-        rooms = [self.room(fmean(values[claim.metric][b]), heats) for _, b in pairs]
+        rooms = [self.room(fmean(values[claim.metric][b])) for _, b in pairs]
         ruled = [g.verdict(m, room) for g, m, room in zip(gaps, self.margins, rooms, strict=True)]
         parts = {f"{a} ahead of {b}": verdict for (a, b), verdict in zip(pairs, ruled, strict=True)}
-        mark, reached = self._reached(values[claim.metric][first], heats)
+        mark, reached = self._reached(values[claim.metric][first])
         if reached is not None:
             parts["the mark is reached"] = reached.verdict()
         parts |= {f"{metric} is kept": gap(metric).verdict(margin) for metric, margin in claim.keeps.items()}
@@ -218,21 +237,32 @@ class Race:
         least = worst(scored.value for side in found.values() for scored in side)
         return {a: [least if f.diverged else f.value for f in side] for a, side in found.items()}
 
-    def room(self, baseline: float, heats: Sequence[Heat]) -> float | None:
+    def room(self, baseline: float) -> float | None:
         """How much better than the baseline one can be, where the best is known."""
-        world = next(iter(heats[0][1].values())).plan.world()
-        rate = world.medium == "text" and self.claim.metric.split("@")[0] in ("success", "area", "pass")
-        best = 1.0 if self.claim.best is None and rate else self.claim.best
+        best = self.best()
         return None if best is None else max(0.0, self.sign * (best - baseline))
 
-    def _reached(self, values: Sequence[float], heats: Sequence[Heat]) -> tuple[dict[str, Any], Found | None]:
+    def best(self) -> float | None:
+        """The best value of the metric that is known."""
+        claim = self.claim
+        if claim.best is not None:
+            return claim.best
+        if claim.reaches is not None:
+            return self.mark
+        rate = self.world.medium == "text" and claim.metric.split("@")[0] in ("success", "area", "pass")
+        return 1.0 if rate else None
+
+    @functools.cached_property
+    def mark(self) -> float:
+        assert self.claim.reaches is not None
+        return self.claim.reaches(self.world, self.plan(self.arms[0], 0).options.held_out)
+
+    def _reached(self, values: Sequence[float]) -> tuple[dict[str, Any], Found | None]:
         """How far the first is beyond what it must reach, where the claim names such a mark."""
         if self.claim.reaches is None:
             return {}, None
-        plan = next(iter(heats[0][1].values())).plan
-        mark = self.claim.reaches(plan.world(), plan.options.held_out)
-        found = Found.of([self.sign * (value - mark) for value in values])
-        return {"reaches": {"mark": round(mark, 6), **found.to_json()}}, found
+        found = Found.of([self.sign * (value - self.mark) for value in values])
+        return {"reaches": {"mark": round(self.mark, 6), **found.to_json()}}, found
 
     def records(self, heats: Sequence[Heat]) -> dict[str, Any]:
         """The numbers of every seed, and the curves."""
@@ -251,9 +281,3 @@ class Race:
             "diverged": {a: sum(side[a].diverged for _, side in found) for a in self.labels},
             "curves": {a: [thin(side[a].curve) for _, side in found] for a in self.labels},
         }
-
-
-def grid(tune: Mapping[str, tuple[Any, ...]]) -> Iterator[Point]:
-    """Every combination; of no path there is one, which changes nothing."""
-    for values in itertools.product(*tune.values()):
-        yield dict(zip(tune, values, strict=True))

@@ -1,0 +1,55 @@
+"""Standard races: a baseline with its world, budget and grid, under a name, so that many claims share its runs.
+
+    claim=Learns("…", race="keydoor")
+
+A claim in a race says only what is its own: the sentence, its method with changes, what the baseline must show. The
+baseline is tuned once and run once a seed; the cache finds both again for the next claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from panoply.errors import unknown
+
+RATES: Mapping[str, tuple[float, ...]] = {"update.lr": (1e-4, 3e-4, 1e-3)}
+"""The grid that all sides begin with, where a race or a claim names no other."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """What is equal for all who run it. `more` are further fields of its claims, such as the metric."""
+
+    baseline: str
+    world: str
+    budget: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tune: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: RATES)
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+RACES: dict[str, Race] = {
+    "chain": Race("grpo", "chain", "decisions=80k"),
+    "chain-answers": Race("grpo", "chain", "episodes=2560"),
+    "keydoor": Race(
+        "grpo", "keydoor", "episodes=2560", {"world.size": 6, "world.quest": (7, 12), "world.cap": 14}
+    ),
+    "lookup": Race("grpo", "tools", "episodes=2560", {"world.easy": 0.0}),
+    "thrift": Race("grpo", "tools", "episodes=5120", {"world.easy": 0.8}),
+    "countdown": Race("grpo", "manyanswers", "episodes=6400", {"world.kind": "countdown"}),
+}
+SIX_PROMPTS = (
+    "strings has thirty-six prompts in all, six of them held out: what differs are the 256 answers to them"
+)
+UNTRAINED_COST = (
+    "untrained orders cost many times what any sensible ones do, so that all sides come near the best"
+)
+"""Why some claims waive a gate."""
+
+
+def find(name: str) -> Race:
+    if name not in RACES:
+        raise unknown("race", name, RACES)
+    return RACES[name]
