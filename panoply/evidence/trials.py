@@ -177,7 +177,7 @@ def is_fresh(entry: Entry, claim: Claim, desk: Desk, store: Path = STORE) -> boo
     known = stored(entry.name, store)
     if known is None or known.get("stamp") != stamp(entry, claim, desk):
         return False
-    return known["verdict"] != "undecided" or known["seeds"] >= desk.most
+    return bool(known["verdict"] != "undecided" or known["seeds"] >= desk.most)
 
 
 def _rule() -> list[str]:

@@ -56,17 +56,18 @@ def recoil_q(
 
 
 CLAIM = Learns(
-    "From one episode of an expert's among a few random ones, matching the mixture with ReCOIL earns more than cloning "
-    "all of the data does.",
+    "From one episode of an expert's among random ones, where cloning all of the data is no better than chance, matching "
+    "the mixture with ReCOIL is better than that.",
     method="recoil=recoil:replay.batch=64,replay.gamma=0.95,targets.tau=0.05,losses.recoil_q.bound=20,losses.recoil_q.cost=1",
     over="bc=bc:update.minibatches=500",
     world="logged:pendulum-demonstrated",
     budget="steps=16",
     metric="success",
     best=-150.0,
-    settings={"world.size": 600, "policy.hidden": (64, 64), "run.held_out": 100},
+    settings={"policy.hidden": (64, 64), "run.held_out": 100},
     tune={"update.lr": (3e-4, 1e-3, 3e-3)},
-    reworded="it held against a baseline no better than chance, which one episode among a hundred made it.",
+    waives={"room": "that its baseline is at the floor is what the claim says"},
+    reworded="it did not say that its baseline is no better than chance, and neither side was tuned.",
 )
 
 
