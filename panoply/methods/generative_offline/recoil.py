@@ -56,8 +56,8 @@ def recoil_q(
 
 
 CLAIM = Learns(
-    "From one episode of an expert's among random ones, where cloning all of the data is no better than chance, matching "
-    "the mixture with ReCOIL is better than that.",
+    "From one episode of an expert's among random ones, where cloning all of the data is no better than chance, "
+    "matching the mixture with ReCOIL is better than that.",
     method="recoil=recoil:replay.batch=64,replay.gamma=0.95,targets.tau=0.05,losses.recoil_q.bound=20,losses.recoil_q.cost=1",
     over="bc=bc:update.minibatches=500",
     world="logged:pendulum-demonstrated",
