@@ -134,8 +134,8 @@ def _assign_several(
     if name not in registry.parts(kind):
         raise unknown(f"{kind} part", name, registry.parts(kind), meant(method, f"{slot}.{rest}"))
     cls = registry.find_part(kind, name)
-    present = next((p for p in held if p.info.name == name), None)
-    others = tuple(p for p in held if p.info.name != name)
+    present = next((p for p in held if p.info.id == cls.info.id), None)
+    others = tuple(p for p in held if p is not present)
     word = str(value).lower()
     if not setting and word in ("none", "false"):
         return others
@@ -148,7 +148,7 @@ def _assign_several(
                 f"{slot}.{name} has no weight: set it to true or false, or set {slot}.{name}.SETTING."
             )
         made = _assign_part(f"{slot}.{name}", made, "weight", value)
-    return tuple(made if p.info.name == name else p for p in held) if present else (*others, made)
+    return tuple(made if p is present else p for p in held) if present else (*others, made)
 
 
 def _assign_part(where: str, held: Part, path: str, value: Any) -> Part:

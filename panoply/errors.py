@@ -64,13 +64,13 @@ def unknown(kind: str, name: str, known: Iterable[str], meant: Sequence[str] = (
 def nearest(name: str, names: Sequence[str], most: int = 3) -> list[str]:
     """What was probably meant: the one name that is spelt alike, or those of which it is a piece.
 
-    A piece is what follows the last dot, a word between dashes, or a beginning.
+    A piece is what follows the last dot or stroke, a word between dashes, or a beginning.
     """
     asked = name.lower().lstrip("-")
-    spelt = {n.lower().rpartition(".")[2]: n for n in names} | {n.lower().lstrip("-"): n for n in names}
+    spelt = {re.split("[./]", n.lower())[-1]: n for n in names} | {n.lower().lstrip("-"): n for n in names}
     if asked in spelt and asked in (spelt[asked].lower(), spelt[asked].lower().lstrip("-")):
         return [spelt[asked]]
-    pieces = [n for n in names if asked in (n.lower().rpartition(".")[2], *re.split(r"[-_.@]", n.lower()))]
+    pieces = [n for n in names if asked in (n.lower().rpartition(".")[2], *re.split(r"[-_.@/]", n.lower()))]
     if 0 < len(pieces) <= most:
         return pieces
     close = difflib.get_close_matches(asked, spelt, n=most, cutoff=0.5 if len(asked) < 4 else 0.6)

@@ -69,7 +69,7 @@ class Place(NamedTuple):
 @functools.cache
 def works() -> Mapping[str, Listed]:
     """The built-in works by id."""
-    return {id: _listed(id, of) for id, of in _read()["works"].items()}
+    return {id: _listed(id, of) for id, of in _read()["works"].items() if id}
 
 
 def _listed(id: str, of: Mapping[str, Any]) -> Listed:
@@ -83,7 +83,8 @@ def parts() -> Mapping[str, Mapping[str, Place]]:
     found: dict[str, dict[str, Place]] = {}
     for id, place in _read()["parts"].items():
         slot, _, name = id.partition(".")
-        found.setdefault(slot, {})[name] = Place(*place)
+        if id:
+            found.setdefault(slot, {})[name] = Place(*place)
     return found
 
 
@@ -111,8 +112,9 @@ def made() -> str:
 
 
 def _lines(found: Mapping[str, Any]) -> str:
-    rows = (f" {json.dumps(key)}: {json.dumps(found[key], ensure_ascii=False)}" for key in sorted(found))
-    return "{\n" + ",\n".join(rows) + "}"
+    """A line each, all alike up to an empty one at the end, so that two that were added side by side merge by lines."""
+    rows = (f" {json.dumps(key)}: {json.dumps(found[key], ensure_ascii=False)},\n" for key in sorted(found))
+    return "{\n" + "".join(rows) + ' "": null}'
 
 
 if __name__ == "__main__":

@@ -57,8 +57,13 @@ class PartInfo:
     scores: Scores
 
     @property
+    def key(self) -> str:
+        """Its name among the parts of its slot: `group`, or `cgpo/constrained` of one in a method's own file."""
+        return key_of(self.function)
+
+    @property
     def id(self) -> str:
-        return f"{self.slot}.{self.name}"
+        return f"{self.slot}.{self.key}"
 
     @property
     def summary(self) -> str:
@@ -204,7 +209,7 @@ def part(
             idle, state, prepare, inert, impossible, dict(bounds or {}), frozenset(gives), cost, learns, whole or unit,
             scores or _scores(slot, unit),
         )  # fmt: skip
-        _PARTS[slot][made.__name__] = made
+        _PARTS[slot][key_of(function)] = made
         return typing.cast(Callable[..., Part], made)
 
     return register
@@ -232,7 +237,7 @@ def _dataclass_of(slot: str, function: Callable[..., Any]) -> Any:
             raise PanoplyError(
                 f"The setting '{p.name}' of {slot}.{name} has no type: write one after a colon."
             )
-    taken = _PARTS[slot].get(name)
+    taken = _PARTS[slot].get(key_of(function))
     if taken is not None and taken.__module__ != function.__module__:
         raise PanoplyError(
             f"'{slot}.{name}' is registered twice, by {taken.__module__} and {function.__module__}."
@@ -247,8 +252,17 @@ def _dataclass_of(slot: str, function: Callable[..., Any]) -> Any:
     return made
 
 
+def key_of(function: Callable[..., Any]) -> str:
+    """The name of a function as a part. Those in a method's file have the method's before it, so that two works may
+    each have a part `clip`; those in slots/ and in plug-ins have theirs alone."""
+    name, module = function.__name__.rstrip("_"), function.__module__.split(".")
+    if module[:2] != ["panoply", "methods"] or len(module) < 4:
+        return name
+    return f"{module[-1].replace('_plus', '+').replace('+_', '+').replace('_', '-')}/{name}"
+
+
 def registered(slot: str) -> Mapping[str, type[Part]]:
-    """The parts of a slot registered so far (see `registry.parts`, which loads them first)."""
+    """The parts of a slot registered so far, by `PartInfo.key` (`registry.parts` finds those to be imported too)."""
     return _PARTS[slot]
 
 

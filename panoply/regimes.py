@@ -27,11 +27,7 @@ class Method:
             if isinstance(value, Part) and self.several(name):
                 object.__setattr__(self, name, (value,))
             several = value if isinstance(value, tuple) and self.several(name) else (value,)
-            names = [held.info.name for held in several if isinstance(held, Part)]
-            if twice := [word for i, word in enumerate(names) if word in names[:i]]:
-                raise PanoplyError(
-                    f"The slot '{name}' has {twice[0]} twice, which only doubles it: change its settings instead."
-                )
+            _check_twice(name, [held for held in several if isinstance(held, Part)])
             for held in several:
                 if not isinstance(held, Part) or held.info.slot != self.slot_of[name]:
                     given = held.info.id if isinstance(held, Part) else repr(held)
@@ -123,6 +119,21 @@ class Method:
         """A short hash of everything that determines the method."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _check_twice(slot: str, several: list[Part]) -> None:
+    """Parts of a slot are told apart by their own names, which paths, metrics and states have."""
+    for i, held in enumerate(several):
+        for other in several[:i]:
+            if held.info.name == other.info.name and held.info.key != other.info.key:
+                raise PanoplyError(
+                    f"The slot '{slot}' has {other.info.key} and {held.info.key}, whose settings would have the same "
+                    "paths: take one of them."
+                )
+            if held.info.name == other.info.name:
+                raise PanoplyError(
+                    f"The slot '{slot}' has {held.info.name} twice, which only doubles it: change its settings instead."
+                )
 
 
 def _flatten(path: str, held: Part, into: dict[str, Any]) -> None:

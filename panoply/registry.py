@@ -397,17 +397,35 @@ class PartsOf(Mapping[str, type[Part]]):
         return len({**self._there, **self._here})
 
     def __contains__(self, name: object) -> bool:
-        return name in self._here or name in self._there
+        return isinstance(name, str) and (
+            name in self._here or name in self._there or bool(self._short(name))
+        )
 
     def __getitem__(self, name: str) -> type[Part]:
-        if name not in self._here and name in self._there:
-            _import(self._there[name].module)
-        return self._here[name]
+        key = self._key(name)
+        if key not in self._here and key in self._there:
+            _import(self._there[key].module)
+        return self._here[key]
 
     def summary(self, name: str) -> str:
         """What a part does, in a line."""
-        there = None if name in self._here else self._there.get(name)
+        there = self._there.get(self._key(name))
         return there.summary if there else self[name].info.summary
+
+    def _short(self, name: str) -> list[str]:
+        """The parts in files of methods whose own name it is: `constrained` of `cgpo/constrained`."""
+        return [key for key in self if key.endswith(f"/{name}")]
+
+    def _key(self, name: str) -> str:
+        """The whole name of a part. The short one will do where it is the only one of that name."""
+        if name in self._here or name in self._there:
+            return name
+        found = self._short(name)
+        if len(found) > 1:
+            raise PanoplyError(
+                f"'{name}' is a {self._slot} part of several works: name {' or '.join(sorted(found))}."
+            )
+        return found[0] if found else name
 
 
 def parts(slot: str) -> PartsOf:

@@ -94,7 +94,7 @@ def _made_of(plan: Plan) -> Iterator[tuple[str, Any]]:
     waiting: list[Part] = [held for _, held in plan.method.parts()]
     while waiting:
         held = waiting.pop()
-        if parts.registered(held.info.slot).get(held.info.name) is not type(held):
+        if parts.registered(held.info.slot).get(held.info.key) is not type(held):
             raise PanoplyError(
                 f"{held.info.id} was defined anew after this part had been made: make it again."
             )

@@ -148,7 +148,7 @@ def _parts() -> Iterator[str]:
     yield "## Parts\n\n`--set SLOT.NAME=VALUE`, where a slot takes several parts `--set SLOT.PART.NAME=VALUE`\n"
     for slot in SLOTS:
         found = [c for _, c in sorted(registry.parts(slot).items()) if c.__module__.startswith("panoply.")]
-        rows = [(f"`{c.info.name}`", _settings(c), c.info.summary) for c in found]
+        rows = [(f"`{c.info.key}`", _settings(c), c.info.summary) for c in found]
         called = f"Called with `({', '.join(SLOTS[slot].takes)})`; returns {SLOTS[slot].returns}."
         yield f"### {slot}\n\n{called}\n\n{_table(('part', 'settings', ''), *rows)}"
 
