@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from panoply.experience import Experience
-from panoply.loops.masters import Masters
-from panoply.loops.mover import Mover, guard
+from panoply.loops.mover import Masters, Mover, guard
 from panoply.loops.replay import Mixture, Replay
 from panoply.loops.samples import Watch
 from panoply.parts import Part

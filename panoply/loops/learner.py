@@ -19,13 +19,11 @@ from torch import Tensor
 from panoply.batch import LOG_RATIO_LIMIT, Batch
 from panoply.errors import DeviceError, device_errors
 from panoply.experience import Experience, Segments
-from panoply.loops.masters import Flat, Masters
 from panoply.loops.memory import TRIAL, CudaMeter, Meter, fitting
-from panoply.loops.mover import Diverged, Mover, guard
+from panoply.loops.micro_batches import Totals, count_units, fill, tokens, unit_labels, unit_tokens
+from panoply.loops.micro_batches import mean_metrics as mean_metrics
+from panoply.loops.mover import Diverged, Flat, Masters, Mover, guard
 from panoply.loops.samples import Watch
-from panoply.loops.totals import Totals
-from panoply.loops.totals import mean_metrics as mean_metrics
-from panoply.loops.units import count_units, fill, tokens, unit_labels, unit_tokens
 from panoply.parts import Part
 from panoply.regimes import Method
 from panoply.seeds import torch_rng

@@ -5,6 +5,7 @@ ln_q x = (x^{q−1} − 1)/(q − 1) is Tsallis' logarithm. At q = 1 it is the l
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -23,13 +24,14 @@ def need(q: float, to: str) -> str:
     return f"{NEED}{q:g}@{to}"
 
 
-def parse(needs: Iterable[str]) -> list[tuple[str, float, str]]:
+@functools.cache
+def parse(needs: frozenset[str]) -> tuple[tuple[str, float, str], ...]:
     """The divergences among needs: name, q and snapshot."""
     found = []
     for name in sorted(n for n in needs if n.startswith(NEED)):
         q, _, to = name.removeprefix(NEED).partition("@")
         found.append((name, float(q), to))
-    return found
+    return tuple(found)
 
 
 def q_log(logp: Tensor, q: float) -> Tensor:

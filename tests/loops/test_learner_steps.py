@@ -25,8 +25,8 @@ from torch import Tensor
 from toys import PAIRS, TOYS, toy_list, with_keys, with_pairs
 
 from panoply.experience import Experience, Ragged, Table
+from panoply.loops.micro_batches import unit_labels
 from panoply.loops.mover import Diverged
-from panoply.loops.units import unit_labels
 from panoply.parts import Part, part
 from panoply.slots.loss.pairs import logistic
 from panoply.slots.regularise.terms import entropy, kl

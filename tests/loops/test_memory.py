@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from panoply.errors import DeviceError, PanoplyError, device_errors
 from panoply.experience import Experience, Ragged, Table
 from panoply.loops.learner import Learner
-from panoply.loops.masters import Masters
 from panoply.loops.memory import fitting
-from panoply.loops.units import fresh_tokens, tokens
+from panoply.loops.micro_batches import fresh_tokens, tokens
+from panoply.loops.mover import Masters
 
 
 class Cramped(Tabular):

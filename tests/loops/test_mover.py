@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from panoply.errors import PanoplyError
-from panoply.loops.masters import Masters
-from panoply.loops.mover import Diverged, Mover, guard
+from panoply.loops.mover import Diverged, Masters, Mover, guard
 from panoply.parts import Part, part
 from panoply.slots.schedule.schedules import constant, linear
 from panoply.slots.update.momentum import momentum
