@@ -173,7 +173,7 @@ def part(
     needs     outputs of the forward pass, `logp@SNAPSHOT` columns, what the world must have (`world:teacher`), what
               another part must give (`column:value`, `network:q`), targets to be kept (`target:q`), what the policy
               must be (`policy:squashed`), or a second batch (`aside`: see update.momentum)
-    gives     what the part adds for others: `column:value`, `pairs`, `stream:imitation`
+    gives     what the part adds for others: `column:value`, `signal:wins`, `pairs`, `stream:imitation`
     bounds    the numbers a setting may be, such as `above 0`, `at least 1` or `from 0 up to 1` (see ranges.py)
     idle      a column whose zero means that the term has no gradient on that decision
     state     makes the first state of a part that remembers; the function then takes the state first and

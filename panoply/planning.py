@@ -361,6 +361,7 @@ def check_plan(plan: Plan) -> None:
     if getattr(world, "turn_cap", 0) == 1:
         access = access | {"one turn"}
     judged = {f"signal:{c.settings().get('name')}" for c in getattr(method, "models", ())}
+    judged |= {gift for _, held in method.parts() for gift in held.info.gives if gift.startswith("signal:")}
     for path, held in method.parts():
         spared = {"world:verify"} if held.needs() & judged else set()  # a reward model's word is enough
         for need in sorted(held.needs() - judged - spared):

@@ -331,7 +331,7 @@ def test_options_have_types() -> None:
         ({"credit": "spo-segment"}, "needs the column 'cut', which sample.cut_and_valued gives"),
         (
             {"surrogate": "online-dpo"},
-            "needs pairs, which select.accepted_over_refused or select.best_worst gives",
+            "needs pairs, which sample.compared or select.accepted_over_refused or select.best_worst gives",
         ),
         ({"sample": "chord"}, "brings the stream 'imitation', and no term learns from it"),
     ],

@@ -85,7 +85,8 @@ class TextWorld(ABC):
     medium: ClassVar[str] = "text"
     """Which file of panoply/kinds/ says how such a world is played."""
     access: ClassVar[frozenset[str]] = frozenset({"verify"})
-    """What a method may ask for beside tasks and grades: `reference` (gold answers), `teacher`, `hint`, `prefer`."""
+    """What a method may ask for beside tasks and grades: `reference` (gold answers), `teacher`, `hint`, `pairs`,
+    `prefer` (annotators), `preference` (how likely they prefer), `judge` (which steps are right), `fork`."""
     keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of its decisions beside those that all have: `domain`, where `part_of` tells kinds of problem apart."""
     preset: ClassVar[str] = "tiny"
@@ -236,6 +237,20 @@ class TextWorld(ABC):
     ) -> bool:
         """Whether an annotator, by number or anyone, who is asked which of two answers is better says the first."""
         raise PanoplyError(f"{self.name} has no preferences.")
+
+    def preference(
+        self, task: Task, a: Sequence[int], b: Sequence[int], annotator: int | None = None
+    ) -> float:
+        """The probability that the first answer is preferred: by one annotator, or by one drawn from all."""
+        raise PanoplyError(f"{self.name} does not know how likely its annotators prefer an answer.")
+
+    def spans(self, task: Task, answer: Sequence[int]) -> list[tuple[int, int]]:
+        """Where the steps of an answer begin and end among its tokens."""
+        raise PanoplyError(f"{self.name} does not know steps of an answer.")
+
+    def judge(self, task: Task, answer: Sequence[int], rng: np.random.Generator) -> list[bool]:
+        """Whether a judge, who may err, finds each step of an answer right: one verdict for each of `spans`."""
+        raise PanoplyError(f"{self.name} has no judge of single steps.")
 
     def play(self, task: Task) -> Play:
         """A fresh episode of a task. Worlds of several turns give their own."""

@@ -235,7 +235,7 @@ def test_self_test_catches_a_broken_verifier(sabotaged: type[Chain], complaint: 
 
 def test_facts() -> None:
     world = Chain()
-    assert world.access == {"verify", "reference", "teacher", "pairs", "hint"}
+    assert world.access == {"verify", "reference", "teacher", "pairs", "hint", "judge"}
     assert (world.preset, world.max_tokens, world.stop_tokens) == ("tiny", 19, (world.tokenizer.eos_id,))
     model = DecoderConfig(**world.default_model())
     assert (model.vocab_size, model.width, model.inner, model.tied) == (14, 64, 192, True)
@@ -276,3 +276,19 @@ def test_a_split_that_is_empty_or_unknown_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("panoply.worlds.text.chain.HELD_OUT", 2**62)
     with pytest.raises(PanoplyError, match="too few problems for a test split"):
         Chain(operations=1).task("test", 0)
+
+
+def test_a_judge_of_single_steps() -> None:
+    """`3+4*2=`: the first step is wrong, the second follows from it; a third there is not."""
+    world = Chain(operations=2, levels=(1, 1))
+    task = Task(0, tuple(world.tokenizer.encode("3+4*2=")), 1, {"problem": "3+4*2="})
+    rng = np.random.default_rng(0)
+    said = world.tokenizer.encode("+48*26+11$")
+    assert world.spans(task, said) == [(0, 3), (3, 6), (6, 9)]
+    assert world.judge(task, said, rng) == [False, True, False]
+    assert world.spans(task, said[:4]) == [(0, 3), (3, 4)], "an answer that was cut"
+    hinted = world.hint(task, 0.5)
+    assert world.judge(hinted, world.gold(hinted), rng) == [True]
+    noisy = Chain(operations=2, levels=(1, 1), judge_noise=0.25)
+    flips = [v for _ in range(400) for v in noisy.judge(task, world.gold(task), rng)]
+    assert 0.2 < flips.count(False) / len(flips) < 0.3

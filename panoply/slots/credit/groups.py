@@ -70,6 +70,26 @@ def group(
     return experience.by("episode").rows(advantage)
 
 
+def _token_equation(held: Any) -> str:
+    return "A_t = r_t − mean over the group's tokens" + (" / (their std + ε)" if held.scale == "std" else "")
+
+
+@part("credit", equation=_token_equation, bounds={"epsilon": "from 0 to 1"})
+def token_group(
+    experience: Experience, *, scale: Literal["std", "none"] = "std", epsilon: float = 1e-4
+) -> Tensor:
+    """Each decision's own reward against the rewards of all decisions of its group.
+
+    For rewards that differ inside of an episode. Every decision has one vote, so a long episode has more than a short
+    one; a reward for the whole episode must stand on all its decisions.
+    """
+    reward, groups = experience["reward"].float(), experience.by("group")
+    advantage = reward - groups.rows(groups.mean(reward))
+    if scale == "std":
+        advantage = advantage / (groups.rows(groups.std(reward)) + epsilon)
+    return advantage.masked_fill(groups.rows(groups.constant(reward)), 0.0)
+
+
 def centre(returns: Tensor, groups: Segments, baseline: Baseline) -> Tensor:
     """Returns minus their group's baseline."""
     if baseline == "mean":

@@ -10,6 +10,7 @@ import torch
 from panoply.experience import Experience, Ragged, Table
 from panoply.parts import Finding, part
 from panoply.seeds import numpy_rng, torch_rng
+from panoply.slots.sample.answers import answers_of
 
 if TYPE_CHECKING:
     from panoply.rollout.text import Collector
@@ -114,10 +115,7 @@ def _ordered(
 
 def _own(collect: Collector, tasks: Sequence[Task]) -> list[Pair]:
     """Two answers of the policy as it is now."""
-    experience = collect.episodes(tasks, 2)
-    rows = experience.by("episode").first(experience["context"]).tolist()
-    tokens = experience.context.ragged("tokens")
-    told = [tokens[row].tolist()[len(tasks[i // 2].prompt) :] for i, row in enumerate(rows)]
+    told = answers_of(collect.episodes(tasks, 2))
     return list(zip(told[::2], told[1::2], strict=True))
 
 

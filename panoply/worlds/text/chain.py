@@ -42,15 +42,18 @@ class Chain(TextWorld):
     """Fewest and most `*` among the operations, all numbers between equally likely; none means 0 to two thirds."""
     strict: bool = True
     """Success means that every step is right; otherwise that the last digit is."""
+    judge_noise: float = 0.0
+    """How often the judge of single steps says the opposite of what is so."""
 
     bounds: ClassVar[Mapping[str, str]] = {
         "operations": "from 1 to 1000",
         "modulus": "from 2 to 10",
         "slip": "from 0 to 1",
         "levels": "from 0 to 1000",
+        "judge_noise": "from 0 to 1",
     }
 
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "hint"})
+    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "hint", "judge"})
     step_tokens: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
@@ -95,6 +98,20 @@ class Chain(TextWorld):
             "steps": sum(self._judge(problem, text)) / self.operations,
             "ended": float(ended),
         }
+
+    def spans(self, task: Task, answer: Sequence[int]) -> list[tuple[int, int]]:
+        """Three tokens each; the end of the answer is no step."""
+        said = len(answer) - (self._text(answer[-1:]) == END)
+        return [(at, min(at + self.step_tokens, said)) for at in range(0, said, self.step_tokens)]
+
+    def judge(self, task: Task, answer: Sequence[int], rng: np.random.Generator) -> list[bool]:
+        """A step is judged by what was written before it, and wrong where the problem has no more steps."""
+        text = self._text([*task.given, *answer])
+        right = [*self._judge(task.data["problem"], text)][len(task.given) // self.step_tokens :]
+        spans = self.spans(task, answer)
+        verdicts = [at < len(right) and right[at] for at in range(len(spans))]
+        flips = rng.random(len(spans)) < self.judge_noise
+        return [bool(verdict != flip) for verdict, flip in zip(verdicts, flips, strict=True)]
 
     def gold(self, task: Task) -> list[int]:
         return self._answer(task, self._trace(task.data["problem"]))

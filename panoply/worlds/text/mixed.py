@@ -57,7 +57,11 @@ class Mixed(TextWorld):
     @property
     def access(self) -> frozenset[str]:  # type: ignore[override]
         """What all parts give."""
-        return frozenset.intersection(*(part.access for part in self.worlds)) - {"prefer"}
+        return frozenset.intersection(*(part.access for part in self.worlds)) - {
+            "prefer",
+            "preference",
+            "judge",
+        }
 
     @property
     def max_tokens(self) -> int:

@@ -74,7 +74,9 @@ class Strings(CharacterWorld):
         "proxy_offset": "at least 0",
     }
 
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "prefer"})
+    access: ClassVar[frozenset[str]] = frozenset(
+        {"verify", "reference", "teacher", "pairs", "prefer", "preference"}
+    )
     alphabet: ClassVar[str] = DIGITS + LETTERS + STRAY + "()="
 
     def __post_init__(self) -> None:

@@ -1,0 +1,108 @@
+"""Own answers that the world's annotators compare."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from panoply.experience import Experience, Table
+from panoply.parts import Finding, part
+from panoply.seeds import numpy_rng
+from panoply.slots.sample.answers import answers_of
+from panoply.slots.sample.groups import LIMITS, greedy_groups
+
+if TYPE_CHECKING:
+    from panoply.rollout.text import Collector
+
+Pair = tuple[int, int]
+
+
+def _needs(held: Any) -> frozenset[str]:
+    return frozenset({"world:preference" if held.soft else "world:prefer"})
+
+
+def _impossible(held: Any, method: Any) -> list[Finding]:
+    alone = [("group", "an answer needs another one to be compared with")] if held.group == 1 else []
+    return [*alone, *greedy_groups(held, method)]
+
+
+def _equation(held: Any) -> str:
+    others = "one other" if held.asked == "once" else "every other"
+    said = "with the probability that it is preferred" if held.soft else "by an annotator"
+    return f"{held.prompts} prompts × {held.group} episodes, each compared with {others} {said}"
+
+
+@part(
+    "sample",
+    equation=_equation,
+    needs=_needs,
+    gives={"pairs", "signal:wins"},
+    bounds=LIMITS,
+    impossible=_impossible,
+)
+def compared(
+    collect: Collector,
+    *,
+    prompts: int = 16,
+    group: int = 8,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    max_tokens: int | None = None,
+    asked: Literal["once", "all"] = "once",
+    soft: bool = False,
+) -> Experience:
+    """Groups of own answers, of which an annotator is asked again and again which of two is better.
+
+    Every question makes a pair, the preferred answer first, and the signal `wins` is an answer's share of the questions
+    that it won (½ where it was in none). By `reward.name=wins` credit and `select.best_worst` go by it, which no score
+    of single answers could stand in for: preferences may go round in a circle.
+
+    asked   whether an answer is compared with one other of its group, by lot, or with all others
+    soft    no answer is asked for: the pairs' column `p` is the probability that the first is preferred, and `wins` the
+            mean of these
+    """
+    tasks = collect.tasks(prompts)
+    found = collect.episodes(
+        tasks, group, temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens
+    )
+    episodes, known = found.by("episode"), {task.id: task for task in tasks}
+    keys, said = episodes.keys.tolist(), answers_of(found)
+    asking = [known[i] for i in episodes.first(found["task"]).tolist()]
+    firsts, seconds, chances = [], [], []
+    for a, b in _questions(episodes.first(found["group"]).tolist(), keys, asked, collect.seed):
+        firsts.append(a)
+        seconds.append(b)
+        if soft:
+            chances.append(collect.world.preference(asking[a], said[a], said[b]))
+        else:
+            rng = numpy_rng("compared", collect.seed, keys[a], keys[b])
+            chances.append(float(collect.world.prefer(asking[a], said[a], said[b], rng)))
+    first, second, p = torch.tensor(firsts), torch.tensor(seconds), torch.tensor(chances)
+    won = torch.zeros(len(keys)).index_add(0, first, p).index_add(0, second, 1 - p)
+    times = torch.cat([first, second]).bincount(minlength=len(keys))
+    wins = torch.where(times > 0, won / times.clamp(min=1), 0.5)
+    turned = p < 0.5
+    pairs = {
+        "chosen": episodes.keys[torch.where(turned, second, first)],
+        "rejected": episodes.keys[torch.where(turned, first, second)],
+    }
+    columns = {"signal:wins": episodes.rows(wins) * episodes.is_last()}
+    more = {"p": torch.where(turned, 1 - p, p)} if soft else {}
+    return found.with_columns(**columns).with_pairs(Table({**pairs, **more}))
+
+
+def _questions(groups: Sequence[int], keys: Sequence[int], asked: str, seed: int) -> Iterator[Pair]:
+    """Which episodes, by their place, are compared: all of a group with one another, or two and two by lot."""
+    members: dict[int, list[int]] = {}
+    for place, key in enumerate(groups):
+        members.setdefault(key, []).append(place)
+    for several in members.values():
+        if asked == "all":
+            yield from itertools.combinations(several, 2)
+        else:
+            order = numpy_rng("pairing", seed, keys[several[0]]).permutation(several).tolist()
+            yield from zip(order[::2], order[1::2], strict=False)
