@@ -185,6 +185,8 @@ class Measured(Claim):
     """
 
     measure: Callable[[int], Mapping[str, float]]
+    at_once: ClassVar[bool] = False
+    """Whether several seeds may be measured at a time: not where time is measured as well."""
 
     def difference(self, value: float) -> float:
         """The first number as one that is above zero where the claim is true."""
@@ -217,6 +219,7 @@ class Speed(Measured):
 class Diagnoses(Measured):
     """A planted fault is flagged and a sound case is not: the measured share of the former less that of the latter."""
 
+    at_once: ClassVar[bool] = True
     kind: ClassVar[str] = "diagnoses"
 
     def difference(self, value: float) -> float:
@@ -227,6 +230,7 @@ class Diagnoses(Measured):
 class Ahead(Measured):
     """Of two sides that a function measures without a run, such as errors of estimates: by how much one is ahead."""
 
+    at_once: ClassVar[bool] = True
     kind: ClassVar[str] = "ahead"
 
     def difference(self, value: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import queue
@@ -12,7 +13,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
+WORKER = "panoply.evidence.worker"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -152,14 +155,13 @@ class _Worker:
     def __init__(self, news: queue.Queue[tuple[_Worker, dict[str, Any] | None]]):
         self.news, self.order = news, None
         self.log: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
-        path = os.pathsep.join([str(Path(panoply.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "panoply.evidence.worker"],
+            [sys.executable, "-m", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
-            env={**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": path},
+            env=_environment(),
         )
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -269,6 +271,37 @@ def _close(orders: Sequence[Order], told: dict[str, Any] | None, worker: _Worker
         order.problem, order.done = problem, 1.0
     if problem:
         watch.say(f"{orders[0].name} failed: {problem.rstrip('.')}.")
+
+
+def called(
+    function: Callable[[int], Mapping[str, float]], seeds: Sequence[int], workers: int | None = None
+) -> Iterator[Mapping[str, float]]:
+    """What a function measures with each seed; several at a time where a process of its own can import it."""
+    size = min(workers or cores(), len(seeds))
+    known = getattr(sys.modules.get(function.__module__), function.__qualname__, None) is function
+    if size < 2 or not known or not function.__module__.startswith("panoply."):
+        yield from map(function, seeds)
+        return
+    with ThreadPoolExecutor(size) as several:
+        yield from several.map(functools.partial(_measured, function), seeds)
+
+
+def _measured(function: Callable[[int], Mapping[str, float]], seed: int) -> Mapping[str, float]:
+    words = [function.__module__, function.__qualname__, str(seed)]
+    done = subprocess.run(
+        [sys.executable, "-m", WORKER, *words], capture_output=True, text=True, env=_environment()
+    )
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise PanoplyError(f"Seed {seed} was not measured: {said[-1] if said else 'its process ended'}")
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def _environment() -> dict[str, str]:
+    """Of a process that computes on one thread with this very package."""
+    path = os.pathsep.join([str(Path(panoply.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": path}
 
 
 def failures(orders: Sequence[Order]) -> list[str]:

@@ -291,8 +291,10 @@ def _measured(claim: Measured, desk: Desk, known: Mapping[str, Any] | None) -> d
     runs: list[dict[str, Any]] = []
     differences: list[float] = []
     for n in desk.rounds(known):
-        for seed in range(desk.first + len(runs), desk.first + n):
-            found = {name: float(value) for name, value in claim.measure(seed).items()}
+        seeds = range(desk.first + len(runs), desk.first + n)
+        workers = desk.workers if claim.at_once else 1
+        for seed, measured in zip(seeds, pool.called(claim.measure, seeds, workers), strict=True):
+            found = {name: float(value) for name, value in measured.items()}
             runs.append({"seed": seed, **found})
             differences.append(claim.difference(next(iter(found.values()))))
             desk.say(f"seed {seed}: " + ", ".join(f"{name} {value:.4g}" for name, value in found.items()))

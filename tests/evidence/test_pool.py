@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -54,3 +55,12 @@ def test_as_many_processes_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -
 def test_nothing_to_do_starts_no_process(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_Worker", None)
     pool.run_all([], tmp_path / "cache")
+
+
+def test_a_function_is_called_with_several_seeds_at_a_time() -> None:
+    """In processes of their own where it can be imported there, and here where it cannot; in order either way."""
+    from panoply.methods.generative_offline.sharpe_ratio_at_k import measure
+
+    here = [measure(seed) for seed in (3, 1)]
+    assert list(pool.called(measure, [3, 1], workers=2)) == here
+    assert list(pool.called(lambda seed: os.getpid(), [3, 1], workers=2)) == [os.getpid()] * 2

@@ -162,16 +162,21 @@ class LoggedData:
 
     # -------------------------------------------------------------- files
 
-    def save(self, folder: Path) -> None:
-        """Write the folder as a whole, or not at all."""
+    def save(self, folder: Path, replace: bool = True) -> None:
+        """Write the folder as a whole, or not at all; unless it is to be replaced, what is there stays."""
         hidden = folder.with_name(f".{folder.name}.{os.getpid()}")
         hidden.mkdir(parents=True, exist_ok=True)
         tensors = {name: np.ascontiguousarray(column) for name, column in self.columns.items()}
         save_file(tensors, hidden / TENSORS)
         (hidden / ABOUT).write_text(json.dumps(dict(self.about), indent=2) + "\n")
-        if folder.exists():
+        if replace and folder.exists():
             shutil.rmtree(folder)
-        hidden.rename(folder)
+        try:
+            hidden.rename(folder)
+        except OSError:
+            if replace or not folder.is_dir():
+                raise
+            shutil.rmtree(hidden)  # another process was quicker, and somebody may be reading what it wrote
 
     @staticmethod
     def load(folder: Path) -> LoggedData:

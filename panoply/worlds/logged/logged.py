@@ -112,7 +112,7 @@ class Logged(ControlWorld):
             return self._fits(minari.read(self.minari))
         folder = self.folder
         if not folder.is_dir():
-            self.make().save(folder)
+            self.make().save(folder, replace=False)
         return LoggedData.load(folder)
 
     @property

@@ -291,3 +291,13 @@ def test_minaris_format_is_written_and_read(world: Any) -> None:
     assert len(Logged(world.name, minari=f"{world.name}/noisy-v0").data) == len(data)
     with pytest.raises(PanoplyError, match="Minari has no data set 'nobody/nothing-v0'"):
         minari.read("nobody/nothing-v0")
+
+
+def test_data_that_another_process_was_quicker_to_make_stays(tmp_path: Path) -> None:
+    """Runs of one seed start together, and whoever reads the data must not find it gone."""
+    data = Logged("cartpole", "random", size=50).make()
+    data.save(tmp_path / "data")
+    before = (tmp_path / "data").stat().st_ino
+    data.save(tmp_path / "data", replace=False)
+    assert (tmp_path / "data").stat().st_ino == before
+    assert [p.name for p in tmp_path.iterdir()] == ["data"]
