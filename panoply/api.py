@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from panoply import extensions, registry
 from panoply.checkpoint import Checkpoint, clear_errors
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, machine_errors
 from panoply.files import copy_folder
 from panoply.given import world_of
 from panoply.kinds import kind_of
@@ -70,6 +70,7 @@ def load_policy(
     return found
 
 
+@machine_errors()
 def evaluate(
     source: Source,
     world: Any = None,
@@ -174,6 +175,7 @@ def _world(source: str, name: str | None, settings: Mapping[str, Any]) -> TextWo
     return built
 
 
+@machine_errors()
 def sample(
     source: Source,
     prompt: str,
@@ -240,6 +242,7 @@ def has_turns(source: Source) -> bool:
     return False
 
 
+@machine_errors()
 def play(
     source: Source,
     prompt: str | None = None,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 
 from panoply import __version__
 from panoply.commands.parser import Parser
-from panoply.errors import PanoplyError, memory_errors, plain, unknown
+from panoply.errors import PanoplyError, machine_errors, plain, unknown
 from panoply.stopping import stoppable
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `panoply` command."""
     _open_streams()
     try:
-        with stoppable(), memory_errors():
+        with stoppable(), machine_errors():
             code = _main(_words(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except PanoplyError as error:

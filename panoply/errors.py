@@ -21,29 +21,21 @@ class DeviceError(Resumable):
 
 
 @contextmanager
-def device_errors(doing: str) -> Iterator[None]:
-    """Turn what a driver says into a sentence."""
-    try:
-        yield
-    except RuntimeError as problem:
-        if type(problem).__name__ not in ("AcceleratorError", "OutOfMemoryError"):
-            raise
-        said = str(problem).strip().splitlines()[0].rstrip(".")
-        raise DeviceError(
-            f"The GPU failed while {doing}: {said}. The run can be resumed from its last checkpoint."
-        ) from problem
-
-
-@contextmanager
-def memory_errors() -> Iterator[None]:
-    """Turn an allocation that failed into a sentence."""
+def machine_errors() -> Iterator[None]:
+    """Turn what a driver says of a GPU, and an allocation that failed, into a sentence."""
     try:
         yield
     except (MemoryError, RuntimeError, ImportError) as problem:
+        said = str(problem).strip()
+        if type(problem).__name__ in ("AcceleratorError", "OutOfMemoryError"):
+            first = said.splitlines()[0].rstrip(".")
+            raise DeviceError(
+                f"The GPU failed: {first}. A run can be resumed from its last checkpoint."
+            ) from problem
         words = ("allocate memory", "failed to map segment")
-        if not isinstance(problem, MemoryError) and not any(w in str(problem) for w in words):
+        if not isinstance(problem, MemoryError) and not any(w in said for w in words):
             raise
-        asked = re.search(r"allocate (\d+) bytes", str(problem))
+        asked = re.search(r"allocate (\d+) bytes", said)
         size = f": {int(asked[1]) / 2**20:,.0f} MiB could not be had" if asked else ""
         raise Resumable(
             f"There is too little memory{size}. Make batches or the model smaller, or close other programs."

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from panoply import extensions, registry, session
-from panoply.errors import PanoplyError, Resumable, memory_errors
+from panoply.errors import PanoplyError, Resumable, machine_errors
 from panoply.given import CHANGED, adopt, changed_files, method_of, world_of
 from panoply.handle import Course, Step, Steps
 from panoply.kinds import kind_of
@@ -352,7 +352,7 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Course
         return (yield from _make(made, run, progress, new))
     job = None
     try:
-        with memory_errors():
+        with machine_errors():
             job = Job(made, run, progress)
             job.begin()
             yield from job.paused_between(steps(job))

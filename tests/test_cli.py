@@ -13,7 +13,7 @@ import tiny
 
 import panoply as pp
 from panoply import cli, registry
-from panoply.errors import memory_errors
+from panoply.errors import machine_errors
 from panoply.loops.seat import Seat
 from panoply.report.text import pasted
 
@@ -364,7 +364,7 @@ class TestSurroundings:
             assert code == 2
             assert said.startswith("panoply: There is too little memory")
             assert ("1 MiB" in said) == isinstance(problem, RuntimeError)
-        with pytest.raises(RuntimeError, match="another"), memory_errors():
+        with pytest.raises(RuntimeError, match="another"), machine_errors():
             raise RuntimeError("another")
 
     def test_a_run_without_memory_can_be_resumed(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from panoply.batch import LOG_RATIO_LIMIT, Batch
-from panoply.errors import DeviceError, device_errors
+from panoply.errors import DeviceError
 from panoply.experience import Experience, Segments
 from panoply.loops.memory import TRIAL, CudaMeter, Meter, fitting
 from panoply.loops.micro_batches import Totals, count_units, fill, tokens, unit_labels, unit_tokens
@@ -118,13 +118,12 @@ class Learner:
 
     def step(self, experience: Experience, step: int) -> dict[str, float]:
         """Move the weights once by the gradient on this mini-batch; returns metrics."""
-        with device_errors("learning"):
-            metrics = self._accumulate(experience, step)
-            metrics["gradient_norm"] = self.mover.clip()
-            _guard(metrics)
-            metrics["lr"] = self.mover.set_rate(step)
-            solver = self.mover.solver
-            self.mover.move(self._view(experience, step) if solver is not None and solver.looks else None)
+        metrics = self._accumulate(experience, step)
+        metrics["gradient_norm"] = self.mover.clip()
+        _guard(metrics)
+        metrics["lr"] = self.mover.set_rate(step)
+        solver = self.mover.solver
+        self.mover.move(self._view(experience, step) if solver is not None and solver.looks else None)
         return metrics
 
     def _view(self, experience: Experience, step: int) -> MiniBatchView:

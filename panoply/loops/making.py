@@ -10,7 +10,7 @@ import torch
 
 from panoply import data_folder
 from panoply.data_folder import Row
-from panoply.errors import memory_errors
+from panoply.errors import machine_errors
 from panoply.kinds import kind_of
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def make_data(plan: Plan, run: Run, progress: Progress) -> None:
     progress.say(f"Making data: {part.equation()}.")
     if plan.options.threads:
         torch.set_num_threads(plan.options.threads)
-    with memory_errors():
+    with machine_errors():
         rows = list(part(Maker(plan)))
     fingerprint = data_folder.write(run.folder, rows)
     progress.say(f"{len(rows)} rows of data in {run.folder / data_folder.FILE}.")

@@ -20,5 +20,6 @@ STEP: dict[str, Callable[[Job, Seat, int], Stepped]] = {
 
 def steps(job: Job) -> Iterator[Step]:
     """All steps that are left, one after another."""
+    made_by = STEP[job.method.loop]
     for step in job.steps():
-        yield job.finish_step(STEP[job.method.loop](job, job.seat, step))
+        yield job.finish_step(made_by(job, job.seat, step))

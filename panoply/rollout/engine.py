@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from panoply.errors import PanoplyError, device_errors
+from panoply.errors import PanoplyError
 from panoply.rollout.generation import Generation
 from panoply.rollout.masks import BatchMask, RowMask, View
 from panoply.rollout.requests import CachedModel, Complete, OnStop, Request, Turn
@@ -76,7 +76,7 @@ class TextEngine:
         it and what it returns is appended; a row whose observation does not fit the context is truncated.
         """
         self._check(requests, sampling)
-        with torch.no_grad(), _evaluating(self.model), device_errors("sampling"):
+        with torch.no_grad(), _evaluating(self.model):
             strings = self._stop_strings(sampling.stop_strings)
             generation = Generation(
                 self.model, requests, sampling, on_stop, mask, strings, complete, entropy=entropy

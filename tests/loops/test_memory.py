@@ -10,7 +10,7 @@ import torch
 from kit import Tabular, learner, on_policy, ragged
 from torch import Tensor, nn
 
-from panoply.errors import DeviceError, PanoplyError, device_errors
+from panoply.errors import DeviceError, PanoplyError, machine_errors
 from panoply.experience import Experience, Ragged, Table
 from panoply.loops.learner import Learner
 from panoply.loops.memory import fitting
@@ -72,11 +72,11 @@ def test_a_shared_prefix_is_counted_once() -> None:
 
 def test_what_a_driver_says_becomes_a_sentence() -> None:
     with (
-        pytest.raises(DeviceError, match=r"while sampling: CUDA out of memory.*resumed"),
-        device_errors("sampling"),
+        pytest.raises(DeviceError, match=r"GPU failed: CUDA out of memory\. .*resumed"),
+        machine_errors(),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
-    with pytest.raises(RuntimeError, match="a bug"), device_errors("sampling"):
+    with pytest.raises(RuntimeError, match="a bug"), machine_errors():
         raise RuntimeError("a bug")
 
 
