@@ -1,12 +1,17 @@
-"""Terms of every unit, made so that a unit cut in two would give another number, and pairs to cut."""
+"""Terms of every unit, made so that a unit cut in two would give another number, pairs to cut, and small games."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
 import torch
 
 from panoply.batch import Batch, Values
 from panoply.experience import KEY_UNITS, Experience, Ragged, Table, Unit
 from panoply.parts import Part, part
+from panoply.worlds.control.world import Array, ControlWorld, Discrete, Envs, Space, Step
 
 
 def toy_of(unit: Unit) -> Part:
@@ -59,3 +64,77 @@ def with_keys(experience: Experience) -> Experience:
         segment=turn // 2, parent=episode // 4, game=episode // 2, step=turn,
         task=episode % 3, domain=experience["group"] // 2, agent=(episode % 5) // 3,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Take(ControlWorld):
+    """Two seats take one or two of so many stones in turn; who takes the last wins one from the other."""
+
+    access: ClassVar[frozenset[str]] = frozenset({"verify"})
+    stones: int = 4
+    seats = 2
+
+    @property
+    def observation(self) -> Space:
+        return Discrete(self.stones + 1)
+
+    @property
+    def action(self) -> Space:
+        return Discrete(2)
+
+    def envs(self, size: int) -> Envs:
+        return _Take(self, size)
+
+
+class _Take(Envs):
+    def __init__(self, world: Take, size: int):
+        self.world, self.size = world, size
+        self.observations = np.zeros(size, dtype=np.int64)
+        self.acting = np.zeros(size, dtype=bool)
+
+    def reset(self, where: Array, seeds: Array) -> None:
+        assert (seeds.reshape(-1, 2) == seeds[::2, None]).all(), "both seats begin one game"
+        self.observations[where], self.acting[where] = self.world.stones, where % 2 == seeds % 2
+
+    def step(self, actions: Array) -> Step:
+        taken = np.where(self.acting, actions + 1, 0).reshape(-1, 2).sum(1)
+        self.observations = np.maximum(self.observations - np.repeat(taken, 2), 0)
+        over = self.observations == 0
+        reward = np.where(over, np.where(self.acting, 1.0, -1.0), 0.0)
+        self.acting = ~self.acting
+        return Step(reward, over, np.zeros(self.size, dtype=bool), {"moves": np.ones(self.size)})
+
+
+@dataclass(frozen=True)
+class Pennies(ControlWorld):
+    """Two seats show a side of a coin at once: the first wins where they are equal. Each leaves after its rounds."""
+
+    rounds: tuple[int, int] = (1, 1)
+    seats = 2
+
+    @property
+    def observation(self) -> Space:
+        return Discrete(2)
+
+    @property
+    def action(self) -> Space:
+        return Discrete(2)
+
+    def envs(self, size: int) -> Envs:
+        return _Pennies(self, size)
+
+
+class _Pennies(Envs):
+    def __init__(self, world: Pennies, size: int):
+        self.size = size
+        self.observations = np.arange(size) % 2
+        self.rounds, self.elapsed = np.tile(world.rounds, size // 2), np.zeros(size, dtype=int)
+
+    def reset(self, where: Array, seeds: Array) -> None:
+        self.elapsed[where] = 0
+
+    def step(self, actions: Array) -> Step:
+        self.elapsed += 1
+        won = np.where(actions[::2] == actions[1::2], 1.0, -1.0)
+        reward = np.stack([won, -won], 1).ravel()
+        return Step(reward, self.elapsed >= self.rounds, np.zeros(self.size, dtype=bool))

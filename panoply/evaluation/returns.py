@@ -64,7 +64,7 @@ def evaluate(
             if (
                 not greedy
             ):  # draws belong to an episode's number, which those in front of it would have counted up
-                collect.state["episodes"] = collect.state["groups"] = problems
+                collect.state["episodes"] = collect.state["groups"] = problems * world.seats
             played = collect.episodes(starts, times, temperature=sampled_at)
             found[name] = played.by("episode").last(played["earned"]).double()
             watch(done := done + problems * times, total)

@@ -20,19 +20,20 @@ MOST = 2000
 def film(
     world: ControlWorld, policy: ControlPolicy, seed: int = 0, temperature: float = 0.0
 ) -> tuple[list[Array], float]:
-    """Pictures of one held-out episode, and what it earned."""
-    envs = world.shown()
+    """Pictures of one held-out episode, or game, and what it earned (the first seat)."""
+    envs, seats = world.shown(), world.seats
     start, forward = world.task("test", seed), policy.model.numpy()
-    rng, earned, over = numpy_rng("film", seed), 0.0, False
+    rng, earned, over = numpy_rng("film", seed), 0.0, np.zeros(seats, dtype=bool)
     try:
-        envs.reset(np.array([0]), np.array([start.seed]))
+        envs.reset(np.arange(seats), np.full(seats, start.seed))
         pictures = [envs.render(0)]
-        while not over and len(pictures) < MOST:
-            noise = policy.head.noise(rng, 1)
-            out = forward(envs.observations, np.array([len(pictures) - 1]))
+        while not over.all() and len(pictures) < MOST:
+            noise = policy.head.noise(rng, seats)
+            out = forward(envs.observations, np.full(seats, len(pictures) - 1))
             drawn = policy.head.act(out, noise, envs.masks, temperature)
             step = envs.step(drawn.acted)
-            earned, over = earned + float(step.reward[0]), bool(step.terminated[0] or step.truncated[0])
+            earned += 0.0 if over[0] else float(step.reward[0])
+            over = over | step.terminated | step.truncated
             pictures.append(envs.render(0))
     finally:
         envs.close()

@@ -14,6 +14,7 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.experience import OPEN, OWN, TERMINATED, TRUNCATED, Column, Experience, Table
 from panoply.policies.control import ControlPolicy
+from panoply.rollout.games import folded, keys
 from panoply.rollout.order import InOrder
 from panoply.rollout.step_buffer import StepBuffer
 from panoply.seeds import numpy_rng
@@ -78,15 +79,13 @@ class ControlCollector(InOrder[Start]):
     ) -> Experience:
         """A group of whole episodes from each start; `max_tokens` decisions at most.
 
-        group   how many episodes: one number for all starts, or one for each
-        into    keys of groups that the episodes join, one a start; left out, every start has a new group
+        group   how many episodes, or games: one number for all starts, or one for each
+        into    keys of groups that the episodes join, one a start and seat; left out, each of these has a new group
         """
         if top_p != 1.0 or top_k:
             raise PanoplyError("top_p and top_k cut a vocabulary; a control policy has none.")
-        first, asked = self.state["episodes"], self._groups(tasks, group, into)
-        waiting = [_Episode(first + i, key, task) for i, (task, key) in enumerate(zip(*asked, strict=True))]
-        self.state["episodes"] += len(waiting)
-        size = min(len(waiting), MOST)
+        waiting = self._games(tasks, group, into)
+        size = min(len(waiting), MOST - MOST % self.world.seats)
         rows = _Rows(self, self._envs(size))
         queue = iter(waiting)
         rows.begin(np.arange(size), [next(queue) for _ in range(size)])
@@ -94,10 +93,25 @@ class ControlCollector(InOrder[Start]):
         while rows.live.any():
             ended = rows.step(buffer, temperature, max_tokens)
             if ended is not None:
-                rows.live[ended] = False
                 coming = [(row, episode) for row, episode in zip(ended.tolist(), queue, strict=False)]
                 rows.begin(np.array([row for row, _ in coming], dtype=int), [e for _, e in coming])
         return self._experience(buffer, rows, temperature)
+
+    def _games(
+        self, tasks: Sequence[Start], group: int | Sequence[int], into: Tensor | None
+    ) -> list[_Episode]:
+        """The episodes of all seats of a game, then those of the next; a start has a group for each of its seats."""
+        seats, first = self.world.seats, self.state["episodes"]
+        sizes = group if isinstance(group, int) else [n for n in group for _ in range(seats)]
+        asked = iter(zip(*self._groups([t for t in tasks for _ in range(seats)], sizes, into), strict=True))
+        times = [group] * len(tasks) if isinstance(group, int) else group
+        made: list[_Episode] = []
+        for n in times:
+            of_seats = [[next(asked) for _ in range(n)] for _ in range(seats)]
+            for task, key in (pair for game in zip(*of_seats, strict=True) for pair in game):
+                made.append(_Episode(first + len(made), key, task))
+        self.state["episodes"] += len(made)
+        return made
 
     def rollout(self, envs: int, length: int, temperature: Temperature = 1.0, random: int = 0) -> Experience:
         """`length` steps of `envs` environments. Episodes go on where the last call left them.
@@ -120,21 +134,23 @@ class ControlCollector(InOrder[Start]):
             self._logged = data.experience()
         return self._logged
 
-    def _next_episode(self) -> _Episode:
-        made = _Episode(self.state["episodes"], self.state["groups"], self.tasks(1)[0])
-        self.state["episodes"] += 1
-        self.state["groups"] += 1
-        return made
+    def _next_episodes(self, rows: int) -> list[_Episode]:
+        """Of the next starts, one for all seats of a game."""
+        return [
+            episode
+            for task in self.tasks(rows // self.world.seats)
+            for episode in self._games([task], 1, None)
+        ]
 
     def _continued(self, envs: int) -> _Rows:
         """The open episodes; after a resumption they are played again, at first they are begun."""
-        rows, kept = self._open, self.state.get("open")
-        if rows is not None and rows.at is kept and rows.envs.size == envs:
+        rows, kept, size = self._open, self.state.get("open"), envs * self.world.seats
+        if rows is not None and rows.at is kept and rows.envs.size == size:
             rows.refresh()
             return rows
-        self._open = rows = _Rows(self, self.world.envs(envs))
-        if kept is None or len(kept) != envs:
-            rows.begin(np.arange(envs), [self._next_episode() for _ in range(envs)])
+        self._open = rows = _Rows(self, self.world.envs(size))
+        if kept is None or len(kept) != size:
+            rows.begin(np.arange(size), self._next_episodes(size))
         else:
             episodes = [_Episode(e, g, Start(task, seed)) for e, g, task, seed, _ in kept]
             rows.replay(episodes, [length for *_, length in kept], self.state["actions"].numpy())
@@ -169,7 +185,9 @@ class ControlCollector(InOrder[Start]):
         episode = taken["episode"]
         order = episode.argsort(kind="stable")
         taken = {name: column[order] for name, column in taken.items()}
-        episode, n = taken["episode"], len(order)
+        if "acting" in taken:
+            taken = folded(taken)
+        episode, n = taken["episode"], len(taken["episode"])
         last = np.append(episode[1:] != episode[:-1], True)
         ends = last.nonzero()[0]
         after = np.arange(1, n + 1)
@@ -196,6 +214,9 @@ class ControlCollector(InOrder[Start]):
         for name in taken:
             if name.startswith("signal:"):
                 columns[name] = torch.from_numpy(taken[name].astype(np.float32))
+        if self.world.seats > 1:
+            found = keys(episode, taken["turn"], self.world.seats)
+            columns |= {name: torch.from_numpy(column) for name, column in found.items()}
         context: dict[str, Column] = {"observation": _joined(taken["observation"], taken["after"][ends])}
         if "legal" in taken:
             context["legal"] = _joined(taken["legal"], taken["legal_after"][ends])
@@ -232,8 +253,9 @@ class Acting:
     ):
         self._collector, self._temperature, self._length = collector, temperature, length
         self._rows = collector._continued(envs)
-        self._buffer = StepBuffer(envs, length)
-        self._blind = -(-(random - collector.state["decisions"]) // envs)
+        size = self._rows.envs.size
+        self._buffer = StepBuffer(size, length)
+        self._blind = -(-(random - collector.state["decisions"]) // size)
 
     def __iter__(self) -> Iterator[StepBuffer]:
         for _ in range(self._length):
@@ -244,10 +266,15 @@ class Acting:
 
     def step(self) -> None:
         """Act once in every environment; where an episode ends the next begins."""
+        if self._rows.envs.acting is not None:
+            name = self._collector.world.name
+            raise PanoplyError(
+                f"Games of {name} are played to their end: a decision is paid after others' moves."
+            )
         blind = self._buffer.length < self._blind
         ended = self._rows.step(self._buffer, self._temperature, blind=blind)
         if ended is not None:
-            self._rows.begin(ended, [self._collector._next_episode() for _ in ended])
+            self._rows.begin(ended, self._collector._next_episodes(len(ended)))
 
     def experience(self, likelihoods: bool = False) -> Experience:
         """What was done, after the last step; `likelihoods`: and how likely that was."""
@@ -304,7 +331,7 @@ class _Rows:
     def step(
         self, buffer: StepBuffer, temperature: Temperature, limit: int | None = None, blind: bool = False
     ) -> Array | None:
-        """Act once in every row and write it down; the rows whose episodes ended, if any did.
+        """Act once in every row and write it down; the rows that are free now, if any are, since their game is over.
 
         blind   take any action instead of the policy's
         """
@@ -313,6 +340,7 @@ class _Rows:
         self._fresh -= 1
         envs, head = self.envs, self._head
         seen, mask, turn = envs.observations, envs.masks, self.turn
+        moving = None if envs.acting is None else envs.acting.copy()
         buffer.make_room()
         buffer.write("observation", seen)
         if mask is not None:
@@ -338,6 +366,8 @@ class _Rows:
         buffer.write("turn", turn)
         buffer.write("earned", self.earned)
         buffer.write("live", self.live)
+        if moving is not None:
+            buffer.write("acting", moving)
         for name, signal in step.signals.items():
             buffer.write(f"signal:{name}", signal)
         if envs.masks is not None:
@@ -345,7 +375,14 @@ class _Rows:
         buffer.advance()
         self.turn += 1
         ended = (step.terminated | truncated) & self.live
-        return ended.nonzero()[0] if ended.any() else None
+        return self._free(ended) if ended.any() else None
+
+    def _free(self, ended: Array) -> Array:
+        """Rows whose episodes have ended live no more; free are those of games in which nobody lives."""
+        self.live &= ~ended
+        seats = self.collector.world.seats
+        over = ended.reshape(-1, seats).any(1) & ~self.live.reshape(-1, seats).any(1)
+        return np.repeat(over, seats).nonzero()[0]
 
     # -------------------------------------------------------------- noise
 
@@ -398,6 +435,7 @@ class _Rows:
             at = [starts[r] + max(0, lengths[r] - (longest - t)) for r in range(size)]
             step = self.envs.step(actions[np.minimum(at, len(actions) - 1)])
             self.earned = np.where(late, self.earned + step.reward, 0.0)
+            self.live &= ~(late & (step.terminated | step.truncated))
         for row, episode in enumerate(episodes):
             self.past[row] = actions[starts[row] : starts[row + 1]]
             self.turn[row] = lengths[row]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from panoply.parts import part
+from panoply.parts import Finding, part
 
 if TYPE_CHECKING:
     from panoply.rollout.control import Acting, ControlCollector
+
+
+def _impossible(held: Any, method: Any, world: Any) -> list[Finding]:
+    if world.seats == 1:
+        return []
+    return [("", f"a replay keeps one row an environment, and {world.seats} play in one of {world.name}")]
 
 
 @part(
@@ -15,6 +21,7 @@ if TYPE_CHECKING:
     equation="{length} steps of {envs} environments",
     needs={"world:step", "world:control"},
     gives={"steps"},
+    impossible=_impossible,
     cost=lambda held, of: (held.envs * held.length, held.envs * held.length),
     bounds={
         "envs": "at least 1",

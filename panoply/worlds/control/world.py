@@ -133,16 +133,22 @@ class Envs(ABC):
     """[size, …]: float32, or whole numbers for a `Discrete` observation."""
     masks: NDArray[np.bool_] | None = None
     """[size, n] legal actions, for worlds with discrete actions that have such a thing."""
+    acting: NDArray[np.bool_] | None = None
+    """[size] whose move it is, in games in which seats take turns; None where all act at once."""
 
     @abstractmethod
     def reset(self, where: Array, seeds: Array) -> None:
-        """Start episodes in the rows `where`. The same seed and actions give the same episode."""
+        """Start episodes in the rows `where`. The same seed and actions give the same episode.
+
+        In a world of several seats, `seats` rows after one another are one game: they are reset together, to one seed.
+        """
 
     @abstractmethod
     def step(self, actions: Array) -> Step:
         """Act in every row: whole numbers [size] or [size, k], or float32 [size, d].
 
-        A row whose episode has ended is stepped too; what it gives is not looked at.
+        A row whose episode has ended is stepped too; what it gives is not looked at. Nor is what a waiting row does;
+        what it is paid counts.
         """
 
     def snapshot(self) -> Mapping[str, Array] | None:
@@ -181,10 +187,9 @@ class ControlWorld(ABC):
 
     medium: ClassVar[str] = "control"
     access: ClassVar[frozenset[str]] = frozenset({"step", "verify"})
-    """What a method may ask for: `step`, `verify` (it says what was earned), `fork` (snapshots), `reset_to`, `model`
-    (exact transitions), `params`, `differentiable`."""
-    keys: ClassVar[frozenset[str]] = frozenset()
-    """Keys of its decisions beside those that all have, such as `agent` and `game`."""
+    """What a method may ask for: `step` (to stop in the middle of episodes, which a game whose seats take turns cannot
+    have, since a decision is paid after the others' moves), `verify` (it says what was earned), `fork` (snapshots),
+    `reset_to`, `model` (exact transitions), `params`, `differentiable`."""
     preset: ClassVar[str] = "control"
     settings: ClassVar[Mapping[str, Any]] = {
         "reward.name": "reward",
@@ -204,6 +209,8 @@ class ControlWorld(ABC):
     """The same for methods that have no numbers of their own for control."""
     horizon: int | None = None
     """The time limit; reaching it truncates an episode."""
+    seats: int = 1
+    """How many play one game. Each has a row of its own, so one policy that plays all of them plays against itself."""
     solved: float | None = None
     """The mean return that counts as solved."""
     judged_by: ClassVar[str] = "return"
@@ -224,13 +231,21 @@ class ControlWorld(ABC):
     @abstractmethod
     def action(self) -> Space: ...
 
+    @property
+    def keys(self) -> frozenset[str]:
+        """Keys of its decisions beside those that all have."""
+        return frozenset({"game", "agent", "step"}) if self.seats > 1 else frozenset()
+
     @abstractmethod
     def envs(self, size: int) -> Envs:
-        """A batch of environments. They show nothing of worth before their first `reset`."""
+        """A batch of environments. They show nothing of worth before their first `reset`.
+
+        size   rows: as many as there are games, times `seats`
+        """
 
     def shown(self) -> Envs:
-        """One environment that can be rendered, where there is one."""
-        return self.envs(1)
+        """One environment, or game, that can be rendered, where there is one."""
+        return self.envs(self.seats)
 
     def signals(self) -> frozenset[str] | None:
         """The names of the signals a step gives; None where that shows only in play."""
