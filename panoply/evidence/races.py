@@ -30,6 +30,13 @@ class Race:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
+SIX_PROMPTS = (
+    "strings has thirty-six prompts in all, six of them held out: what differs are the 256 answers to them"
+)
+UNTRAINED_COST = (
+    "untrained orders cost many times what any sensible ones do, so that all sides come near the best"
+)
+"""Why some claims waive a gate."""
 RACES: dict[str, Race] = {
     "chain": Race("grpo", "chain", "decisions=80k"),
     "chain-answers": Race("grpo", "chain", "episodes=2560"),
@@ -38,15 +45,15 @@ RACES: dict[str, Race] = {
     ),
     "lookup": Race("grpo", "tools", "episodes=2560", {"world.easy": 0.0}),
     "thrift": Race("grpo", "tools", "episodes=5120", {"world.easy": 0.8}),
+    "hackable": Race(
+        "reward model alone=reinforce:reward.name=proxy",
+        "strings",
+        "episodes=10240",
+        {"world.bonus": 1.0},
+        more={"metric": "success", "waives": {"problems": SIX_PROMPTS}},
+    ),
     "countdown": Race("grpo", "manyanswers", "episodes=6400", {"world.kind": "countdown"}),
 }
-SIX_PROMPTS = (
-    "strings has thirty-six prompts in all, six of them held out: what differs are the 256 answers to them"
-)
-UNTRAINED_COST = (
-    "untrained orders cost many times what any sensible ones do, so that all sides come near the best"
-)
-"""Why some claims waive a gate."""
 
 
 def find(name: str) -> Race:

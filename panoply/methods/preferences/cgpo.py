@@ -9,7 +9,6 @@ from torch import Tensor
 
 from panoply.batch import Batch, Values
 from panoply.evidence.claims import Learns
-from panoply.evidence.races import SIX_PROMPTS
 from panoply.experience import Experience, Segments, Table
 from panoply.methods.base.grpo import grpo
 from panoply.parts import Part, part
@@ -195,13 +194,8 @@ def _claim(optimiser: str) -> Learns:
     return Learns(
         f"Where a reward model is easily hacked, {optimiser} keeps to what a judge accepts: more answers are truly "
         "good than under the reward model alone.",
-        over="reward model alone=reinforce:reward.name=proxy",
-        world="strings",
-        budget="episodes=10240",
-        metric="success",
-        settings={"world.bonus": 1.0},
+        race="hackable",
         also=("true", "proxy", "format"),
-        waives={"problems": SIX_PROMPTS},
     )
 
 
