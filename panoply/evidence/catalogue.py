@@ -18,7 +18,7 @@ from panoply import compose, published, registry
 from panoply.checkpoint import write_atomically
 from panoply.evidence import pictures, verdicts
 from panoply.evidence.claims import NOT_ABLE, Claim
-from panoply.evidence.history import before_and_now, by_former_rule
+from panoply.evidence.history import before_and_now, by_former_rule, is_former
 from panoply.evidence.statistics import false_discoveries
 from panoply.evidence.trials import not_kept, stored
 from panoply.parts import show_value
@@ -199,7 +199,7 @@ def _claim(entry: Entry, claim: Claim, found: Mapping[str, Any] | None) -> Itera
     if found is None:
         yield f"Not measured yet: `panoply claim {entry.name}`.\n"
         return
-    if found["says"] != claim.says:
+    if is_former(found, claim.says, claim.reworded):
         yield f"Not measured since then: `panoply claim {entry.name}`. What follows is of the former question:\n"
         yield f"> {found['says']}\n"
     yield f"**{found['verdict'].capitalize()}**: {_numbers(found)}.\n"
@@ -337,7 +337,7 @@ def _passed(entry: Entry, known: Mapping[str, Any] | None) -> tuple[str, str, st
     """The verdict before, the one of now, and whether the question is another one since either."""
     assert entry.claim is not None
     before, now = ("–", "not measured") if known is None else before_and_now(known)
-    if known is not None and known["says"] != entry.claim.says:
+    if known is not None and is_former(known, entry.claim.says, entry.claim.reworded):
         before, now = now, "not measured since it was reworded"
     return before, now, "yes" if entry.claim.reworded else ""
 

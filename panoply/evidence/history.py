@@ -39,10 +39,17 @@ def _asked(facts: Mapping[str, Any], name: str) -> Any:
 
 
 def before_and_now(facts: Mapping[str, Any]) -> tuple[str, str]:
-    """The verdict on a claim before this one, with its date, and this one."""
+    """The verdict on a claim before this one, with the commit or else the date it is of, and this one."""
     past = facts.get("history", ())
-    before = f"{past[-1]['verdict']} ({past[-1]['date']})" if past else "–"
-    return before, f"{facts['verdict']} ({facts['date']})"
+    before, now = (
+        f"{of['verdict']} ({of.get('commit') or of['date']})" for of in (past[-1] if past else facts, facts)
+    )
+    return before if past else "–", now
+
+
+def is_former(facts: Mapping[str, Any], says: str, reworded: str) -> bool:
+    """Whether a result answers what a claim asked before it was reworded."""
+    return facts["says"] != says or facts.get("reworded", "") != reworded
 
 
 def commit(package: Path = Path(__file__).parent.parent) -> str | None:

@@ -44,8 +44,8 @@ def test_what_does_not_change_a_run_does_not() -> None:
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    read = cache._file
-    monkeypatch.setattr(cache, "_file", lambda path: "changed" if path.name == name else read(path))
+    read = cache.file_hash
+    monkeypatch.setattr(cache, "file_hash", lambda path: "changed" if path.name == name else read(path))
 
 
 @pytest.mark.parametrize(
