@@ -171,8 +171,8 @@ def part(
               temperature 1 and with nothing cut off, which likelihoods, pairs and regressions need (losses); or `none`
     stream    which decisions a term speaks about; each stream is normalised by its own count
     needs     outputs of the forward pass, `logp@SNAPSHOT` columns, what the world must have (`world:teacher`), what
-              another part must give (`column:value`, `network:q`), targets to be kept (`target:q`), what the policy
-              must be (`policy:squashed`), or a second batch (`aside`: see update.momentum)
+              another part must give (`column:value`, `network:q`, `model:probe`), targets to be kept (`target:q`),
+              what the policy must be (`policy:squashed`), or a second batch (`aside`: see update.momentum)
     gives     what the part adds for others: `column:value`, `signal:wins`, `pairs`, `stream:imitation`
     bounds    the numbers a setting may be, such as `above 0`, `at least 1` or `from 0 up to 1` (see ranges.py)
     idle      a column whose zero means that the term has no gradient on that decision

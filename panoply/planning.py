@@ -443,7 +443,7 @@ def _check_gifts(method: Method, keys: frozenset[str]) -> None:
     """
     given = {gift for _, held in method.parts() for gift in held.info.gives} | {f"column:{k}" for k in keys}
     for path, held in method.parts():
-        needed = {need for need in held.needs() if need.startswith(("column:", "network:"))}
+        needed = {need for need in held.needs() if need.startswith(("column:", "network:", "model:"))}
         for unit in {held.info.unit, held.info.whole}:
             if unit in ("pair", "list"):
                 needed.add(plural(unit))

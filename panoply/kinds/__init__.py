@@ -42,6 +42,7 @@ class Collector(Protocol):
 
     state: dict[str, Any]
     version: int
+    models: Mapping[str, Callable[[Sequence[Any]], Tensor]]
 
     def tasks(self, n: int) -> list[Any]: ...
 

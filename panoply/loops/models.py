@@ -1,8 +1,12 @@
-"""Models beside the policy: critics, reward models, probes. Each annotates experience, and may learn from it."""
+"""Models beside the policy: critics, reward models, probes.
+
+Each may annotate experience, answer a sample part's questions about tasks, and learn from what was collected.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,33 +23,45 @@ if TYPE_CHECKING:
     from panoply.loops.seat import Seat
 
 
-class Annotator(Scorer, Protocol):
-    """A model that says something about decisions."""
-
-    outputs: tuple[str, ...]
-    """What it gives for them, by name."""
+class Kept(Protocol):
+    """What is saved with a run, whatever it is made of."""
 
     def save(self, folder: Path) -> None: ...
 
     def load_weights(self, folder: Path) -> None: ...
 
 
-class Model:
-    """A model, the columns it adds, and how it learns: on its own (`fit`), or with the policy (`losses`), if at all.
+class Annotator(Scorer, Kept, Protocol):
+    """A model that says something about decisions."""
 
-    What a `model` part returns when it is called with a seat. `warmup` is the number of steps in which only the model
-    learns.
+    outputs: tuple[str, ...]
+    """What it gives for them, by name."""
+
+
+class Model:
+    """What a `model` part returns when it is called with a seat: a model, and what is done with it.
+
+    columns   what it adds to experience
+    ask       what it says of tasks before anybody acts on them: a sample part that needs `model:NAME` asks
+              `collect.models[NAME](tasks)`, and the part of that name says that it `gives` it
+    fit       how it learns on its own, by gradients, from experience with credit
+    losses    or with the policy, terms of one objective
+    learn     or without gradients, as a ridge regression does: from all that was collected, returns metrics
+    warmup    steps in which only the model learns
     """
 
     def __init__(
         self,
-        model: Annotator,
-        columns: Callable[[Annotator, Experience], Mapping[str, Column]],
+        model: Any,
+        columns: Callable[[Any, Experience], Mapping[str, Column]] | None = None,
         fit: Fit | None = None,
         warmup: int = 0,
         losses: tuple[Part, ...] = (),
+        ask: Callable[[Any, Sequence[Any]], Tensor] | None = None,
+        learn: Callable[[Any, Experience, int], Mapping[str, float]] | None = None,
     ):
         self.model, self.columns, self.fit, self.warmup, self.losses = model, columns, fit, warmup, losses
+        self.ask, self.learn = ask, learn
 
 
 class Together:
@@ -97,13 +113,24 @@ class Models:
         beside = experience["action"].device
         with torch.no_grad():
             for held in self.held.values():
-                columns = held.columns(held.model, experience)
+                columns = held.columns(held.model, experience) if held.columns else {}
                 experience = experience.with_columns(**{n: c.to(beside) for n, c in columns.items()})
         return experience
 
-    def fit(self, experience: Experience, step: int) -> dict[str, float]:
-        """Let every model that learns do so; its metrics carry its name."""
+    def asked(self) -> dict[str, Callable[[Sequence[Any]], Tensor]]:
+        """What a collector may ask about tasks, by the name of the model."""
+        return {name: partial(c.ask, c.model) for name, c in self.held.items() if c.ask is not None}
+
+    def fit(self, experience: Experience, step: int, collected: Experience) -> dict[str, float]:
+        """Let every model that learns do so; its metrics carry its name.
+
+        collected   all that was sampled, whether or not it was selected to learn from
+        """
         found: dict[str, float] = {}
+        for name, held in self.held.items():
+            if held.learn is not None:
+                learned = held.learn(held.model, collected, step)
+                found |= {f"{name}_{key}": float(value) for key, value in learned.items()}
         for name, learner in self.learners.items():
             order = torch_rng("fit", name, self.seed, step)
             metrics = mean_metrics([learner.step(m, step) for m in learner.minibatches(experience, order)])
@@ -129,4 +156,4 @@ class Models:
             learner.load_state({k.removeprefix(prefix): v for k, v in named.items() if k.startswith(prefix)})
 
     def _learning(self) -> list[tuple[str, Model]]:
-        return [(name, c) for name, c in self.held.items() if c.fit is not None or c.losses]
+        return [(name, c) for name, c in self.held.items() if c.fit is not None or c.losses or c.learn]

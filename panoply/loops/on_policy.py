@@ -33,7 +33,7 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
             columns = credited if isinstance(credited, dict) else {"advantage": credited}
             experience = experience.with_columns(**columns)
     with job.phase("learn"):
-        metrics = seat.models.fit(experience, step)
+        metrics = seat.models.fit(experience, step, collected)
         if step >= seat.models.warmup:
             metrics |= learn(seat, experience, step)
     metrics["groups_asked"] = asked

@@ -73,6 +73,7 @@ class Seat:
             self.learned = ValueModel.of(cast(Any, self._begun_with(found)))
         self.snapshots = Snapshots(self.method, self.policy, self._reference)
         self.models = Models(self)
+        self.collect.models = self.models.asked()
         self.learner: Teaches = LEARNERS[self.method.regime](self)
         self.states: dict[str, dict[str, Any]] = {
             path: held.info.state() for path, held in self.method.parts() if held.info.state is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -19,6 +19,8 @@ class InOrder(Generic[T]):
     seed: int
     state: dict[str, Any]
     """What a run saves of a collector; how many tasks were taken is part of it."""
+    models: Mapping[str, Callable[[Sequence[T]], Tensor]] = {}
+    """Models beside the policy that say something of tasks before anybody acts on them, by name."""
 
     def task(self, index: int) -> T:
         raise NotImplementedError
