@@ -41,6 +41,7 @@ __all__ = [
     "Trained",
     "evaluate",
     "export",
+    "judge",
     "last_model",
     "load_policy",
     "plan",
@@ -134,6 +135,29 @@ def evaluate(
             built, policy, problems, attempts=attempts, ks=ks, temperature=temperature, seed=seed, watch=watch
         )
     return dataclasses.replace(found, model=str(taken), step=taken.step)
+
+
+def judge(
+    run: Source,
+    by: str,
+    *,
+    plugins: Sequence[str | Path] = (),
+    seed: int | None = None,
+    trust: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> Mapping[str, Any]:
+    """Judge a run by a registered protocol, such as `sharpe-ratio-at-k`: the table it gives.
+
+    settings   of the protocol, such as `{"k": 4}`; `panoply show NAME` lists them
+    trust      run the Python that a run of others names (see Runs in docs/architecture.md)
+    """
+    from panoply.evaluation import judged
+
+    for plugin in plugins:
+        extensions.load_plugin(plugin)
+    judged.find(by)
+    with trusting(trust):
+        return judged.judge(Run.open(os.fspath(run)), by, settings, seed)
 
 
 def _at_least(name: str, value: float, least: float) -> None:

@@ -7,8 +7,8 @@ by name, rows of them by name, a list of rows, or a dataclass of numbers.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -40,17 +40,18 @@ def default(of: Setting) -> str:
     return "needed" if of.value is inspect.Parameter.empty else show_value(of.value)
 
 
-@functools.cache
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    return typing.get_type_hints(function)
-
-
 def settings(entry: Entry, function: Callable[..., Any] | None = None, skip: int = 0) -> dict[str, Setting]:
     """What a work's function can be told; of one that judges a run, all but the run (`skip`)."""
     called = function or entry.build
-    hints, named = _hints(inspect.unwrap(called)), list(inspect.signature(called).parameters.values())
-    keywords = [p for p in named[skip:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return {p.name: Setting(hints.get(p.name, Any), p.default) for p in keywords}
+    named = list(inspect.signature(called).parameters.values())[skip:]
+    keywords = [p for p in named if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    written = {p.name: Any if p.annotation is p.empty else p.annotation for p in keywords}
+    try:
+        inside = inspect.unwrap(called).__globals__
+        hints = typing.get_type_hints(types.SimpleNamespace(__annotations__=written), globalns=inside)
+    except Exception as error:  # whatever evaluating someone's annotation may raise
+        raise PanoplyError(f"A setting of {entry.name} has a type that is none: {error}.") from error
+    return {p.name: Setting(hints[p.name], p.default) for p in keywords}
 
 
 def find(name: str) -> Entry:

@@ -37,8 +37,8 @@ def add(commands: Commands) -> None:
     option("--seeds", type=int, default=5, metavar="N", help="runs of each method (default 5)")
     option("--budget", metavar="UNIT=N", help="episodes, decisions, steps or seconds of every run, such as "
            "episodes=20k (default: what the first method collects)")  # fmt: skip
-    option("--metric", default="success", help="success (held out, the default), area, pass@K, distinct@K, or "
-           "what a step logs, such as entropy or success/calls")  # fmt: skip
+    option("--metric", default="success", help="success (held out, the default), area, pass@K, distinct@K, "
+           "world:NAME of what a world measures, or what a step logs, such as entropy or success/calls")  # fmt: skip
     option(
         "--set", action="append", default=[], metavar="PATH=VALUE", dest="settings", help="for all methods"
     )

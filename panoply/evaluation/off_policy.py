@@ -179,6 +179,24 @@ def direct(data: LoggedData, target: Target, q: Callable[[Array], Array]) -> flo
     return float((target(first) * q(first)).sum(-1).mean())
 
 
+def squares(data: LoggedData) -> Callable[[Array], Array]:
+    """Features of what data observes: of a numbered state one for each, of numbers all products of two, in deviations
+    from the data's mean."""
+    seen = np.concatenate([data.columns["observation"], data.columns["final"]])
+    if seen.ndim == 1:
+        return one_hot(int(seen.max()) + 1)
+    mean, spread = seen.mean(0), seen.std(0) + 1e-6
+
+    def features(observed: Array) -> Array:
+        plain = ((observed - mean) / spread).reshape(len(observed), -1)
+        with_one = np.concatenate([np.ones((len(plain), 1)), plain], 1)
+        first, second = np.triu_indices(with_one.shape[1])
+        found: Array = with_one[:, first] * with_one[:, second]
+        return found
+
+    return features
+
+
 def one_hot(states: int) -> Callable[[Array], Array]:
     """Features of a numbered state."""
     table = np.eye(states)

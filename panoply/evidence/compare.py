@@ -223,6 +223,7 @@ def compare(
     }
     for order in orders.values():
         _check_elsewhere(order.plan)
+        scores.check(metric, order.plan.world())
     if len(worlds) > 1 and any(measured_in(order.plan) == "return" for order in orders.values()):
         raise PanoplyError("Returns of several worlds are not on one scale: compare in one world at a time.")
     pool.run_all(list(orders.values()), Path(cache), workers, watch)

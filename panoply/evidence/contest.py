@@ -134,6 +134,8 @@ class Contest:
         claim = self.claim
         metrics = (claim.metric, *claim.keeps, *claim.also) if split == "test" else ()
         asked = tuple(m for m in metrics if scores.asks(m))
+        for metric in asked:
+            scores.check(metric, self.world)
 
         def order(arm: Arm, seed: int) -> pool.Order:
             return pool.Order(f"{arm.label} s{seed}", self.plan(arm, seed, split), asked)

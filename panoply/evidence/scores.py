@@ -7,6 +7,7 @@
 | `held_out_NAME` | another held-out mean, such as `held_out_greedy` | its values, from the start on |
 | `area:held_out_NAME` | the mean height of that | the same |
 | `pass@K`, `distinct@K` | of K sampled answers to each held-out problem of the last policy | held-out rates |
+| `world:NAME` | what the world measures of the last policy under that name (`world.measure`) | held-out rates |
 | `NAME` | what a step logs under that name, mean over the last fifth of the steps | what was logged |
 | `NAME/OTHER` | the ratio of two such means | the ratio of what was logged |
 | `mean:NAME` | the mean over all steps | what was logged |
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,8 @@ from panoply.run import Run
 MEASURES = "measures.json"
 TAIL = 0.2
 """The share of a run's steps whose logged numbers are averaged."""
-PROBLEMS = 64
+OF_WORLD = "world:"
+"""Before the name of what a world measures itself."""
 Curve = list[tuple[float, float]]
 UNITS = ("episodes", "decisions", "steps", "seconds")
 
@@ -133,8 +136,13 @@ def uses_greedy(*metrics: str) -> bool:
 
 def asks(metric: str) -> bool:
     """Whether a metric must be measured on the policy after its run."""
-    name, _, k = metric.partition("@")
-    return name in _ASKED and k.isdigit() and int(k) > 0
+    return metric.startswith(OF_WORLD) or re.fullmatch(r"(pass|distinct)@[1-9]\d*", metric) is not None
+
+
+def check(metric: str, world: Any) -> None:
+    """Refuse a metric that the world does not measure, before any run is made."""
+    if asks(metric):
+        world.find_measure(metric.removeprefix(OF_WORLD))
 
 
 def measure(folder: Path, metrics: Sequence[str]) -> None:
@@ -146,8 +154,7 @@ def measure(folder: Path, metrics: Sequence[str]) -> None:
     if wanted:
         policy, world = api.load_policy(api.last_model(folder)), Run.open(folder).plan().world()
         for metric in wanted:
-            name, _, k = metric.partition("@")
-            known[metric] = _ASKED[name](world, policy, int(k))
+            known[metric] = world.measure(metric.removeprefix(OF_WORLD), policy)
         write_atomically(folder / MEASURES, json.dumps(known, indent=1))
 
 
@@ -155,19 +162,3 @@ def _measured(folder: Path) -> dict[str, float]:
     if not is_file(folder / MEASURES):
         return {}
     return read_json(folder / MEASURES, dict[str, float])
-
-
-def _coverage(field: str) -> Callable[[Any, Any, int], float]:
-    def measured(world: Any, policy: Any, k: int) -> float:
-        from panoply.evaluation.coverage import coverage
-
-        found = coverage(world, policy, PROBLEMS, attempts=k, ks=(k,))
-        return found.pass_at[k] if field == "pass" else found.distinct
-
-    return measured
-
-
-_ASKED: dict[str, Callable[[Any, Any, int], float]] = {
-    "pass": _coverage("pass"),
-    "distinct": _coverage("distinct"),
-}

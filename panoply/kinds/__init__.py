@@ -54,6 +54,9 @@ class Collector(Protocol):
 
 
 class Kind(Protocol):
+    MEASURES: Mapping[str, Callable[..., float]]
+    """What is measured of a policy in every such world, by name: `(world, policy, seed)`, and K of a `NAME@K`."""
+
     def open_policy(
         self, source: str, world: Any, options: Options, settings: Mapping[str, Any]
     ) -> Policy: ...

@@ -20,6 +20,19 @@ from panoply.which import model_folder
 from panoply.worlds.control.world import Box, ControlWorld, Discrete
 
 __all__ = ["collector", "evaluate"]
+MEASURED = 100
+"""Held-out starts from which something is measured by name."""
+
+
+def _return(world: ControlWorld, policy: ControlPolicy, seed: int) -> float:
+    return evaluate(world, policy, MEASURED, seed=seed, greedy=False).sampled
+
+
+def _greedy_return(world: ControlWorld, policy: ControlPolicy, seed: int) -> float:
+    return evaluate(world, policy, MEASURED, seed=seed).greedy
+
+
+MEASURES: dict[str, Callable[..., float]] = {"return": _return, "greedy-return": _greedy_return}
 
 
 def open_policy(

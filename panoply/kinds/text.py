@@ -7,6 +7,7 @@ from typing import Any
 
 from panoply.costs import Lengths
 from panoply.errors import PanoplyError
+from panoply.evaluation.coverage import coverage
 from panoply.evaluation.held_out import evaluate as evaluate
 from panoply.experience import Column, Experience
 from panoply.loops.samples import Decode
@@ -17,6 +18,28 @@ from panoply.policies.value import ValueModel
 from panoply.rollout.text import Collector
 from panoply.rollout.text import Collector as collector  # noqa: N813
 from panoply.worlds.world import TextWorld
+
+MEASURED = 64
+"""Held-out problems on which something is measured by name."""
+
+
+def _success(world: TextWorld, policy: TextPolicy, seed: int) -> float:
+    return evaluate(world, policy, MEASURED, seed=seed, greedy=False).sampled
+
+
+def _pass_at(world: TextWorld, policy: TextPolicy, seed: int, k: int) -> float:
+    return coverage(world, policy, MEASURED, attempts=k, ks=(k,), seed=seed).pass_at[k]
+
+
+def _distinct(world: TextWorld, policy: TextPolicy, seed: int, k: int) -> float:
+    return coverage(world, policy, MEASURED, attempts=k, ks=(k,), seed=seed).distinct
+
+
+MEASURES: dict[str, Callable[..., float]] = {
+    "success": _success,
+    "pass@K": _pass_at,
+    "distinct@K": _distinct,
+}
 
 __all__ = ["Collector", "collector", "evaluate"]
 

@@ -24,13 +24,13 @@ from panoply.parts import check_fields
 from panoply.policies import divergence, taps
 from panoply.policies.balance import WIDTH, Balance, embedded
 from panoply.policies.folder import read_config
-from panoply.policies.heads import Head, Std, head_for
+from panoply.policies.heads import Categorical, Head, Std, head_for
 from panoply.policies.mlp import MLP, Activation, Features
 from panoply.policies.stages import Stages, Timed
 from panoply.policies.star import StarLayers
 from panoply.policies.weights import WHOLE, check_fit, read_weights
 from panoply.seeds import torch_rng
-from panoply.worlds.control.world import ControlWorld, Space, space_from_json, space_to_json
+from panoply.worlds.control.world import ControlWorld, Discrete, Space, space_from_json, space_to_json
 
 ARCHITECTURE = "PanoplyControl"
 WIDEST = 65_536
@@ -288,6 +288,16 @@ class ControlPolicy(ControlModel):
     def distribution(self, experience: Experience) -> Tensor:
         """All there is to know of the distributions of the decisions, for the head's `divergence`."""
         return self.head.distribution(*self._outputs(experience))
+
+    @torch.no_grad()
+    def chances(self, observation: NDArray[Any]) -> NDArray[Any]:
+        """How likely each action is in each of these observations, [n, actions]; for a choice of one action alone."""
+        chooses = isinstance(self.head, Categorical) and isinstance(self.action, Discrete)
+        if not chooses or self.spec.stages:
+            raise PanoplyError("Only a policy that chooses one action at random has a probability of each.")
+        out = self.model(torch.as_tensor(observation, device=self.device))
+        found: NDArray[Any] = self.head.distribution(out, None, None).double().exp().cpu().numpy()
+        return found
 
     def learn_statistics(self, experience: Experience, once: bool = False) -> None:
         """Take what was observed into the normalisation, where there is one; `once`: unless it has some already."""

@@ -13,6 +13,7 @@ import numpy as np
 from panoply.errors import PanoplyError
 from panoply.parts import check_fields
 from panoply.policies.tokenizer import Tokenizer
+from panoply.worlds.measures import Measuring
 
 Lesson = tuple[tuple[int, ...], list[int]]
 """A prompt and an answer to imitate."""
@@ -79,7 +80,7 @@ class OneTurn(Play):
         return Reply(self.world.grade(self.task, answer))
 
 
-class TextWorld(ABC):
+class TextWorld(Measuring, ABC):
     """Problems in tokens with a verifier. A world is a frozen dataclass whose fields are its options."""
 
     medium: ClassVar[str] = "text"
@@ -112,7 +113,7 @@ class TextWorld(ABC):
         """The name under which a warm start is shipped. Options that change the task may change it."""
         return f"{self.name}-start"
 
-    def check(self, needs: frozenset[str]) -> None:  # noqa: B027
+    def check(self, needs: frozenset[str]) -> None:
         """Refuse what cannot serve these needs of a method, in all of the world's data, before a run begins."""
 
     @property
@@ -173,10 +174,10 @@ class TextWorld(ABC):
         """Why grading failed, and how often."""
         return {}
 
-    def listen(self, say: Callable[[str], None]) -> None:  # noqa: B027
+    def listen(self, say: Callable[[str], None]) -> None:
         """Told by a run where to say what a user must know at once."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """End what grading has started; it starts again when needed."""
 
     def pair(self, task: Task, rng: np.random.Generator) -> tuple[list[int], list[int]] | None:

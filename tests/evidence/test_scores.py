@@ -11,6 +11,7 @@ import tiny
 
 import panoply as pp
 from panoply.evidence import scores
+from panoply.kinds import text
 from panoply.run import Run
 
 RECORDS: list[dict[str, Any]] = [
@@ -85,11 +86,11 @@ def test_measures_of_the_last_policy_are_taken_once(tmp_path: Path, monkeypatch:
     run = tiny.train(tmp_path / "run", steps=1).run
     asked = []
 
-    def measured(world: Any, policy: Any, k: int) -> float:
+    def measured(world: Any, policy: Any, seed: int, k: int) -> float:
         asked.append((type(world).__name__, k))
         return 0.25
 
-    monkeypatch.setitem(scores._ASKED, "distinct", measured)
+    monkeypatch.setitem(text.MEASURES, "distinct@K", measured)
     scores.measure(run, ["distinct@4"])
     scores.measure(run, ["distinct@4"])
     assert asked == [("Chain", 4)]

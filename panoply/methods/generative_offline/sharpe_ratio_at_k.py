@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from panoply.evaluation.sharpe import sharpe_ratio_at_k
+from panoply.errors import PanoplyError
+from panoply.evaluation.sharpe import portfolio, sharpe_ratio_at_k
 from panoply.evidence.claims import Ahead
 from panoply.registry import protocol
 from panoply.seeds import numpy_rng
 
 if TYPE_CHECKING:
+    from panoply.evaluation.judged import Judged
     from panoply.worlds.control.mdp import MDP
     from panoply.worlds.logged.data import LoggedData
 
@@ -125,6 +127,49 @@ def judged(seed: int, episodes: int = EPISODES) -> dict[str, dict[str, float]]:
     }
 
 
+def of_run(
+    judged: Judged, *, k: int = 3, problems: int = 50, gamma: float = 0.99, seed: int = 0
+) -> dict[str, dict[str, float]]:
+    """Each estimator's k favourites among the checkpoints of a run on logged data, by what they really earn.
+
+    Estimates are made of the run's own data and only rank; true values are mean returns from held-out starts. DM is
+    fitted Q evaluation, linear in squares and products of what is observed.
+    """
+    from panoply.evaluation import off_policy as ope
+
+    data = getattr(judged.world, "data", None)
+    if data is None or "logp" not in data.columns:
+        raise PanoplyError(
+            f"{judged.world.name} has no logged data whose behaviour's probabilities are known (logp), so no estimator "
+            "can be judged: train on --world logged:WORLD-MIX."
+        )
+    steps = judged.steps()
+    if not 2 <= k <= len(steps):
+        raise PanoplyError(
+            f"k is from 2 to the {len(steps)} checkpoints that are kept, not {k}: see run.keep."
+        )
+    policies = [judged.policy(step) for step in steps]
+    true = np.array([judged.score(policy, problems, seed) for policy in policies])
+    found: dict[str, list[float]] = {name: [] for name in ("DM", "PDIS", "WPDIS")}
+    for policy in policies:
+        q = ope.fitted_q(data, policy.chances, ope.squares(data), gamma, ridge=1e-3)
+        found["DM"].append(ope.direct(data, policy.chances, q))
+        found["PDIS"].append(ope.per_decision(data, policy.chances).value)
+        found["WPDIS"].append(ope.weighted_per_decision(data, policy.chances).value)
+    behaviour = float(ope.Episodes(data, policies[0].chances).reward.sum(1).mean())
+    table = {}
+    for name, of in found.items():
+        picked = portfolio(np.array(of), true, k)
+        ratio = sharpe_ratio_at_k(np.array(of), true, behaviour, k)
+        table[name] = {
+            f"SharpeRatio@{k}": ratio,
+            "best": picked.best,
+            "worst": picked.worst,
+            "std": picked.std,
+        }
+    return {**table, "behaviour": {"best": behaviour}}
+
+
 CLAIM = Ahead(
     "Of two estimators equal in squared error and in rank correlation, SharpeRatio@k prefers the one that underrates "
     "near-best policies to the one that overrates near-worst ones.",
@@ -132,7 +177,7 @@ CLAIM = Ahead(
 )
 
 
-@protocol("sharpe-ratio-at-k@1", paper=28, claim=CLAIM)
+@protocol("sharpe-ratio-at-k@1", paper=28, claim=CLAIM, judge=of_run)
 def sharpe(seed: int = 0) -> dict[str, float]:
     """SharpeRatio@k (arXiv 2311.18207): an off-policy estimator is judged by deploying the k policies it ranks highest.
 

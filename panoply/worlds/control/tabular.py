@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from panoply.worlds.control.drawing import BLUE, FAINT, GOLD, GREEN, INK, Canvas
 from panoply.worlds.control.mdp import MDP
 from panoply.worlds.control.simulated import Draws, Moved, Simulated, State
 from panoply.worlds.control.world import Array, Discrete, Space
+from panoply.worlds.measures import measures
+
+if TYPE_CHECKING:
+    from panoply.policies.control import ControlPolicy
 
 Variant = Literal["chain", "corridor", "lock", "tree", "riverswim", "random", "windy"]
 WIND = (0, 0, 0, 1, 1, 1, 2, 2, 1, 0)
@@ -126,6 +130,18 @@ class Tabular(Simulated):
     def expert(self, state: State) -> Array:
         best: Array = _solved(self).argmax(-1)[state["at"]]
         return best
+
+    @measures("value")
+    def value_of(self, policy: ControlPolicy, seed: int) -> float:
+        """What the policy earns in an episode on average, exactly; without a time limit, discounted by `gamma`."""
+        gamma = 1.0 if self.horizon else self.gamma
+        return self.mdp.value(policy.chances(np.arange(self.mdp.states)), gamma, self.horizon)
+
+    @measures("regret")
+    def regret_of(self, policy: ControlPolicy, seed: int) -> float:
+        """How much less that is than the best policy earns."""
+        gamma = 1.0 if self.horizon else self.gamma
+        return self.mdp.best(gamma, self.horizon) - self.value_of(policy, seed)
 
     def picture(self, state: State, size: int = 240) -> Array:
         """States in rows of ten, in the order of their numbers; windy ones as the grid they are."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from panoply.errors import PanoplyError
 from panoply.parts import check, check_fields
 from panoply.seeds import stable_hash
+from panoply.worlds.measures import Measuring
 
 if TYPE_CHECKING:
     import torch
@@ -182,7 +183,7 @@ class Start:
     seed: int
 
 
-class ControlWorld(ABC):
+class ControlWorld(Measuring, ABC):
     """Somewhere to act. A world is a frozen dataclass whose fields are its options, registered with `@world`."""
 
     medium: ClassVar[str] = "control"
@@ -262,7 +263,7 @@ class ControlWorld(ABC):
         """Why episodes were cut short, and how often."""
         return {}
 
-    def listen(self, say: Callable[[str], None]) -> None:  # noqa: B027
+    def listen(self, say: Callable[[str], None]) -> None:
         """Told by a run where to say what a user must know at once."""
 
 
