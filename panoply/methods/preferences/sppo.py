@@ -87,7 +87,7 @@ CLAIM = Learns(
     "iterative DPO, which only moves winners and losers apart.",
     over=ITERATIVE_DPO,
     world="strings",
-    budget="episodes=5120",
+    budget="episodes=2560",
     also=("success", "true", "mean:chosen_logratio", "mean:rejected_logratio"),
     waives={"problems": SIX_PROMPTS},
     reworded="it failed by how much likelier winners become, which saturates once both sides answer well.",
