@@ -8,14 +8,14 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from panoply import extensions, registry
 from panoply.checkpoint import Checkpoint, clear_errors
 from panoply.errors import PanoplyError, machine_errors
 from panoply.files import copy_folder
 from panoply.given import world_of
-from panoply.kinds import kind_of
+from panoply.kinds import is_control, is_text, kind_of, writes
 from panoply.own import in_words, own_data
 from panoply.planning import Options, world_settings
 from panoply.run import Run
@@ -62,13 +62,12 @@ def load_policy(
     which   checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
     """
     from panoply.policies.build import open_folder
-    from panoply.policies.value import ValueModel
 
     source = os.fspath(source)
     found = open_folder(take(source, which).model, dtype, device)
-    if isinstance(found, ValueModel):
+    if not hasattr(found, "medium"):
         raise PanoplyError(f"{source} holds a reward model: it judges answers and writes none.")
-    return found
+    return cast("TextPolicy | ControlPolicy", found)
 
 
 @machine_errors()
@@ -219,7 +218,6 @@ def sample(
 
     which   checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
     """
-    from panoply.policies.text import TextPolicy
     from panoply.rollout.engine import Request, TextEngine
     from panoply.rollout.sampling import Sampling
     from panoply.seeds import stable_hash
@@ -234,7 +232,7 @@ def sample(
         chosen |= {"device": device, "dtype": dtype, "threads": threads}
         return [str(episode) for episode in play(source, prompt, which=which, **chosen)]
     policy = load_policy(take(source, which).model, device, dtype)
-    if not isinstance(policy, TextPolicy):
+    if not writes(policy):
         raise PanoplyError(f"{source} acts and does not write: watch it with --video FILE.gif.")
     tokens = policy.tokenizer.encode_prompt(prompt)
     if not tokens:
@@ -290,10 +288,8 @@ def play(
     max_tokens   of one turn; never more than the world allows
     which        checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
     """
-    from panoply.policies.text import TextPolicy
     from panoply.rollout import playing
     from panoply.threads import with_threads
-    from panoply.worlds.world import TextWorld
 
     _at_least("n", n, 1)
     _at_least("temperature", temperature, 0)
@@ -302,13 +298,13 @@ def play(
     name, given = world_of(world)
     with trusting(trust):
         built = _world(source, name, {**given, **(settings or {})})
-    if not isinstance(built, TextWorld):
+    if not is_text(built):
         raise PanoplyError(f"{built.name} is no world of text: watch it with --video FILE.gif.")
     task = playing.problem(built, prompt)
     options = Options(seed=seed, device=device, dtype=dtype)  # type: ignore[arg-type]
     with with_threads(threads):
         policy = kind_of(built).open_policy(str(take(source, which).model), built, options, {})
-        assert isinstance(policy, TextPolicy)
+        assert writes(policy)
         return playing.play(built, policy, task, n, temperature, seed, max_tokens)
 
 
@@ -328,22 +324,19 @@ def video(
     file    ends in .gif or .mp4
     which   checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
     """
-    from panoply.policies.control import ControlPolicy
     from panoply.report.video import film, save
-    from panoply.worlds.control.world import ControlWorld
 
     _at_least("temperature", temperature, 0)
     source = os.fspath(source)
     name, given = world_of(world)
     with trusting(trust):
         built = _world(source, name, {**given, **(settings or {})})
-    if not isinstance(built, ControlWorld):
+    if not is_control(built):
         raise PanoplyError(f"{built.name} is a world of text: there is nothing to film.")
     policy = kind_of(built).open_policy(
         str(take(source, which).model), built, Options(seed=seed, device="cpu"), {}
     )
-    assert isinstance(policy, ControlPolicy)
-    pictures, earned = film(built, policy, seed, temperature)
+    pictures, earned = film(built, cast("ControlPolicy", policy), seed, temperature)
     save(pictures, file)
     return earned
 

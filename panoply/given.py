@@ -25,6 +25,7 @@ from typing import Any
 from panoply import registry
 from panoply.checkpoint import clear_errors, write_atomically
 from panoply.errors import PanoplyError
+from panoply.kinds import is_method
 from panoply.parts import Part
 from panoply.regimes import Method
 
@@ -41,12 +42,12 @@ def method_of(given: Any) -> tuple[str, Slots]:
     """The registered method that a name, a function or a value stands for, and the slots in which it differs."""
     if isinstance(given, str):
         return given, {}
-    if callable(given) and not isinstance(given, Method | Part):
+    if callable(given) and not (is_method(given) or isinstance(given, Part)):
         known = [e.id for e in registry.registered() if inspect.unwrap(e.build) is given]
         if known:
             return known[0], {}
         given = given()
-    if not isinstance(given, Method):
+    if not is_method(given):
         raise PanoplyError(
             f"A method is a name such as 'grpo', or a value such as grpo().but(credit=…), not {given!r:.80}."
         )

@@ -17,11 +17,10 @@ import torch
 
 from panoply.costs import Cost, Lengths, cost, part_tokens
 from panoply.experience import Experience
-from panoply.kinds import kind_of
+from panoply.kinds import is_text, kind_of
 from panoply.parts import Part
 from panoply.rollout.engine import Request, Rollouts, TextEngine
 from panoply.rollout.sampling import Sampling
-from panoply.worlds.world import TextWorld
 
 if TYPE_CHECKING:
     from panoply.planning import Plan
@@ -149,7 +148,7 @@ class Estimate:
     def __init__(self, plan: Plan, pace: Pace):
         self.plan, self.pace = plan, pace
         world = plan.world()
-        assert isinstance(world, TextWorld)
+        assert is_text(world)
         slots: dict[str, Any] = plan.method.slots()
         self.slot = "sample" if slots.get("sample") else "data"
         self.source: Part = slots[self.slot]
@@ -183,7 +182,7 @@ class Estimate:
     def evaluation(self) -> float:
         """Seconds of an evaluation: held-out problems answered by chance, and greedily where that is measured."""
         world = self.plan.world()
-        problems = len(world.held_out(self.plan.options.held_out)) if isinstance(world, TextWorld) else 0
+        problems = len(world.held_out(self.plan.options.held_out)) if is_text(world) else 0
         answers = problems * (1 + self.plan.options.greedy)
         return self._decoding(answers, self.of.answer) + answers * self.of.prompt * self.pace.read
 
@@ -243,7 +242,7 @@ def worth_measuring(plan: Plan, opened: bool) -> bool:
     A plan (not `opened`) does not read large weights for it where there is no GPU.
     """
     world = plan.world()
-    if not isinstance(world, TextWorld) or plan.method.regime not in ("on_policy", "dataset"):
+    if not is_text(world) or plan.method.regime not in ("on_policy", "dataset"):
         return False
     sizes = kind_of(world).shapes(plan.options.model, world, {}).values()
     weights = sum(torch.Size(shape).numel() for shape in sizes)
@@ -255,7 +254,7 @@ def worth_measuring(plan: Plan, opened: bool) -> bool:
 def estimate(plan: Plan, policy: Any) -> Estimate:
     """Measure a policy, and what the plan's step takes by it."""
     world = plan.world()
-    assert isinstance(world, TextWorld)
+    assert is_text(world)
     return Estimate(plan, measure(policy, world.task("train", 0).prompt))
 
 

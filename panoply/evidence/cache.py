@@ -19,6 +19,7 @@ from panoply import session
 from panoply.errors import PanoplyError
 from panoply.evidence.closure import PACKAGE, closure
 from panoply.given import without_places
+from panoply.kinds import is_text
 from panoply.planning import Plan
 from panoply.run import Run, versions
 
@@ -69,7 +70,6 @@ def _worlds(world: Any) -> Iterator[Any]:
 
 def _named(plan: Plan) -> list[Path]:
     """The files a plan names: data, models, and the world's warm start."""
-    from panoply.worlds.world import TextWorld
 
     options = plan.options
     words = [*plan.world_options.values(), options.model, options.reference]
@@ -78,7 +78,7 @@ def _named(plan: Plan) -> list[Path]:
         Path(str(w).split(".py:")[0] + ".py" if ".py:" in str(w) else w) for w in flat if isinstance(w, str)
     ]
     world = plan.world()
-    if isinstance(world, TextWorld) and "start" in (options.model, options.reference):
+    if is_text(world) and "start" in (options.model, options.reference):
         named.append(PACKAGE / "assets" / world.start)
     inside = [f for path in named for f in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     return [f for f in inside if f.is_file()]

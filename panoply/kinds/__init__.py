@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from panoply.experience import Column, Experience
     from panoply.loops.samples import Decode
     from panoply.planning import Options
+    from panoply.policies.text import TextPolicy
+    from panoply.regimes import Method
+    from panoply.worlds.control.world import ControlWorld
+    from panoply.worlds.world import TextWorld
 
 
 class Policy(Protocol):
@@ -128,3 +132,24 @@ class Kind(Protocol):
 
 def kind_of(world: Any) -> Kind:
     return cast(Kind, importlib.import_module(f"panoply.kinds.{world.medium}"))
+
+
+def is_text(world: Any) -> TypeGuard[TextWorld]:
+    """Whether episodes of a world are written."""
+    return getattr(world, "medium", None) == "text"
+
+
+def is_control(world: Any) -> TypeGuard[ControlWorld]:
+    """Whether episodes of a world are acted in its environments."""
+    return getattr(world, "medium", None) == "control"
+
+
+def writes(policy: Any) -> TypeGuard[TextPolicy]:
+    """Whether a policy is one of text, and no judge of it."""
+    return getattr(policy, "medium", None) == "text"
+
+
+def is_method(value: Any) -> TypeGuard[Method]:
+    from panoply.regimes import Method
+
+    return isinstance(value, Method)

@@ -93,7 +93,9 @@ class ActorCriticLearner:
         }
         self.learned = ActorCritic(policy, networks, self.targets)
         self.descents = [self._descent(loss) for loss in method.losses]
-        self._follow = {n: (self._weights(self.targets[n]), list(models[n].parameters())) for n in wanted}
+        self._follow = {
+            n: (list(_module(self.targets[n]).parameters()), list(models[n].parameters())) for n in wanted
+        }
         self.updates = 0
         self.watch: Watch | None = None
         self._data: Experience | None = None
@@ -119,10 +121,6 @@ class ActorCriticLearner:
         rest = (p for model in self.models.values() for p in model.parameters() if p not in mine)
         resting = [p for p in rest if p.requires_grad]
         return _Descent(loss, self.method.update, moved, resting, self.total_steps)
-
-    @staticmethod
-    def _weights(target: Any) -> list[Tensor]:
-        return list((target.model if isinstance(target, ControlPolicy) else target).parameters())
 
     # -------------------------------------------------------------- remembering
 
@@ -240,8 +238,13 @@ class ActorCriticLearner:
 
 
 def _state(model: Any) -> Mapping[str, Tensor]:
-    module: nn.Module = model.model if isinstance(model, ControlPolicy) else model
-    return {name: weight.detach() for name, weight in module.state_dict().items()}
+    return {name: weight.detach() for name, weight in _module(model).state_dict().items()}
+
+
+def _module(model: Any) -> nn.Module:
+    """A network, or the one inside of a policy."""
+    module: nn.Module = getattr(model, "model", model)
+    return module
 
 
 def _room(method: OffPolicy | Offline, steps: int) -> dict[str, int]:

@@ -193,6 +193,7 @@ class ControlModel:
 class ControlPolicy(ControlModel):
     """A network and a distribution of actions."""
 
+    medium = "control"
     head: Head
 
     def __init__(self, model: _Network, spec: PolicySpec, observation: Space, action: Space):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 class TextPolicy:
     """A model and its tokenizer. `shared=False` scores each sequence in its own row: slower, and equal."""
 
+    medium = "text"
+
     def __init__(
         self,
         model: Decoder | Foreign,

@@ -10,6 +10,7 @@ from typing import Any
 
 from panoply import compose, functions, published, registry
 from panoply.errors import PanoplyError, unknown
+from panoply.kinds import is_control
 from panoply.parts import SLOTS, Part, kind, show_value
 from panoply.planning import Options
 from panoply.ranges import merged
@@ -18,7 +19,7 @@ from panoply.regimes import Method
 from panoply.registry import Entry
 from panoply.report import meanings
 from panoply.report.text import equations, indent, prose, table
-from panoply.worlds.control.world import ControlWorld, show_space
+from panoply.worlds.control.world import show_space
 
 SCORES = {
     "sampled": "of the distribution sampled from",
@@ -240,7 +241,7 @@ def _world_page(entry: Entry) -> str:
 
 def _world_facts(built: Any) -> list[tuple[str, str]]:
     facts = [("gives", ", ".join(sorted(built.access)))]
-    if isinstance(built, ControlWorld):
+    if is_control(built):
         facts += [("sees", show_space(built.observation)), ("does", show_space(built.action))]
         limit = "none" if built.horizon is None else f"{built.horizon} steps"
         facts += [("time limit", limit), ("solved at", "–" if built.solved is None else f"{built.solved:g}")]

@@ -15,7 +15,7 @@ from panoply.costs import Activations, cost
 from panoply.effects import inert
 from panoply.errors import plain
 from panoply.index import Listed
-from panoply.kinds import kind_of
+from panoply.kinds import is_text, kind_of
 from panoply.parts import SLOTS, show_value
 from panoply.planning import Plan
 from panoply.regimes import Method
@@ -304,7 +304,7 @@ def next_commands(run: Run) -> list[tuple[str, str]]:
     plugins = "".join(f" --plugin {shlex.quote(os.path.relpath(p))}" for p in made.plugins)
     world = _world_words(made)
     built = made.world()
-    if isinstance(built, TextWorld):
+    if is_text(built):
         prompt = "" if several_turns(built) else f" {pasted(_short_prompt(built))}"
         looking = [
             (f"panoply eval {folder} --k 1,16", "pass@k with intervals"),

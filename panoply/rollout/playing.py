@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from panoply.errors import PanoplyError
+from panoply.kinds import is_text
 from panoply.policies.text import TextPolicy
 from panoply.rollout.engine import Request, TextEngine
 from panoply.rollout.sampling import Sampling
@@ -42,7 +43,7 @@ class Episode:
 
 def several_turns(world: object) -> bool:
     """Whether a world's episodes have turns of their own, tools among them."""
-    return isinstance(world, TextWorld) and type(world).play is not TextWorld.play
+    return is_text(world) and type(world).play is not TextWorld.play
 
 
 def problem(world: TextWorld, prompt: str | None) -> Task:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, get_args
 
 from panoply import registry
 from panoply.errors import PanoplyError, unknown
+from panoply.kinds import is_control
 from panoply.registry import Entry, world
 from panoply.seeds import stable_hash
 from panoply.worlds.control.simulated import Simulated
@@ -72,7 +73,7 @@ class Logged(ControlWorld):
             if option not in known:
                 raise unknown(f"setting of {self.of}", option, known)
         made = build(**{k: tuple(v) if isinstance(v, list) else v for k, v in more.items()})
-        if not isinstance(made, ControlWorld) or isinstance(made, Logged):
+        if not is_control(made) or hasattr(made, "data"):
             raise PanoplyError(f"'{self.of}' is not a world of control, so there is nothing to log.")
         return made
 
