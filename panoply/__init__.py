@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from panoply.policies.taps import Pass, tap
     from panoply.progress import Progress
     from panoply.recipes import Recipe, Stage
-    from panoply.regimes import Dataset, Offline, OffPolicy, OnPolicy
+    from panoply.regimes import Dataset, Offline, OffPolicy, OnPolicy, Several
     from panoply.registry import algorithm, method, protocol, recipe, survey, system, world
     from panoply.report.runs import runs
 
@@ -61,7 +61,7 @@ _HOME = {
     "experience": ("Experience", "Ragged", "Segments", "Table"),
     "handle": ("Step", "Steps"),
     "progress": ("Progress",),
-    "regimes": ("Dataset", "OffPolicy", "Offline", "OnPolicy"),
+    "regimes": ("Dataset", "OffPolicy", "Offline", "OnPolicy", "Several"),
     "parts": ("Part", "part"),
     "policies.taps": ("Pass", "tap"),
     "recipes": ("Recipe", "Stage"),

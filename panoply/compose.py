@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from panoply import registry
 from panoply.elsewhere import meant
 from panoply.errors import PanoplyError, unknown
 from panoply.parts import Part, check
 from panoply.ranges import ANY, check_range
-from panoply.regimes import REGIMES, Method
+from panoply.regimes import REGIMES, Method, Several
 
 Filling = str | Part | Sequence[Part] | None
 """What fills a slot: a name, a part, several parts, or nothing."""
@@ -104,6 +104,8 @@ def borrow(method: Method, slot: str, source: Filling, preset: Presets = None) -
 def assign(method: Method, path: str, value: Any) -> Method:
     """Set one path: `credit.scale`, `update.schedule.warmup`, `regularise.kl` (its weight; `none` removes it)."""
     slot, _, rest = path.partition(".")
+    if rest and (seated := method.seated().get(slot)) is not None:
+        return cast(Several, method).with_seat(slot, assign(seated, rest, value))
     if slot not in method.slot_of:
         near = meant(method, path)
         kind = "setting" if near else f"slot of the {method.regime} regime"
@@ -175,10 +177,14 @@ def method_from_json(data: Mapping[str, Any]) -> Method:
     regime = slots.pop("regime", None)
     if regime not in REGIMES:
         raise unknown("regime", str(regime), REGIMES)
+    seats = slots.pop("seats", None) if regime == Several.regime else None
     for name in slots:
         if name not in REGIMES[regime].slot_of:
             raise unknown(f"slot of the {regime} regime", name, REGIMES[regime].slot_of)
     missing = [s for s in REGIMES[regime].slot_of if s not in slots and not REGIMES[regime].optional(s)]
     if missing:
         raise PanoplyError(f"A method of the {regime} regime has a slot '{missing[0]}', and none is given.")
-    return REGIMES[regime](**{name: registry.value_from_json(value) for name, value in slots.items()})
+    held = {name: registry.value_from_json(value) for name, value in slots.items()}
+    if seats is not None:
+        held["seats"] = tuple((name, method_from_json(of)) for name, of in seats.items())
+    return REGIMES[regime](**held)

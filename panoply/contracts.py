@@ -41,6 +41,10 @@ SLOTS = {
     "replay": Slot((), "nothing"),
     "network": Slot(("policy", "seed"), "a module"),
     "targets": Slot(("updates", "pairs"), "nothing: it moves targets towards weights"),
+    "turn": Slot(
+        ("names", "step", "metrics"), "the names of the seats that learn in this step", remembers=True
+    ),
+    "game": Slot(("collectors",), "an `Experience` for each seat, by name", remembers=True),
     "schedule": Slot(("step", "total"), "a factor"),
     "make": Slot(("maker",), "rows of data"),
 }

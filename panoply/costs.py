@@ -80,6 +80,8 @@ class Cost:
 def cost(plan: Plan) -> Cost:
     method, options, world = plan.method, plan.options, plan.world()
     kind = kind_of(world)
+    if seats := plan.seats():
+        return _together(plan, {name: cost(one) for name, one in seats.items()})
     shapes = kind.shapes(options.model, world, plan.policy_options)
     parameters = sum(map(_numel, shapes.values()))
     trainable = _adapters(shapes, options.lora) if options.lora else parameters
@@ -117,6 +119,30 @@ def cost(plan: Plan) -> Cost:
             work += 2 * parameters * trained * update
     kept = activations(plan, shapes, trained, sum(memory.values()))
     return Cost(parameters, trainable, sampled, trained, extra, memory, work, kept)
+
+
+def _together(plan: Plan, seats: dict[str, Cost]) -> Cost:
+    """What several learners need, and their game; they learn one after another, so activations are those of one."""
+    world, game = plan.world(), plan.method.slots().get("game")
+    sampled, trained = (
+        sum(getattr(c, of) for c in seats.values()) for of in ("sampled_tokens", "trained_tokens")
+    )
+    work, most = sum(c.operations for c in seats.values()), max(c.parameters for c in seats.values())
+    if isinstance(game, Part):
+        more, learned = part_tokens(game, kind_of(world).lengths(world, None))
+        sampled, trained, work = sampled + more, trained + learned, work + most * (2 * more + 6 * learned)
+    memory = {f"{name}'s {of}": size for name, c in seats.items() for of, size in c.memory_bytes.items()}
+    shapes = kind_of(world).shapes(plan.options.model, world, plan.policy_options)
+    return Cost(
+        sum(c.parameters for c in seats.values()),
+        sum(c.trainable for c in seats.values()),
+        sampled,
+        trained,
+        [f"{name}: {extra}" for name, c in seats.items() for extra in c.extra_forwards],
+        memory,
+        work,
+        activations(plan, shapes, trained, sum(memory.values())),
+    )
 
 
 def activations(

@@ -23,6 +23,8 @@ Rule = Callable[..., Iterable[Finding]]
 def inert(plan: Plan) -> list[Finding]:
     """Settings without effect in this plan, by their whole paths, with the reason."""
     world = plan.world()
+    if seats := plan.seats():
+        return [(f"{name}.{path}", reason) for name, one in seats.items() for path, reason in inert(one)]
     found = [
         (f"{path}.{setting}", reason)
         for path, held in with_inner(plan.method)

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -23,6 +23,7 @@ from panoply.parts import Part, check_fields, show_value
 from panoply.ranges import MOST_THREADS, SEED
 from panoply.regimes import Make, Method
 from panoply.report.shown import Shown
+from panoply.seeds import stable_hash
 from panoply.until import Until
 
 if TYPE_CHECKING:
@@ -126,6 +127,28 @@ class Plan(Shown):
     plugins: tuple[str, ...] = ()
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     """What the policy is made of, where a run makes a new one."""
+    seat: str = ""
+    """Which of several learners this is the plan of."""
+    gifts: frozenset[str] = frozenset()
+    """What their game gives beside what the world does, such as `signal:paid`."""
+
+    def seats(self) -> dict[str, Plan]:
+        """A plan for each of several learners, by name; the seeds of all but the first are made of their names."""
+        found: dict[str, Plan] = {}
+        game = self.method.slots().get("game")
+        for name, method in self.method.seated().items():
+            seed = stable_hash("seat", name, self.options.seed) % 2**31 if found else self.options.seed
+            own = {path.removeprefix(f"{name}.") for path in self.chosen if path.startswith(f"{name}.")}
+            shared = {path for path in self.chosen if path.startswith(("run.", "policy."))}
+            found[name] = dataclasses.replace(
+                self,
+                method=method,
+                options=dataclasses.replace(self.options, seed=seed),
+                chosen=frozenset(own | shared),
+                seat=name,
+                gifts=game.info.gives if isinstance(game, Part) else frozenset(),
+            )
+        return found
 
     def world(self) -> TextWorld | ControlWorld:
         built: TextWorld | ControlWorld = registry.find("world", self.world_id).build(**self.world_options)
@@ -133,7 +156,8 @@ class Plan(Shown):
 
     def measures(self) -> str:
         """What a run is judged by on held-out problems: success, return, rewards of one's own, or accuracy."""
-        return "accuracy" if "judged" in self.method.needs() else self.world().judged_by
+        first = next(iter(self.method.seated().values()), self.method)
+        return "accuracy" if "judged" in first.needs() else self.world().judged_by
 
     def _page(self) -> str:
         from panoply.report.text import planned
@@ -297,7 +321,10 @@ def _asked(settings: Mapping[str, Any], method: Method) -> dict[str, Any]:
             if held in ("signal", "verdict") and path.startswith("reward.")
         ]
         found |= {f"{path}.name": found["reward.name"] for path in inner}
-    return {path: value for path, value in found.items() if path in known}
+    asked = {path: value for path, value in found.items() if path in known}
+    for name, held in method.seated().items():
+        asked |= {f"{name}.{path}": value for path, value in _asked(settings, held).items()}
+    return asked
 
 
 def world_settings(entry: registry.Entry, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,6 +357,14 @@ def _options(settings: Mapping[str, Any]) -> Options:
 def check_plan(plan: Plan) -> None:
     """Refuse what is impossible, and what the user set although it has no effect."""
     method, options = plan.method, plan.options
+    for name, one in plan.seats().items():
+        try:
+            check_plan(one)
+        except PanoplyError as error:
+            raise PanoplyError(f"The seat '{name}': {error}") from error
+    if method.seated():
+        _check_own(plan)
+        return
     _check_sizes(plan)
     snapshots = sorted({n.rpartition("@")[2] for n in method.needs() if "@" in n})
     if "reference" in snapshots and options.reference == "none":
@@ -360,6 +395,9 @@ def check_plan(plan: Plan) -> None:
         )
     if getattr(world, "turn_cap", 0) == 1:
         access = access | {"one turn"}
+    if plan.seat:
+        access = access | {"game"}
+        signals = signals and signals | {gift[7:] for gift in plan.gifts if gift.startswith("signal:")}
     judged = {f"signal:{c.settings().get('name')}" for c in getattr(method, "models", ())}
     judged |= {gift for _, held in method.parts() for gift in held.info.gives if gift.startswith("signal:")}
     for path, held in method.parts():
@@ -372,13 +410,25 @@ def check_plan(plan: Plan) -> None:
         for setting, reason in findings(held.info.impossible, held, method, world):
             value = f"{path}.{setting} cannot be {show_value(getattr(held, setting))}" if setting else ""
             raise PanoplyError(f"{value or f'{path} ({held.info.name}) cannot be used'}: {reason}.")
-    _check_gifts(method, world.keys)
+    _check_gifts(method, {f"column:{key}" for key in world.keys} | plan.gifts)
     if world.medium == "text":
         typing.cast("TextWorld", world).check(method.needs())
     _check_length(plan, world)
     for path, reason in inert(plan):
         if path in plan.chosen:
             raise PanoplyError(f"{path} has no effect: {reason}.")
+
+
+def _check_own(plan: Plan) -> None:
+    """Of a method of several learners, the parts that belong to none of them."""
+    world = plan.world()
+    for path, held in plan.method.slots().items():
+        assert isinstance(held, Part)
+        for setting, reason in findings(held.info.impossible, held, plan.method, world):
+            raise PanoplyError(f"{path}.{setting} cannot be {show_value(getattr(held, setting))}: {reason}.")
+        for need in sorted(n for n in held.needs() if n.startswith("world:")):
+            if need.removeprefix("world:") not in world.access | {world.medium}:
+                raise PanoplyError(_refusal(plan, f"{path} ({held.info.name})", need.removeprefix("world:")))
 
 
 def _check_sizes(plan: Plan) -> None:
@@ -420,6 +470,10 @@ def _check_length(plan: Plan, world: Any) -> None:
 def _refusal(plan: Plan, who: str, need: str) -> str:
     """Why a part cannot work on a world, and with a file of the user's, what it would have to hold."""
     own = plan.world_id.startswith("jsonl@")
+    if need == "game":
+        return (
+            f"{who} learns from what a game of several seats deals out, and {plan.method_id} has one learner."
+        )
     if own and need == "pairs":
         return (
             f"{who} compares answers, and {plan.world_options['data']} has none to compare: its lines need 'chosen' "
@@ -436,12 +490,12 @@ def _refusal(plan: Plan, who: str, need: str) -> str:
     return f"{who} needs a world with '{need}', and {plan.world_id} has none.{hint}"
 
 
-def _check_gifts(method: Method, keys: frozenset[str]) -> None:
+def _check_gifts(method: Method, given: Set[str]) -> None:
     """What one part needs of another must be given, and what is given for a term must have that term.
 
-    keys   of decisions that the world gives beside those that all have
+    given   by the world, or by a game of several learners
     """
-    given = {gift for _, held in method.parts() for gift in held.info.gives} | {f"column:{k}" for k in keys}
+    given = given | {gift for _, held in method.parts() for gift in held.info.gives}
     for path, held in method.parts():
         needed = {need for need in held.needs() if need.startswith(("column:", "network:", "model:"))}
         for unit in {held.info.unit, held.info.whole}:

@@ -121,7 +121,7 @@ class Panel(Progress):
         self.close()
         records = job.run.metrics()
         self._record: Mapping[str, Any] = records[-1] if records else {}
-        self._own = job.method.regime in ("on_policy", "off_policy")
+        self._own = job.seat.method.regime in ("on_policy", "off_policy")
         self._shown = self._choose(job)
         self._measures = job.plan.measures()
         self._curve = [float(r.get(self._shown) or 0.0) for r in records]
@@ -172,7 +172,7 @@ class Panel(Progress):
             self._live = None
 
     def _choose(self, job: Job) -> str:
-        names = (*CURVE.get(job.method.regime, ()), "loss")
+        names = (*CURVE.get(job.seat.method.regime, ()), "loss")
         return next((name for name in names if self._record.get(name) is not None), "")
 
     def _refresh(self, job: Job) -> None:
@@ -260,7 +260,7 @@ def summary(job: Job, record: Mapping[str, Any]) -> str:
     """One line about a step."""
     words = [f"step {job.step}/{job.plan.options.steps}"]
     names: tuple[str, ...] = ("loss", "accuracy")
-    if job.method.regime in ("on_policy", "off_policy"):
+    if job.seat.method.regime in ("on_policy", "off_policy"):
         same = record.get("success") == record.get("reward")
         names = ("success", "return", *(() if same else ("reward",)), "loss", "entropy")
     words += [f"{name} {record[name]:.3f}" for name in names if record.get(name) is not None]

@@ -110,3 +110,4 @@ class State(TypedDict):
     after: dict[str, Any]
     threads: int
     norm: float
+    seats: NotRequired[dict[str, dict[str, Any]]]

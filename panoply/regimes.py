@@ -56,6 +56,10 @@ class Method:
             else:
                 yield slot, value
 
+    def seated(self) -> dict[str, Method]:
+        """The methods of the learners in a run of several, by name; the first is what the run is judged by."""
+        return {}
+
     @property
     def loop(self) -> str:
         """Which step function of `loops/` makes the steps of a run."""
@@ -389,6 +393,67 @@ def _transition_equation(method: OffPolicy | Offline) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Several(Method):
+    """Several learners in one run, each with a method of its own. The run is judged by the first, and its model is its.
+
+    seats   names and methods; settings are `NAME.PATH`, such as `solver.credit.scale`
+    turn    who learns in a step
+    game    what all of them do together in a step, from which each gets rows (its own `sample` is then `dealt`);
+            none: every seat that learns collects for itself
+    """
+
+    seats: tuple[tuple[str, Method], ...]
+    turn: Part
+    game: Part | None = None
+
+    regime: ClassVar[str] = "several"
+    slot_of: ClassVar[dict[str, str]] = {"turn": "turn", "game": "game"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [name for name, _ in self.seats]
+        if len(names) < 2 or len(set(names)) < len(names):
+            raise PanoplyError("A method of several learners has two seats at least, with different names.")
+        for name, held in self.seats:
+            if not name.isidentifier() or name in (*self.slot_of, "world", "policy", "run"):
+                raise PanoplyError(f"A seat cannot be called '{name}'.")
+            if not isinstance(held, Method) or held.seated():
+                raise PanoplyError(f"The seat '{name}' takes a method of one learner.")
+            dealt = any("dealt" in part.info.gives for _, part in held.parts())
+            if dealt != (self.game is not None):
+                why = (
+                    "there is no game: take another" if dealt else "a game deals out rows: take sample=dealt"
+                )
+                raise PanoplyError(f"The seat '{name}' cannot have that sample part, for {why}.")
+
+    def seated(self) -> dict[str, Method]:
+        return dict(self.seats)
+
+    def slots(self) -> dict[str, Part | tuple[Part, ...]]:
+        return {"turn": self.turn, **({"game": self.game} if self.game is not None else {})}
+
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        yield from super().parts()
+        for name, held in self.seats:
+            yield from ((f"{name}.{path}", part) for path, part in held.parts())
+
+    def with_seat(self, name: str, method: Method) -> Self:
+        """The same with another method for one seat."""
+        return dataclasses.replace(self, seats=tuple((n, method if n == name else m) for n, m in self.seats))
+
+    def terms(self) -> list[Part]:
+        return [term for _, held in self.seats for term in held.terms()]
+
+    def equation(self) -> list[str]:
+        own = [f"turn      {self.turn.equation()}"]
+        own += [f"game      {self.game.equation()}"] if self.game is not None else []
+        return [*(line for name, held in self.seats for line in (f"{name}:", *held.equation())), *own]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**super().to_json(), "seats": {name: held.to_json() for name, held in self.seats}}
+
+
+@dataclass(frozen=True)
 class Fit(Method):
     """How a model beside the policy learns from the experience it gets to see."""
 
@@ -425,4 +490,5 @@ REGIMES: dict[str, type[Method]] = {
     "dataset": Dataset,
     "offline": Offline,
     "make": Make,
+    "several": Several,
 }

@@ -50,10 +50,11 @@ class Case:
     steps: int
     settings: Mapping[str, Any] = field(default_factory=dict)
     world: str | None = None
+    plugin: str | None = None
 
     def begin(self, folder: Path) -> None:
         """Train in a folder, or go on with what is in it; what has ended stays as it is."""
-        choices = {"steps": self.steps} if self.steps else {}
+        choices: dict[str, Any] = {"steps": self.steps} if self.steps else {}
         if (folder / "result.json").exists():
             return
         if (folder / "run.json").exists() or (folder / "recipe.json").exists():
@@ -61,6 +62,7 @@ class Case:
         elif self.world is None and not self.recipe:
             tiny.train(folder, self.method, settings=self.settings, **choices)
         else:
+            choices |= {"plugins": [str(tiny.ROOT / self.plugin)]} if self.plugin else {}
             tiny.bare(folder, self.method, world=self.world, settings=self.settings, **choices)
 
     @property
@@ -83,6 +85,13 @@ CASES: dict[str, Case] = {
     "sac": Case(
         "sac", 24, {**CONTROL, "sample.envs": 3, "sample.length": 12, "replay.batch": 16, "replay.warmup": 60},
         "pendulum",
+    ),
+    # Two learners, of which one answers what the other has asked for; a part of theirs remembers whose turn it is.
+    "several": Case(
+        "propose-solve", 20,
+        {**RECORDS, "run.device": "cpu", "run.held_out": 4, "game.tasks": 12, "game.group": 4,
+         "turn": "when", "turn.metric": "total_episodes", "turn.above": 500.0, "turn.below": 60.0},
+        "chain", "examples/proposer_and_solver.py",
     ),
     "rlhf": Case(
         "rlhf", 0,
@@ -307,7 +316,8 @@ def learned(whole: Path) -> bool:
     """Whether most steps moved the weights: otherwise nothing is shown."""
     runs = [p.parent for p in whole.glob("*/run.json")] or [whole]
     rows = [m for run in runs for m in tiny.metrics(run)]
-    return sum(m.get("gradient_norm", m.get("updates", 0)) > 0 for m in rows) > len(rows) / 2
+    norms = [[v for k, v in m.items() if k.endswith("gradient_norm")] or [m.get("updates", 0)] for m in rows]
+    return sum(max(of) > 0 for of in norms) > len(rows) / 2
 
 
 # ------------------------------------------------------------------ the command

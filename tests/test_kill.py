@@ -26,6 +26,7 @@ KILLS: dict[str, tuple[str, ...]] = {
     "sft": ("late", "files"),
     "ppo": ("writing", "late", "late", "files"),
     "sac": ("start", "late", "files"),
+    "several": ("late", "writing"),
     "rlhf": ("first files", "files", "after an end", "late"),
 }
 """Which cases are killed when. A case that ends before its moment comes, on a busy machine, is killed less often."""

@@ -47,6 +47,7 @@ class Collector(Protocol):
     state: dict[str, Any]
     version: int
     models: Mapping[str, Callable[[Sequence[Any]], Tensor]]
+    dealt: Any
 
     def tasks(self, n: int) -> list[Any]: ...
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +21,7 @@ from panoply.kinds import Policy, kind_of
 from panoply.loops.health import speaks
 from panoply.loops.metrics import peak_memory
 from panoply.loops.samples import Watch, choose, sampled_episodes
-from panoply.loops.seat import Seat
+from panoply.loops.seat import Seat, first_states
 from panoply.planning import Plan
 from panoply.progress import Progress
 from panoply.ranges import MOST_THREADS
@@ -55,7 +57,15 @@ class Job:
         self._found = run.latest(progress.say)
         if remark := self.kind.remark(options.model, self.world):
             progress.say(remark)
-        self.seat = Seat(plan, self.world, self._found.folder if self._found else None)
+        self.seats: dict[str, Seat] = {}
+        """Who learns, by name: most runs have one, without a name."""
+        for name, one in (plan.seats() or {"": plan}).items():
+            place = f"seats/{name}" if self.seats else ""
+            self.seats[name] = Seat(one, self.world, self._found.folder if self._found else None, place)
+        self.seat = next(iter(self.seats.values()))
+        """The one that the run is judged by; it keeps what parts remember that belong to none."""
+        if len(self.seats) > 1:
+            self.seat.states |= first_states(self.method.slots().items())
         if not options.threads and self._found is None:
             torch.set_num_threads(pick_threads(self.kind.width(self.policy)))
         self.step = 0
@@ -74,8 +84,8 @@ class Job:
         self._started = time.monotonic()
         self._told: set[str] = set()
         self._moves = 0
-        self._at_start: dict[str, Any] = {}
-        for optimiser in self.seat.optimisers:
+        self._at_start: list[dict[str, Any]] = []
+        for optimiser in (o for seat in self.seats.values() for o in seat.optimisers):
             optimiser.register_step_post_hook(self._moved)
 
     @property
@@ -146,32 +156,34 @@ class Job:
                 self.progress.say(f"Stopped at step {self.step}: {self.plan.options.until} is reached.")
                 break
             self._moves = 0
-            self._at_start = copy.deepcopy(self.seat.memory)
+            self._at_start = [copy.deepcopy(seat.memory) for seat in self.seats.values()]
             yield self.step
 
     @property
     def spent(self) -> dict[str, int]:
         """What has been collected since the run began."""
-        return {of: self.seat.collect.state.get(of, 0) for of in ("episodes", "decisions")}
+        states = [seat.collect.state for seat in self.seats.values()]
+        return {of: sum(state.get(of, 0) for state in states) for of in ("episodes", "decisions")}
 
     def watch(self, seat: Seat, experience: Experience) -> None:
         """In a step whose episodes are recorded: choose some, of which the learner is to note all it does to them."""
         every, step = self.plan.options.episodes_every, self.step + 1
         due = every > 0 and len(experience) > 0 and (step % every == 0 or step == self.plan.options.steps)
+        due = due and seat is self.seat
         seat.learner.watch = Watch(choose(experience)) if due else None
 
     def finish_step(self, stepped: Stepped) -> Step:
         """Log, evaluate and checkpoint what has become due."""
         options, (experience, metrics, learned) = self.plan.options, stepped
-        described = self.seat.conclude(self.step + 1, experience)
         self.step += 1
         self.seconds = time.monotonic() - self._started
-        self.seat.collect.version = self.step
+        for seat in self.seats.values():
+            seat.collect.version = self.step
         last = self.step == options.steps
         evaluated = last or bool(options.evaluate_every and self.step % options.evaluate_every == 0)
         record: dict[str, Any] = {"step": self.step, "seconds": round(self.seconds, 3)}
         record |= {f"total_{of}": count for of, count in self.spent.items()}
-        record |= described | dict(metrics) | self._speed(experience) | self._failures()
+        record |= dict(metrics) | self._speed(experience) | self._failures()
         if evaluated:
             record |= self._evaluate()
         if self.seat.learner.watch is not None:
@@ -254,9 +266,12 @@ class Job:
         that is not finite then came from elsewhere, such as a reward. Otherwise it is the newest checkpoint from
         which the next step was sound: one of the very step that failed is set aside.
         """
-        self.seat.learner.settle()
-        if self._moves == 0 and speaks(self.policy, self.seat.probe()):
-            self.seat.memory = copy.deepcopy(self._at_start)
+        seats = list(self.seats.values())
+        for seat in seats:
+            seat.learner.settle()
+        if self._moves == 0 and all(speaks(seat.policy, seat.probe()) for seat in seats):
+            for seat, memory in zip(seats, self._at_start, strict=True):
+                seat.memory = copy.deepcopy(memory)
             self._save()
             kept = self.step
         else:
@@ -271,7 +286,8 @@ class Job:
         if self.sinks is not None:
             self.sinks.close()
             self.sinks = None
-        self.seat.collect.close()
+        for seat in self.seats.values():
+            seat.collect.close()
         self.progress.close()
         self.run.release()
         torch.set_num_threads(self._threads)
@@ -320,7 +336,9 @@ class Job:
 
     def _failures(self) -> dict[str, int]:
         """How many answers could not be graded so far; each new reason is told once."""
-        reasons = self.seat.collect.failures()
+        reasons: Counter[str] = Counter()
+        for seat in self.seats.values():
+            reasons.update(seat.collect.failures())
         for why in reasons.keys() - self._told:
             self.progress.say(f"An episode could not be finished and is left out or cut: {why}.")
         self._told |= reasons.keys()
@@ -330,7 +348,13 @@ class Job:
         self._moves += 1
 
     def _save(self) -> None:
-        own, tensors = self.seat.state()
+        states = {seat: seat.state() for seat in self.seats.values()}
+        own, tensors = states.pop(self.seat)
+        if states:
+            own["seats"] = {seat.name: plain for seat, (plain, _) in states.items()}
+            tensors |= {
+                f"{seat.place}:{key}": v for seat, (_, kept) in states.items() for key, v in kept.items()
+            }
         state = {
             **own,
             "step": self.step,
@@ -341,8 +365,12 @@ class Job:
             "threads": torch.get_num_threads(),
         }
         self.run.sync()
-        checkpoint.save(self.run.checkpoints, self.step, self.seat.save, state, tensors)
+        checkpoint.save(self.run.checkpoints, self.step, self._save_models, state, tensors)
         self._prune()
+
+    def _save_models(self, folder: Path) -> None:
+        for seat in self.seats.values():
+            seat.save(folder)
 
     def _prune(self) -> None:
         checkpoint.prune(self.run.checkpoints, self.plan.options.keep, self.best["step"])
@@ -371,7 +399,10 @@ class Job:
             raise PanoplyError(f"threads are from 1 to {MOST_THREADS}, not {state['threads']}")
         if state["threads"] != torch.get_num_threads():
             torch.set_num_threads(state["threads"])
-        self.seat.load(found.folder, state, tensors)
-        self.step = self.seat.collect.version = state["step"]
+        for seat in self.seats.values():
+            plain: Any = state if seat is self.seat else state["seats"][seat.name]
+            seat.load(found.folder, plain, tensors)
+            seat.collect.version = state["step"]
+        self.step = state["step"]
         self.seconds, self.best = state["seconds"], state["best"]
         self.before, self.after = state["before"], state["after"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -54,12 +54,13 @@ class Teaches(Protocol):
 class Seat:
     """One learner: a policy, the method that teaches it, and what the method's parts remember.
 
-    A `model` part is called with it. `found` is the folder of a checkpoint from which it will be loaded.
+    A `model` part is called with it. `found` is a checkpoint from which it will be loaded, `place` where it is in it.
     """
 
-    def __init__(self, plan: Plan, world: Any, found: Path | None = None, name: str = ""):
+    def __init__(self, plan: Plan, world: Any, found: Path | None = None, place: str = ""):
         options = plan.options
-        self.name, self.plan, self.options, self.method, self.world = name, plan, options, plan.method, world
+        self.name, self.place, self.plan = plan.seat, place, plan
+        self.options, self.method, self.world = options, plan.method, world
         self.kind = kind_of(world)
         self.policy: Policy = self._begun_with(found)
         if options.lora:
@@ -75,9 +76,7 @@ class Seat:
         self.models = Models(self)
         self.collect.models = self.models.asked()
         self.learner: Teaches = LEARNERS[self.method.regime](self)
-        self.states: dict[str, dict[str, Any]] = {
-            path: held.info.state() for path, held in self.method.parts() if held.info.state is not None
-        }
+        self.states = first_states(self.method.parts())
         self.norm = weight_norm(self.learned)
         """Of the weights the run began with."""
 
@@ -94,7 +93,7 @@ class Seat:
         except PanoplyError:
             if found is None or self.options.lora or self.method.slots().get("models"):
                 raise
-            return self.open(str(found / "model"))
+            return self.open(str(found / self.place / "model"))
 
     def _reference(self) -> Policy:
         named = self.options.reference
@@ -168,6 +167,7 @@ class Seat:
 
     def save(self, folder: Path) -> None:
         """The models, each in a folder that others can open."""
+        folder = folder / self.place
         self.learned.save(folder / "model")
         self.models.save(folder / "models")
         if self.options.lora:
@@ -176,7 +176,14 @@ class Seat:
             )
 
     def load(self, folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `save` and `state` left."""
+        """Take up what `save` and `state` left; tensors of other seats are not looked at."""
+        folder, mine = folder / self.place, f"{self.place}:" if self.place else ""
+        others = () if mine else ("seats/",)
+        tensors = {
+            name.removeprefix(mine): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(mine) and not name.startswith(others)
+        }
         if self.options.lora:
             load_adapter(cast(Any, self.policy), folder / "adapter")
         else:
@@ -186,6 +193,11 @@ class Seat:
         kept = checkpoint.join_tensors(state["parts"], tensors)
         checkpoint.check_states(kept, self.memory)
         self.memory, self.norm = kept, state["norm"]
+
+
+def first_states(parts: Iterable[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What the parts that remember begin with, by path."""
+    return {path: held.info.state() for path, held in parts if held.info.state is not None}
 
 
 def _by_terms(seat: Seat) -> Learner:

@@ -20,6 +20,18 @@ STEP: dict[str, Callable[[Job, Seat, int], Stepped]] = {
 
 def steps(job: Job) -> Iterator[Step]:
     """All steps that are left, one after another."""
-    made_by = STEP[job.method.loop]
+    if len(job.seats) == 1:
+        for step in job.steps():
+            yield job.finish_step(seat_step(job, job.seat, step))
+        return
+    from panoply.loops.several import several_step
+
     for step in job.steps():
-        yield job.finish_step(made_by(job, job.seat, step))
+        yield job.finish_step(several_step(job, step))
+
+
+def seat_step(job: Job, seat: Seat, step: int) -> Stepped:
+    """One learner's step; the weights must be sound after it."""
+    stepped = STEP[seat.method.loop](job, seat, step)
+    described = seat.conclude(step + 1, stepped.experience)
+    return stepped._replace(metrics=described | dict(stepped.metrics))

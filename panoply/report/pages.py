@@ -174,7 +174,9 @@ def _method_page(entry: Entry, preset: str | None) -> str:
 
 def _parts(method: Method) -> list[tuple[str, str, str]]:
     """Every part with its place and what it does."""
-    return [(path.split(".")[0], held.info.name, held.info.summary) for path, held in method.parts()]
+    seats = method.seated()
+    places = ((path.split("."), held) for path, held in method.parts())
+    return [(".".join(at[: 1 + (at[0] in seats)]), held.info.name, held.info.summary) for at, held in places]
 
 
 def _origins(entry: Entry, preset: str | None) -> list[tuple[str, str, str]]:

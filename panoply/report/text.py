@@ -92,6 +92,10 @@ def indent(text: str, by: str = "  ") -> str:
 
 def part_table(method: Method) -> str:
     """Every slot with its part and how that is set."""
+    return table(_part_rows(method))
+
+
+def _part_rows(method: Method) -> list[tuple[str, str, str]]:
     rows = []
     for slot, value in method.slots().items():
         several = value if isinstance(value, tuple) else (value,)
@@ -100,7 +104,9 @@ def part_table(method: Method) -> str:
             rows.append((slot, held.info.name, ", ".join(settings)))
         if not several:
             rows.append((slot, "–", "none"))
-    return table(rows)
+    for name, inner in method.seated().items():
+        rows += [(f"{name}.{slot}", part, settings) for slot, part, settings in _part_rows(inner)]
+    return rows
 
 
 # ------------------------------------------------------------------ plan

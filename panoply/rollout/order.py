@@ -21,6 +21,8 @@ class InOrder(Generic[T]):
     """What a run saves of a collector; how many tasks were taken is part of it."""
     models: Mapping[str, Callable[[Sequence[T]], Tensor]] = {}
     """Models beside the policy that say something of tasks before anybody acts on them, by name."""
+    dealt: Any = None
+    """What a game of several seats has for this one in this step."""
 
     def task(self, index: int) -> T:
         raise NotImplementedError
