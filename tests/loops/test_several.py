@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 import panoply as pp
-from panoply import compose, registry
+from panoply import compose, extensions, registry
 from panoply.methods.base.grpo import grpo
 from panoply.regimes import Several
 from panoply.rollout.text import Collector
@@ -30,7 +30,7 @@ NAMES = ("solver", "proposer")
 
 @pytest.fixture(autouse=True)
 def _own(registries: None) -> None:
-    registry.load_plugin(EXAMPLE)
+    extensions.load_plugin(EXAMPLE)
 
 
 def models(run: Path, step: int, seat: str = "") -> bytes:
