@@ -69,6 +69,7 @@ def check_contract(
     function: Callable[..., Any],
     state: Callable[[], dict[str, Any]] | None,
     prepare: Callable[..., Any] | None,
+    annotate: Callable[..., Any] | None,
 ) -> None:
     """Refuse, in one sentence, a function that its slot could not call."""
     who, held_to = f"{slot}.{name}", contract(slot, unit)
@@ -83,8 +84,14 @@ def check_contract(
         )
     own = () if slot in TERMS else first
     _check_takes(who, f"a part of {slot}", function, (*own, *held_to.takes))
-    if prepare is not None and unit != "transition":
-        _check_takes(f"The prepare of {who}", "it", prepare, (*first, *held_to.takes), settings)
+    if prepare is not None:
+        if held_to.takes != ("batch",):
+            raise PanoplyError(f"{who} declares a prepare, which only terms on a batch have.")
+        _check_takes(f"The prepare of {who}", "it", prepare, (*first, "batch"), settings)
+    if annotate is not None:
+        if held_to is not ON_TRANSITIONS:
+            raise PanoplyError(f"{who} declares an annotate, which only losses on transitions have.")
+        _check_takes(f"The annotate of {who}", "it", annotate, ("learned", "replay"), settings)
     for missing in sorted(held_to.settings.difference(settings)):
         raise PanoplyError(f"{who} has no setting '{missing}', which every part of {slot} has.")
 

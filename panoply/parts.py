@@ -46,14 +46,14 @@ class PartInfo:
     needs: frozenset[str] | Callable[[Any], frozenset[str]]
     idle: str | None
     state: Callable[[], dict[str, Any]] | None
-    prepare: Callable[..., Mapping[str, Any]] | None
+    prepare: Callable[..., Any] | None
+    annotate: Callable[..., Mapping[str, Any]] | None
     inert: Callable[..., Iterable[Finding]] | None
     impossible: Callable[..., Iterable[Finding]] | None
     bounds: Mapping[str, str]
     gives: frozenset[str]
     cost: Callable[..., Any] | None
     learns: tuple[str, ...] | Callable[[Any], tuple[str, ...]]
-    whole: Unit
     scores: Scores
 
     @property
@@ -115,6 +115,11 @@ class Part:
         own = frozenset(own)
         return own.union(*(v.needs() for v in self.settings().values() if isinstance(v, Part)))
 
+    @functools.cached_property
+    def units(self) -> frozenset[str]:
+        """What a term has to see whole: its unit, and more where it needs that (`whole:group`)."""
+        return frozenset({self.info.unit, *(n[6:] for n in self.needs() if n.startswith("whole:"))})
+
     def learns(self) -> tuple[str, ...]:
         """What a loss on transitions moves: `policy`, or networks by name."""
         moved = self.info.learns
@@ -151,34 +156,36 @@ def part(
     needs: Iterable[str] | Callable[[Any], frozenset[str]] = (),
     idle: str | None = None,
     state: Callable[[], dict[str, Any]] | None = None,
-    prepare: Callable[..., Mapping[str, Any]] | None = None,
+    prepare: Callable[..., Any] | None = None,
+    annotate: Callable[..., Mapping[str, Any]] | None = None,
     inert: Callable[..., Iterable[Finding]] | None = None,
     impossible: Callable[..., Iterable[Finding]] | None = None,
     bounds: Mapping[str, str] | None = None,
     gives: Iterable[str] = (),
     cost: Callable[..., Any] | None = None,
     learns: tuple[str, ...] | Callable[[Any], tuple[str, ...]] = ("policy",),
-    whole: Unit | None = None,
     scores: Scores | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Part]]:
     """Register a function as a part of `slot`.
 
     unit      what one value of a term belongs to, which is never cut: a decision, what shares a key (turn, segment,
               episode, parent, step, game, group, task, domain, agent), a pair, a ranked list, or the whole batch
-    whole     what else they never cut, where a term must see more at once than its unit
     scores    whose log-probabilities a term gets: `sampled`, those of the distribution drawn from, which a ratio to the
               behaviour needs (surrogates and regularisers, if they say nothing); `policy`, the policy's own at
               temperature 1 and with nothing cut off, which likelihoods, pairs and regressions need (losses); or `none`
     stream    which decisions a term speaks about; each stream is normalised by its own count
     needs     outputs of the forward pass, `logp@SNAPSHOT` columns, what the world must have (`world:teacher`), what
               another part must give (`column:value`, `network:q`, `model:probe`), targets to be kept (`target:q`),
-              what the policy must be (`policy:squashed`), or a second batch (`aside`: see update.momentum)
+              what the policy must be (`policy:squashed`), a second batch (`aside`: see update.momentum), or more than its
+              unit to be seen at once (`whole:group`)
     gives     what the part adds for others: `column:value`, `signal:wins`, `pairs`, `stream:imitation`
     bounds    the numbers a setting may be, such as `above 0`, `at least 1` or `from 0 up to 1` (see ranges.py)
     idle      a column whose zero means that the term has no gradient on that decision
-    state     makes the first state of a part that remembers; the function then takes the state first and
-              returns `(state, result)`
-    prepare   detached numbers of the whole mini-batch at current weights, at the price of one more forward pass
+    state     makes the first state of a part that remembers, a dict of JSON and tensors; the function then takes the
+              state first and returns `(state, result)`. Of a term it is `prepare` that does so
+    prepare   of a term, `(batch, **settings) → numbers`: detached numbers of the whole mini-batch at current weights,
+              once, however it is split, at the price of one more forward pass; they are `batch.prepared[NAME]`
+    annotate  of a loss on transitions, `(learned, replay, **settings) → columns` of all that is remembered, once a step
     cost      what `panoply plan` counts: of a sample or data part `(part, lengths) → tokens sampled and trained` in a
               step at most, of an update `part → numbers kept for a weight`, of a model `part → how it learns, or None`
     learns    of a loss on transitions: what it moves, `policy`, a piece of it or networks by name
@@ -202,11 +209,11 @@ def part(
 
     def register(function: Callable[..., Any]) -> Callable[..., Part]:
         made = _dataclass_of(slot, function)
-        check_contract(slot, made.__name__, unit, function, state, prepare)
+        check_contract(slot, made.__name__, unit, function, state, prepare, annotate)
         made.info = PartInfo(
             slot, made.__name__, function, equation, unit, stream,
             needs if callable(needs) else frozenset(needs),
-            idle, state, prepare, inert, impossible, dict(bounds or {}), frozenset(gives), cost, learns, whole or unit,
+            idle, state, prepare, annotate, inert, impossible, dict(bounds or {}), frozenset(gives), cost, learns,
             scores or _scores(slot, unit),
         )  # fmt: skip
         _PARTS[slot][key_of(function)] = made

@@ -378,7 +378,7 @@ def _check_mixed(data: Part, losses: tuple[Part, ...]) -> None:
     if "alone" not in data.settings():
         raise PanoplyError(f"data.{data.info.name} cannot be mixed with own experience. Take data=logged.")
     for loss in losses:
-        if loss.info.prepare is not None:
+        if loss.info.annotate is not None:
             raise PanoplyError(
                 f"{loss.info.id} is computed over whole logged episodes, so there can be no own experience beside "
                 "them: leave sample out."

@@ -38,7 +38,7 @@ def test_every_part_is_called_as_its_slot_says(held: type[Part]) -> None:
         assert name in settings or name.lstrip("_") == value
     assert slot.settings <= settings.keys()
     assert info.state is None or slot.remembers
-    if info.prepare is not None and info.unit != "transition":
+    if info.prepare is not None:
         called = inspect.signature(info.prepare).bind(*state, *slot.takes, **settings)
         assert called.arguments["batch"] == "batch"
 

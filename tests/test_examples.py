@@ -19,8 +19,8 @@ from panoply import extensions, registry
 from panoply.run import Run
 
 EXAMPLES = tiny.ROOT / "examples"
-METHOD, PART, WORLD, UPDATE = (
-    str(EXAMPLES / f"plugin_{kind}.py") for kind in ("method", "part", "world", "update")
+METHOD, PART, WORLD, UPDATE, TERM = (
+    str(EXAMPLES / f"plugin_{kind}.py") for kind in ("method", "part", "world", "update", "term")
 )
 
 
@@ -86,20 +86,36 @@ class TestPart:
         assert select(made).tolist() == [False, False, True, True]
 
 
+def resumed(run: Path, panoply: Terminal) -> bool:
+    """Whether a run of two steps that ended after the first comes to the same weights and metrics."""
+    logged, whole = tiny.metrics(run), tiny.model_bytes(run, 2)
+    shutil.rmtree(run / "checkpoints/step-0000002")
+    (run / "result.json").unlink()
+    panoply("train", "--resume", str(run), "--quiet")
+    return tiny.metrics(run) == logged and tiny.model_bytes(run, 2) == whole
+
+
+class TestTerm:
+    def test_it_trains_and_resumes_bit_for_bit(self, tmp_path: Path, panoply: Terminal) -> None:
+        """The price is 0 as long as the policy is the reference; then it is what the first step made it."""
+        assert len(Path(TERM).read_text().splitlines()) <= 30
+        run = tmp_path / "run"
+        more = {"reward.name": "ended", "run.checkpoint_every": 1, "update.lr": 0.01, "update.epochs": 3}
+        more |= {"regularise.kl_limit.limit": 1e-4, "regularise.kl_limit.rate": 100.0}
+        panoply("train", "grpo", "--regularise", "kl_limit", "--plugin", TERM, *words(run, **more))
+        prices = [m["kl_price"] for m in tiny.metrics(run)]
+        assert 0 < prices[0] != prices[1]
+        assert resumed(run, panoply)
+
+
 class TestUpdate:
     def test_it_trains_and_resumes_bit_for_bit(self, tmp_path: Path, panoply: Terminal) -> None:
         assert len(Path(UPDATE).read_text().splitlines()) <= 30
         run, more = tmp_path / "run", {"reward.name": "ended", "run.checkpoint_every": 1, "update.lr": 0.001}
         panoply("train", "grpo", "--update", "lion", "--plugin", UPDATE, *words(run, **more))
-        logged = tiny.metrics(run)
-        assert [m["lr"] for m in logged] == [0.001, 0.001]
+        assert [m["lr"] for m in tiny.metrics(run)] == [0.001, 0.001]
         assert tiny.model_bytes(run, 2) != tiny.model_bytes(run, 1)
-        whole = tiny.model_bytes(run, 2)
-        shutil.rmtree(run / "checkpoints/step-0000002")
-        (run / "result.json").unlink()
-        panoply("train", "--resume", str(run), "--quiet")
-        assert tiny.model_bytes(run, 2) == whole
-        assert tiny.metrics(run) == logged
+        assert resumed(run, panoply)
 
     def test_by_hand(self, registries: None) -> None:
         """m is 0 at first, then 0.2 of the first gradient; 0.5·m + 0.5·g has the sign of g until m outweighs it."""

@@ -64,9 +64,9 @@ class _Descent:
         self.mover.move()
         return value.detach(), stats
 
-    def prepare(self, learned: ActorCritic, replay: Replay) -> Mapping[str, Tensor]:
+    def annotate(self, learned: ActorCritic, replay: Replay) -> Mapping[str, Tensor]:
         """Columns for all that is remembered, at the weights of now."""
-        made = self.loss.info.prepare
+        made = self.loss.info.annotate
         return made(learned, replay, **self.loss.settings()) if made is not None else {}
 
 
@@ -194,7 +194,7 @@ class ActorCriticLearner:
         self.remember(experience)
         assert isinstance(self.replay, Replay)
         for descent in self.descents if len(self.replay) else ():
-            self.replay.more |= descent.prepare(self.learned, self.replay)
+            self.replay.more |= descent.annotate(self.learned, self.replay)
         self.learned.generator = generator
         yield experience
 

@@ -6,6 +6,7 @@ gradient; micro-batches never cut a term's unit.
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections import defaultdict
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from panoply.batch import LOG_RATIO_LIMIT, Batch
+from panoply.checkpoint import check_states
 from panoply.errors import DeviceError
 from panoply.experience import Experience, Segments
 from panoply.loops.memory import TRIAL, CudaMeter, Meter, fitting
@@ -29,10 +31,13 @@ from panoply.regimes import Method
 from panoply.seeds import torch_rng
 from panoply.slots.schedule.schedules import at
 from panoply.slots.update.solver import MiniBatchView
+from panoply.states import State, as_tensors, from_tensors, handed_back
 
 DESCENT = {"surrogate": -1.0, "regularise": 1.0, "loss": 1.0}
 """Surrogates are ascended, everything else descended."""
 
+REMEMBERED = "term:"
+"""What a term remembers is saved under such names."""
 
 Recompute = Literal["auto", "always", "never"]
 
@@ -71,7 +76,10 @@ class Learner:
         self.reduce: Part = method.slots()["reduce"]  # type: ignore[assignment]
         update: Part = method.slots()["update"]  # type: ignore[assignment]
         self.needs = frozenset(
-            n for t in self.terms for n in t.needs() if not n.startswith(("logp@", "world:", "column:"))
+            n
+            for t in self.terms
+            for n in t.needs()
+            if not n.startswith(("logp@", "world:", "column:", "whole:"))
         )
         self.total_steps, self.seed = total_steps, seed
         self.micro_tokens = micro_tokens
@@ -81,6 +89,10 @@ class Learner:
         self.masters = Flat(learning) if getattr(policy, "small", False) else Masters(learning)
         self.parameters = self.masters.moving
         self.mover = Mover(self.masters, update, total_steps)
+        self.states = {t.info.name: t.info.state() for t in self.terms if t.info.state is not None}
+        """What terms remember, by their names."""
+        self._next: dict[str, State] = {}
+        """What they will remember once the weights have moved."""
         self.watch: Watch | None = None
         self._acting: tuple[int, list[_Active]] | None = None
         self._weighed: tuple[Experience, list[_Active], Experience] | None = None
@@ -124,6 +136,7 @@ class Learner:
         metrics["lr"] = self.mover.set_rate(step)
         solver = self.mover.solver
         self.mover.move(self._view(experience, step) if solver is not None and solver.looks else None)
+        self.states |= self._next
         return metrics
 
     def _view(self, experience: Experience, step: int) -> MiniBatchView:
@@ -301,13 +314,19 @@ class Learner:
         asking = [term for term, _, _ in active if term.info.prepare is not None]
         if not asking:
             return {}
+        self._next.clear()
         batch = Batch(self._beside(rows), self._score(rows, active))
         found: dict[str, Any] = {}
         with torch.no_grad():
             for term in asking:
-                assert term.info.prepare is not None
-                view = batch.of_stream(term.info.stream).scored(term.info.scores)
-                found[term.info.name] = dict(term.info.prepare(view, **term.settings()))
+                info, settings = term.info, term.settings()
+                assert info.prepare is not None
+                view = batch.of_stream(info.stream).scored(info.scores)
+                if info.state is None:
+                    found[info.name] = info.prepare(view, **settings)
+                    continue
+                returned = info.prepare(copy.deepcopy(self.states[info.name]), view, **settings)
+                self._next[info.name], found[info.name] = handed_back(f"The prepare of {info.id}", returned)
         return found
 
     def _now(self, rows: Experience, active: Sequence[_Active]) -> dict[str, Tensor]:
@@ -378,11 +397,16 @@ class Learner:
     # -------------------------------------------------------------- saving
 
     def state(self) -> dict[str, Tensor]:
-        """What the optimiser keeps, as plain named tensors."""
-        return self.mover.state()
+        """What the optimiser keeps and terms remember, as plain named tensors."""
+        remembered = {f"{REMEMBERED}{name}": kept for name, kept in as_tensors(self.states).items()}
+        return {**self.mover.state(), **remembered}
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
-        self.mover.load_state(named)
+        ours = {n.removeprefix(REMEMBERED): v for n, v in named.items() if n.startswith(REMEMBERED)}
+        self.mover.load_state({n: v for n, v in named.items() if not n.startswith(REMEMBERED)})
+        states = from_tensors(ours)
+        check_states(states, self.states)
+        self.states = states
 
 
 def _guard(metrics: Mapping[str, float]) -> None:

@@ -17,7 +17,7 @@ def unit_labels(rows: Experience, terms: Sequence[Part]) -> Tensor:
 
     At least a context row, since cutting one only repeats work. Episodes joined by a pair or a list stay together too.
     """
-    units: set[str] = {t.info.unit for t in terms} | {t.info.whole for t in terms}
+    units: set[str] = {unit for term in terms for unit in term.units}
     each = torch.arange(len(rows), device=rows["action"].device)
     if units == {"decision"} and "tokens" not in rows.context:
         return each

@@ -67,7 +67,7 @@ class Replay:
         for name, (shape, dtype) in shapes.items():
             self._make(name, shape, dtype)
         self.more: dict[str, Tensor] = {}
-        """Other numbers of every transition, where losses prepare some."""
+        """Other numbers of every transition, where losses annotate them."""
         self._powers = gamma ** torch.arange(steps + 1, dtype=torch.float32, device=self.device)
 
     def _make(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:

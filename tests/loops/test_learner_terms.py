@@ -23,7 +23,9 @@ from kit import (
 from toys import toy_prepared
 
 from panoply.batch import Batch, Values
+from panoply.errors import PanoplyError
 from panoply.experience import Experience, Table
+from panoply.loops.mover import Diverged
 from panoply.parts import Part, part
 from panoply.slots.loss.imitation import nll
 from panoply.slots.reduce.averages import sequence_mean, sequence_sum, token_mean
@@ -111,6 +113,62 @@ def test_prepare_gradient() -> None:
     mean = sum(float(x.detach()) for x in every) / len(every)
     loss = sum(((x - mean) ** 2 for x in every), ZERO) / len(every)
     assert_same(gradient(dataset(toy_prepared()), made, micro_tokens=3), slow.gradient(loss))
+
+
+def _counted(state: dict[str, Any], batch: Batch, weight: float, broken: bool) -> tuple[Any, Any]:
+    """How many mini-batches there were, and a running mean of log π: a number and a tensor."""
+    mean = (state["mean"] * state["count"] + batch.now["logp"].mean()) / (state["count"] + 1)
+    return {"count": state["count"] + 1, "mean": mean}, {"mean": mean}
+
+
+@part("loss", state=lambda: {"count": 0, "mean": torch.zeros(()).double()}, prepare=_counted)
+def toy_remembering(batch: Batch, *, weight: float = 1.0, broken: bool = False) -> Values:
+    """Squared distance to the mean of all mini-batches so far."""
+    return (math.nan if broken else 1.0) * (
+        batch.now["logp"] - batch.prepared["toy_remembering"]["mean"]
+    ) ** 2, {}
+
+
+class TestRemembering:
+    def test_once_a_minibatch_however_it_is_split(self) -> None:
+        ends = []
+        for micro_tokens in (10**9, 6, 1):
+            policy = Tabular()
+            made = learner(policy, dataset(toy_remembering()), micro_tokens=micro_tokens)
+            for step in range(3):
+                made.step(shuffled(ragged()), step)
+            assert made.states["toy_remembering"]["count"] == 3
+            ends.append((policy.logits.detach().clone(), made.states["toy_remembering"]["mean"]))
+        for logits, mean in ends[1:]:
+            assert_same(logits, ends[0][0])
+            assert_same(mean, ends[0][1])
+
+    def test_it_is_remembered_when_the_weights_have_moved(self) -> None:
+        made = learner(Tabular(), dataset(toy_remembering(broken=True)))
+        made.gradient(ragged())
+        with pytest.raises(Diverged):
+            made.step(ragged(), 0)
+        assert made.states["toy_remembering"] == {"count": 0, "mean": torch.zeros(())}
+
+    def test_it_is_saved_and_comes_back(self) -> None:
+        policy, again = Tabular(), Tabular()
+        made, resumed = (learner(p, dataset(toy_remembering())) for p in (policy, again))
+        made.step(ragged(), 0)
+        with torch.no_grad():
+            again.logits.copy_(policy.logits)
+        resumed.load_state(made.state())
+        assert resumed.states == made.states
+        for one in (made, resumed):
+            one.step(ragged(), 1)
+        assert torch.equal(again.logits, policy.logits)
+        assert type(resumed.states["toy_remembering"]["count"]) is int
+
+    def test_a_state_of_something_else_is_refused(self) -> None:
+        made = learner(Tabular(), dataset(toy_remembering()))
+        with pytest.raises(PanoplyError, match="count of toy_remembering is 0 at first, and cannot be 'x'"):
+            made.load_state({"term:toy_remembering:": torch.tensor(list(b'{"count": "x"}')).byte()})
+        with pytest.raises(PanoplyError, match="lacks a state of toy_remembering"):
+            made.load_state({})
 
 
 def test_a_weight_may_follow_a_schedule() -> None:

@@ -175,7 +175,7 @@ def test_gamma_weight_at_the_ends() -> None:
 
 
 def test_episodes_are_never_cut() -> None:
-    assert gamma_weight().info.whole == "episode"
+    assert gamma_weight().units == {"decision", "episode"}
     made = ragged()
     whole = gradient(on_policy(surrogate=gamma_weight()), made)
     assert torch.allclose(gradient(on_policy(surrogate=gamma_weight()), made, micro_tokens=1), whole)

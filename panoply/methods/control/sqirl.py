@@ -101,7 +101,7 @@ def _one_step(held: Any, method: Any) -> list[Finding]:
     unit="transition",
     learns=("policy", "rungs"),
     needs={"network:rungs", "policy:values", "world:discrete actions"},
-    prepare=returns_to_go,
+    annotate=returns_to_go,
     impossible=_one_step,
 )
 def climbing_q(learned: ActorCritic, rows: Transitions, *, update: Part | None = None) -> Values:

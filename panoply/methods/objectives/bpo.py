@@ -260,8 +260,7 @@ def _alone(held: Any, method: Any) -> list[Finding]:
         " over the group"
     ),
     idle="advantage",
-    whole="group",
-    needs=_snapshot,
+    needs=lambda held: _snapshot(held) | {"whole:group"},
     impossible=_alone,
     bounds={**BAND, "epsilon": "from 0 to 1", "weight": "above 0"},
 )

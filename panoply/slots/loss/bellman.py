@@ -308,7 +308,7 @@ def lambda_returns(learned: ActorCritic, replay: Replay, *, lam: float, **_: obj
     learns=("v",),
     needs={"network:v"},
     gives={"column:advantage"},
-    prepare=lambda_returns,
+    annotate=lambda_returns,
     bounds={"lam": "from 0 to 1"},
 )
 def return_v(

@@ -67,9 +67,8 @@ LOWEST = -18.420680743952367
 @part(
     "surrogate",
     equation=_gamma_equation,
-    whole="episode",
     idle="advantage",
-    needs=_needs,
+    needs=lambda held: _needs(held) | {"whole:episode"},
     inert=_moves,
     bounds={"weight": "above 0"}
     | dict.fromkeys(("k_positive", "lam_positive", "k_negative", "lam_negative"), "at least 0"),
