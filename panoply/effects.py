@@ -77,7 +77,7 @@ def _average(method: Method) -> list[Finding]:
 
 def _uncut(method: Method) -> list[Finding]:
     """A term that sees all of a batch at once leaves nothing to divide."""
-    seen = [t for t in method.terms() if "batch" in (t.info.unit, t.info.whole)]
+    seen = [t for t in method.terms() if "batch" in t.units]
     update = method.slots().get("update")
     if not seen or not isinstance(update, Part) or "minibatches" not in update.settings():
         return []

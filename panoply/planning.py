@@ -498,7 +498,7 @@ def _check_gifts(method: Method, given: Set[str]) -> None:
     given = given | {gift for _, held in method.parts() for gift in held.info.gives}
     for path, held in method.parts():
         needed = {need for need in held.needs() if need.startswith(("column:", "network:", "model:"))}
-        for unit in {held.info.unit, held.info.whole}:
+        for unit in held.units:
             if unit in ("pair", "list"):
                 needed.add(plural(unit))
             elif unit in KEY_UNITS and unit not in COMMON_KEYS:
