@@ -176,8 +176,8 @@ def part(
     stream    which decisions a term speaks about; each stream is normalised by its own count
     needs     outputs of the forward pass, `logp@SNAPSHOT` columns, what the world must have (`world:teacher`), what
               another part must give (`column:value`, `network:q`, `model:probe`), targets to be kept (`target:q`),
-              what the policy must be (`policy:squashed`), a second batch (`aside`: see update.momentum), or more than its
-              unit to be seen at once (`whole:group`)
+              what the policy must be (`policy:squashed`), a second batch (`aside`: see update.momentum), or more than
+              its unit to be seen at once (`whole:group`)
     gives     what the part adds for others: `column:value`, `signal:wins`, `pairs`, `stream:imitation`
     bounds    the numbers a setting may be, such as `above 0`, `at least 1` or `from 0 up to 1` (see ranges.py)
     idle      a column whose zero means that the term has no gradient on that decision
