@@ -138,3 +138,34 @@ class _Pennies(Envs):
         won = np.where(actions[::2] == actions[1::2], 1.0, -1.0)
         reward = np.stack([won, -won], 1).ravel()
         return Step(reward, self.elapsed >= self.rounds, np.zeros(self.size, dtype=bool))
+
+
+@dataclass(frozen=True)
+class Secrets(ControlWorld):
+    """Each of two seats holds a card that the other does not see; whatever they do, the higher one wins one."""
+
+    seats = 2
+
+    @property
+    def observation(self) -> Space:
+        return Discrete(3)
+
+    @property
+    def action(self) -> Space:
+        return Discrete(2)
+
+    def envs(self, size: int) -> Envs:
+        return _Secrets(size)
+
+
+class _Secrets(Envs):
+    def __init__(self, size: int):
+        self.size, self.observations = size, np.zeros(size, dtype=np.int64)
+
+    def reset(self, where: Array, seeds: Array) -> None:
+        self.observations[where] = np.where(where % 2 == 0, seeds // 2, seeds // 6) % 3
+
+    def step(self, actions: Array) -> Step:
+        gap = np.sign(self.observations[::2] - self.observations[1::2])
+        over = np.ones(self.size, dtype=bool)
+        return Step(np.stack([gap, -gap], 1).ravel().astype(float), over, ~over)

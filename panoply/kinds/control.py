@@ -47,14 +47,7 @@ def critic(
     seed: int,
     outputs: tuple[str, ...] = ("value",),
 ) -> tuple[ValueNet, Callable[[ValueNet, Experience], dict[str, Column]]]:
-    return ValueNet.of(policy, seed, outputs), values
-
-
-def values(model: ValueNet, experience: Experience) -> dict[str, Column]:
-    """Of all that was observed in one pass: `value` of each decision's state, `next_value` of the one after it."""
-    found = model.named(experience.context.tensor("observation").to(model.device))
-    here: dict[str, Column] = {name: column.cpu()[experience["context"]] for name, column in found.items()}
-    return here | {"next_value": found["value"].cpu()[experience["next"]]}
+    return ValueNet.of(policy, seed, outputs), ValueNet.columns
 
 
 def scorer(policy: ControlPolicy, world: ControlWorld, needs: frozenset[str]) -> ControlPolicy | Unrolled:
@@ -111,10 +104,11 @@ def run_form(needs: frozenset[str], world: ControlWorld) -> dict[str, Any]:
 
 
 def affords(world: ControlWorld) -> frozenset[str]:
-    limit = {"time limit"} if world.horizon else set()
-    if isinstance(world.action, Box):
-        return frozenset({"continuous actions", *limit})
-    return frozenset({"discrete actions", *limit} if isinstance(world.action, Discrete) else limit)
+    found = {"time limit"} if world.horizon else set()
+    found |= {"several seats"} if world.seats > 1 else set()
+    if isinstance(world.action, Box | Discrete):
+        found.add("continuous actions" if isinstance(world.action, Box) else "discrete actions")
+    return frozenset(found)
 
 
 def check_source(source: str, world: ControlWorld) -> None:

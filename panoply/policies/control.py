@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError, plain, unknown
-from panoply.experience import Experience, moved
+from panoply.experience import Column, Experience, moved
 from panoply.files import conform
 from panoply.parts import check_fields
 from panoply.policies import divergence, taps
@@ -147,6 +147,9 @@ class _Network(nn.Module):
 class ControlModel:
     """What policy and critic share: weights in a folder of safetensors and JSON."""
 
+    sees = "observation"
+    """The context column that it looks at."""
+
     def __init__(self, model: _Network, spec: PolicySpec, observation: Space, action: Space):
         self.model, self.spec, self.observation, self.action = model, spec, observation, action
         self.device = next(model.parameters()).device
@@ -187,7 +190,7 @@ class ControlModel:
             weight.copy_(saved[name])
 
     def observe(self, experience: Experience) -> Tensor:
-        return moved(experience.looked_up("observation"), self.device)
+        return moved(experience.looked_up(self.sees), self.device)
 
 
 class ControlPolicy(ControlModel):
@@ -330,6 +333,37 @@ class ValueNet(ControlModel):
 
     def values(self, observation: Tensor) -> Tensor:
         return self.model(observation)[:, 0]  # type: ignore[no-any-return]
+
+    def columns(self, experience: Experience) -> dict[str, Column]:
+        """Of all that was seen in one pass: `value` of each decision's state, `next_value` of the one after it."""
+        found = self.named(experience.context.tensor(self.sees).to(self.device))
+        here: dict[str, Column] = {name: x.cpu()[experience["context"]] for name, x in found.items()}
+        return here | {"next_value": found["value"].cpu()[experience["next"]]}
+
+
+class CentralNet(ValueNet):
+    """V of what all seats of a game see, for a critic: policies go on seeing what is theirs.
+
+    It looks at the column `joint`: a seat's own view first, then those of the seats after it, so that one network
+    values every seat.
+    """
+
+    sees = "joint"
+
+    @classmethod
+    def over(cls, policy: ControlPolicy, seats: int, seed: int = 0) -> CentralNet:
+        spec, features = policy.spec, policy.model.features
+        layers = MLP(seats * features.size, spec.hidden, 1, spec.activation)
+        layers.initialise(torch_rng("critic", seed))
+        return cls(_Joined(features, layers.to(policy.device)), spec, policy.observation, policy.action)
+
+
+class _Joined(_Network):
+    """The same features of several observations side by side."""
+
+    def forward(self, observation: Tensor, turn: Tensor | None = None, beta: Tensor | None = None) -> Tensor:
+        each = self.features.forward(observation.flatten(0, 1))
+        return self.layers.forward(each.reshape(len(observation), -1))
 
 
 def supplied(need: str) -> str:

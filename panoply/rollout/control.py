@@ -14,7 +14,7 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.experience import OPEN, OWN, TERMINATED, TRUNCATED, Column, Experience, Table
 from panoply.policies.control import ControlPolicy
-from panoply.rollout.games import folded, keys
+from panoply.rollout.games import folded, keys, views
 from panoply.rollout.order import InOrder
 from panoply.rollout.step_buffer import StepBuffer
 from panoply.seeds import numpy_rng
@@ -218,6 +218,8 @@ class ControlCollector(InOrder[Start]):
             found = keys(episode, taken["turn"], self.world.seats)
             columns |= {name: torch.from_numpy(column) for name, column in found.items()}
         context: dict[str, Column] = {"observation": _joined(taken["observation"], taken["after"][ends])}
+        if "joint" in taken:
+            context["joint"] = _joined(taken["joint"], taken["joint_after"][ends])
         if "legal" in taken:
             context["legal"] = _joined(taken["legal"], taken["legal_after"][ends])
         columns["state"] = hashed(taken["observation"])
@@ -309,6 +311,7 @@ class _Rows:
         self._fresh = 0
         """Steps for which every row has noise; a new episode draws for its own row alone, so it adds none."""
         self._index = np.arange(size)
+        self._views = views(size, collector.world.seats) if "joint" in collector.needs else None
         self.refresh()
 
     def refresh(self) -> None:
@@ -345,6 +348,8 @@ class _Rows:
         buffer.write("observation", seen)
         if mask is not None:
             buffer.write("legal", mask)
+        if self._views is not None:
+            buffer.write("joint", seen[self._views])
         out = self._forward(seen, turn)
         assert self._noise is not None
         noise = self._noise[self._index, turn % BLOCK]
@@ -359,6 +364,8 @@ class _Rows:
         buffer.write("action", action)
         buffer.write("acted", acted)
         buffer.write("after", envs.observations)
+        if self._views is not None:
+            buffer.write("joint_after", envs.observations[self._views])
         buffer.write("reward", step.reward)
         buffer.write("terminated", step.terminated)
         buffer.write("truncated", truncated)

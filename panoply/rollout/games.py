@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-LATER = ("after", "legal_after", "terminated", "truncated", "earned")
+LATER = ("after", "legal_after", "joint_after", "terminated", "truncated", "earned")
 """What is seen after a step, in contrast to what was seen and done in it."""
 
 
@@ -42,3 +42,9 @@ def folded(taken: dict[str, Array]) -> dict[str, Array]:
 def keys(episode: Array, turn: Array, seats: int) -> dict[str, Array]:
     """Which game a decision is of, whose it is, and when; the episodes of a game's seats are numbered in a row."""
     return {"game": episode // seats, "agent": episode % seats, "step": turn}
+
+
+def views(size: int, seats: int) -> Array:
+    """[size, seats]: the rows of a row's game, its own first and then those of the seats after it."""
+    row, more = np.arange(size), np.arange(seats)
+    return (row // seats * seats)[:, None] + (row[:, None] + more) % seats

@@ -9,20 +9,23 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from kit import learner, on_policy
+from kit import dataset, learner, on_policy
 from torch import Tensor
-from toys import Pennies, Take
+from toys import Pennies, Secrets, Take
 
 from panoply import registry
 from panoply.errors import PanoplyError
-from panoply.experience import OPEN, TERMINATED, Experience, Segments
+from panoply.experience import OPEN, OWN, TERMINATED, Experience, Segments
 from panoply.loops.learner import Learner
 from panoply.parts import part
 from panoply.planning import make_plan
-from panoply.policies.control import ControlPolicy, PolicySpec
+from panoply.policies.control import CentralNet, ControlPolicy, PolicySpec, ValueNet
 from panoply.rollout.control import ControlCollector
 from panoply.rollout.games import folded
 from panoply.slots.credit.returns import to_go
+from panoply.slots.loss.values import squared_value
+from panoply.slots.model.values import central_critic
+from panoply.slots.update.optimisers import sgd
 from panoply.worlds.control.world import ControlWorld
 
 
@@ -127,6 +130,27 @@ def test_a_policy_that_plays_itself_learns_to_win() -> None:
     assert float(last["signal:reward"]) == 1
 
 
+def test_a_central_critic_knows_what_no_seat_does() -> None:
+    """Who holds the higher card: all there is to say of it is in `joint`, and half of it in an observation."""
+    collect = collector(Secrets())
+    collect.needs = frozenset({"joint"})
+    made = collect.episodes(collect.tasks(60))
+    joint, seen = made.looked_up("joint"), made.looked_up("observation")
+    assert torch.equal(joint[:, 0], seen)
+    assert torch.equal(joint.reshape(-1, 2, 2)[:, 0], joint.reshape(-1, 2, 2)[:, 1].flip(1))
+    assert torch.equal(made.looked_up("joint", by="next"), joint), "cards stay what they are"
+    made = made.with_columns(target=made["signal:reward"])
+    left = {}
+    for name, critic in (("all", CentralNet.over(collect.policy, 2)), ("own", ValueNet.of(collect.policy))):
+        held = learner(critic, dataset(squared_value(), update=sgd(lr=1.0, clip=0.0)))
+        for step in range(300):
+            held.step(made.with_columns(source=torch.full((len(made),), OWN)), step)
+        found = critic.columns(made)["value"]
+        assert isinstance(found, Tensor)
+        left[name] = float((found.detach() - made["target"]).square().mean())
+    assert left["all"] < 0.25 * left["own"]
+
+
 @pytest.fixture
 def _known() -> Iterator[None]:
     """The two games are registered while a test lasts."""
@@ -149,5 +173,10 @@ def test_a_run_in_a_game(tmp_path: Path) -> None:
     ):
         with pytest.raises(PanoplyError, match=words):
             make_plan(name, world)
+    with pytest.raises(PanoplyError, match="needs a world with 'several seats', and cartpole@1 has none"):
+        make_plan("ppo", "cartpole", slots={"models": [central_critic()]})
+    held = {"models": [central_critic(update=None)], "settings": {"run.held_out": 4}}
+    tiny.bare(tmp_path / "ppo", "ppo", world=Pennies(rounds=(3, 1)), steps=2, **held)
+    assert "value" in tiny.metrics(tmp_path / "ppo")[-1]
     with pytest.raises(PanoplyError, match="Games of take are played to their end"):
         collector(Take()).rollout(2, 4)

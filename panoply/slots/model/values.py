@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -48,6 +48,25 @@ def critic(seat: Seat, *, loss: Part = _LOSS, update: Part | None = _UPDATE, war
     return made(seat, (loss,), update, warmup)
 
 
+@part(
+    "model",
+    equation="V(s of all seats), a network beside the policy",
+    needs={"joint", "world:several seats"},
+    gives={"column:value"},
+    impossible=impossible,
+    bounds={"warmup": "at least 0"},
+    cost=lambda held: held.update,
+)
+def central_critic(
+    seat: Seat, *, loss: Part = _LOSS, update: Part | None = _UPDATE, warmup: int = 0
+) -> Model:
+    """A critic that sees what all seats of a game see (arXiv 1706.02275), while each acts on its own view alone."""
+    from panoply.policies.control import CentralNet
+
+    model = CentralNet.over(cast(Any, seat.policy), seat.world.seats, seat.options.seed)
+    return _learning(model, CentralNet.columns, (loss,), update, warmup)
+
+
 def made(
     seat: Seat,
     losses: tuple[Part, ...],
@@ -58,6 +77,11 @@ def made(
     """A critic of a seat's policy, for the `model` parts."""
     options = seat.options
     model, columns = seat.kind.critic(seat.policy, lambda: seat.open(options.model), options.seed, outputs)
+    return _learning(model, columns, losses, update, warmup)
+
+
+def _learning(model: Any, columns: Any, losses: tuple[Part, ...], update: Part | None, warmup: int) -> Model:
+    """A critic that learns on its own, or without an update together with the policy."""
     if update is None:
         return Model(model, columns, losses=losses)
     return Model(model, columns, Fit(losses, token_mean(), update), warmup)
