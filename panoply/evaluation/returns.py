@@ -61,9 +61,8 @@ def evaluate(
     found: dict[str, Tensor] = {}
     try:
         for name, sampled_at, times in (*ways, ("sampled", temperature, attempts)):
-            if (
-                not greedy
-            ):  # draws belong to an episode's number, which those in front of it would have counted up
+            if not greedy:
+                # draws belong to an episode's number, and greedy ones would have come first
                 collect.state["episodes"] = collect.state["groups"] = problems * world.seats
             played = collect.episodes(starts, times, temperature=sampled_at)
             found[name] = played.by("episode").last(played["earned"]).double()
