@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from panoply import selves
 from panoply.kinds import kind_of
 from panoply.parts import Part
 
@@ -101,11 +102,16 @@ def cost(plan: Plan) -> Cost:
     if "aside" in method.needs():
         extra.append("a second batch, with three passes backward")
         sampled, work = 2 * sampled, work + 2 * parameters * sampled + 14 * parameters * trained
-    for name in sorted(n for n in method.needs() if "@" in n):
-        extra.append(f"one forward pass for {name}")
-        work += 2 * parameters * trained
-        if name.endswith("@reference"):
-            memory["reference copy"] = parameters * width
+    for one in selves.named(method.needs()):
+        asked = sorted(
+            n for n in method.needs() if n.endswith(f"@{one.name}") and not n.startswith(selves.ACTS)
+        )
+        if asked:
+            extra.append(f"one forward pass for {' and '.join(asked)}")
+            work += 2 * parameters * trained * (2 if one.other else 1)
+        if one.copies:
+            mean = parameters * 4 if one.kind == "ema" and width < 4 else 0
+            memory[f"{one.name} copy"] = parameters * width * one.copies + mean
     if "judged" in method.needs():
         memory["policy beside the judge"] = parameters * width
     for model in slots.get("models", ()):

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from panoply import compose, extensions, registry
+from panoply import compose, extensions, registry, selves
 from panoply.effects import findings, inert
 from panoply.errors import PanoplyError, unknown
 from panoply.experience import COMMON_KEYS, KEY_UNITS, STREAMS, plural
-from panoply.kinds import kind_of
+from panoply.kinds import Kind, kind_of
 from panoply.parts import Part, check_fields, show_value
 from panoply.ranges import MOST_THREADS, SEED
 from panoply.regimes import Make, Method
@@ -366,7 +366,7 @@ def check_plan(plan: Plan) -> None:
         _check_own(plan)
         return
     _check_sizes(plan)
-    snapshots = sorted({n.rpartition("@")[2] for n in method.needs() if "@" in n})
+    snapshots = [one.name for one in selves.named(method.needs())]
     if "reference" in snapshots and options.reference == "none":
         wanting = [
             path for path, held in method.parts() if any(n.endswith("@reference") for n in held.needs())
@@ -375,15 +375,13 @@ def check_plan(plan: Plan) -> None:
             f"{wanting[0]} compares the policy with a reference model, and --reference none leaves none: "
             f"drop --reference none, or set {wanting[0]}=none."
         )
-    unknown_snapshots = [s for s in snapshots if s not in ("reference", "old")]
-    if unknown_snapshots:
-        raise unknown("snapshot", unknown_snapshots[0], ("reference", "old"))
     if "reference" not in snapshots and "run.reference" in plan.chosen and options.reference != "none":
         raise PanoplyError(
             "--reference has no effect: no part of this method compares the policy with a reference."
         )
     world = plan.world()
     kind = kind_of(world)
+    _check_selves(plan, kind)
     access, signals = world.access | {world.medium} | kind.affords(world), world.signals()
     for name, wanted in kind.policy_form(method.needs(), world).items():
         if (given := plan.policy_options.get(name, wanted)) != wanted:
@@ -429,6 +427,16 @@ def _check_own(plan: Plan) -> None:
         for need in sorted(n for n in held.needs() if n.startswith("world:")):
             if need.removeprefix("world:") not in world.access | {world.medium}:
                 raise PanoplyError(_refusal(plan, f"{path} ({held.info.name})", need.removeprefix("world:")))
+
+
+def _check_selves(plan: Plan, kind: Kind) -> None:
+    """Refuse snapshots that would never be renewed in the run, and outputs that they do not have."""
+    for path, held in plan.method.parts():
+        for need in sorted(n for n in held.needs() if "@" in n and not n.startswith("divergence:")):
+            output, _, name = need.partition("@")
+            if idle := selves.parse(name).idle(plan.options):
+                raise PanoplyError(f"{path} asks for {name}, which {idle}.")
+            kind.check_output("logp" if need.startswith(selves.ACTS) else output, name)
 
 
 def _check_sizes(plan: Plan) -> None:

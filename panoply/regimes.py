@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from panoply import selves
 from panoply.errors import PanoplyError, unknown
 from panoply.experience import plural
 from panoply.parts import Part, Scores, show_value
@@ -87,6 +88,10 @@ class Method:
             if held.info.scores == scores:
                 found |= {n.removeprefix("logp@") for n in held.needs() if n.startswith("logp@")}
         return sorted(found)
+
+    def actors(self) -> list[str]:
+        """Snapshots that act, beside the policy that learns or in its place."""
+        return selves.actors(self.needs())
 
     def but(self, **changes: Part | tuple[Part, ...]) -> Self:
         """The same method with other parts: a paper as a diff."""

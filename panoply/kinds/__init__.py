@@ -32,6 +32,9 @@ class Policy(Protocol):
     def remember(self, name: str, snapshot: Any, experience: Experience) -> Tensor:
         """The column `distribution@NAME`, by which `score` compares whole distributions with those of a snapshot."""
 
+    def copy(self) -> Any:
+        """A frozen snapshot that later training does not touch."""
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
     def save(self, folder: Path) -> None: ...
@@ -48,6 +51,8 @@ class Collector(Protocol):
     version: int
     models: Mapping[str, Callable[[Sequence[Any]], Tensor]]
     dealt: Any
+    selves: Any
+    """The run's snapshots, of which some may act."""
 
     def tasks(self, n: int) -> list[Any]: ...
 
@@ -114,6 +119,9 @@ class Kind(Protocol):
 
     def remark(self, source: str, world: Any) -> str:
         """What a user should know before a starting point is opened, in a sentence; most have none."""
+
+    def check_output(self, output: str, of: str) -> None:
+        """Refuse an output that the policy, or its snapshot `of`, does not have."""
 
     def width(self, policy: Any) -> int:
         """The size of a typical layer, by which the number of threads is chosen."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from panoply.costs import Lengths
+from panoply.errors import PanoplyError
 from panoply.evaluation.returns import evaluate as evaluate
 from panoply.experience import Column, Experience
 from panoply.loops.samples import Decode
@@ -118,6 +119,14 @@ def check_source(source: str, world: ControlWorld) -> None:
 
 def remark(source: str, world: ControlWorld) -> str:
     return ""
+
+
+def check_output(output: str, of: str) -> None:
+    if of.startswith("mix:"):
+        raise PanoplyError(
+            f"There is no {of} here: logits of a vocabulary are mixed, and a control policy has none."
+        )
+    control.supplied(output)
 
 
 def width(policy: ControlPolicy) -> int:

@@ -12,7 +12,7 @@ from panoply.evaluation.held_out import evaluate as evaluate
 from panoply.experience import Column, Experience
 from panoply.loops.samples import Decode
 from panoply.planning import Options
-from panoply.policies import build
+from panoply.policies import build, taps
 from panoply.policies.text import TextPolicy
 from panoply.policies.value import ValueModel
 from panoply.rollout.text import Collector
@@ -88,6 +88,10 @@ def check_source(source: str, world: TextWorld) -> None:
 def remark(source: str, world: TextWorld) -> str:
     """What to know before the model is opened."""
     return build.slower(source, world)
+
+
+def check_output(output: str, of: str) -> None:
+    taps.parse(output)
 
 
 def width(policy: TextPolicy) -> int:

@@ -195,6 +195,8 @@ class Job:
         if self.sinks is not None:
             self.sinks.log(self.step, record)
         best = evaluated and self.best["step"] == self.step
+        for seat in self.seats.values():
+            seat.snapshots.renew(self.step, best)
         if last or best or self.step % options.checkpoint_every == 0:
             self._save()
         self.progress.step(self, record, experience)

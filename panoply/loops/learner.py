@@ -27,6 +27,7 @@ from panoply.loops.micro_batches import mean_metrics as mean_metrics
 from panoply.loops.mover import Diverged, Flat, Masters, Mover, guard
 from panoply.loops.samples import Watch
 from panoply.parts import Part
+from panoply.policies import divergence
 from panoply.regimes import Method
 from panoply.seeds import torch_rng
 from panoply.slots.schedule.schedules import at
@@ -79,7 +80,8 @@ class Learner:
             n
             for t in self.terms
             for n in t.needs()
-            if not n.startswith(("logp@", "world:", "column:", "whole:"))
+            if not n.startswith(("world:", "column:", "whole:"))
+            if "@" not in n or n.startswith(divergence.NEED)
         )
         self.total_steps, self.seed = total_steps, seed
         self.micro_tokens = micro_tokens

@@ -73,6 +73,7 @@ class Seat:
         if self.judges:
             self.learned = ValueModel.of(cast(Any, self._begun_with(found)))
         self.snapshots = Snapshots(self.method, self.policy, self._reference)
+        self.collect.selves = self.snapshots
         self.models = Models(self)
         self.collect.models = self.models.asked()
         self.learner: Teaches = LEARNERS[self.method.regime](self)
@@ -163,6 +164,7 @@ class Seat:
             **tensors,
             **self.learner.state(),
             **self.models.state(),
+            **self.snapshots.state(),
         }
 
     def save(self, folder: Path) -> None:
@@ -188,7 +190,9 @@ class Seat:
             load_adapter(cast(Any, self.policy), folder / "adapter")
         else:
             self.learned.load_weights(folder / "model")
-        self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith(("part:", "model:"))})
+        elsewhere = ("part:", "model:", "snapshot:")
+        self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith(elsewhere)})
+        self.snapshots.load_state(tensors)
         self.models.load(folder / "models", tensors)
         kept = checkpoint.join_tensors(state["parts"], tensors)
         checkpoint.check_states(kept, self.memory)

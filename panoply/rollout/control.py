@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,8 @@ class ControlCollector(InOrder[Start]):
         split: str = "train",
         needs: frozenset[str] = frozenset(),
     ):
-        self.world, self.policy, self.seed, self.split = world, policy, seed, split
+        self.world, self.seed, self.split = world, seed, split
+        self.policy: ControlPolicy = policy
         self.needs = needs
         self.state: dict[str, Any] = {"tasks": 0, "groups": 0, "episodes": 0, "decisions": 0}
         self.version = 0
@@ -56,15 +56,6 @@ class ControlCollector(InOrder[Start]):
         return self.world.task(self.split, index)
 
     # -------------------------------------------------------------- what a sample part asks for
-
-    @contextmanager
-    def acted_by(self, policy: ControlPolicy) -> Iterator[None]:
-        """Let another policy of the same form act for a while."""
-        own, self.policy = self.policy, policy
-        try:
-            yield
-        finally:
-            self.policy = own
 
     def episodes(
         self,
@@ -205,6 +196,7 @@ class ControlCollector(InOrder[Start]):
             "next": torch.from_numpy(after),
             "action": torch.from_numpy(taken["action"]),
             "source": torch.full((n,), OWN),
+            **self._acted(n),
             "end": torch.from_numpy(
                 np.where(taken["terminated"], TERMINATED, np.where(taken["truncated"], TRUNCATED, OPEN))
             ),

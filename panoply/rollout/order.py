@@ -1,16 +1,31 @@
-"""The order in which collectors of every kind take a world's tasks."""
+"""What collectors of every kind share: the order in which they take a world's tasks, groups, and who acts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.seeds import numpy_rng, stable_hash
+from panoply.selves import LEARNER
 
 T = TypeVar("T")
+
+
+class Selves(Protocol):
+    """What a collector asks of a run's snapshots."""
+
+    actors: Sequence[str]
+    """Those that parts of the method let act, in the order of their numbers 1, 2, … in the column `actor`."""
+
+    def policy_of(self, name: str) -> Any: ...
+
+    def step_of(self, name: str) -> int:
+        """The step whose policy it is."""
 
 
 class InOrder(Generic[T]):
@@ -23,6 +38,11 @@ class InOrder(Generic[T]):
     """Models beside the policy that say something of tasks before anybody acts on them, by name."""
     dealt: Any = None
     """What a game of several seats has for this one in this step."""
+    policy: Any
+    version: int
+    selves: Selves | None = None
+    """Given by the run."""
+    actor = 0
 
     def task(self, index: int) -> T:
         raise NotImplementedError
@@ -76,6 +96,35 @@ class InOrder(Generic[T]):
             raise PanoplyError(f"{len(tasks)} tasks go into as many groups, not into {len(keys)}.")
         every = [i for i, n in enumerate(sizes) for _ in range(n)]
         return [tasks[i] for i in every], [keys[i] for i in every]
+
+    @contextmanager
+    def acted_by(self, who: Any) -> Iterator[None]:
+        """Let another act for a while: a snapshot by its name, or any policy of the same form.
+
+        Recorded log-probabilities are then those of who acts. A part that names a snapshot says so in its needs
+        (`acts@NAME`); then the column `actor` tells whose a decision is, and `version` of which step.
+        """
+        if who == LEARNER:
+            yield
+            return
+        before = self.policy, self.version, self.actor
+        if isinstance(who, str):
+            names = list(self.selves.actors) if self.selves is not None else []
+            if self.selves is None or who not in names:
+                raise PanoplyError(
+                    f"A part lets '{who}' act and does not say so: 'acts@{who}' belongs to its needs."
+                )
+            self.version, self.actor = self.selves.step_of(who), names.index(who) + 1
+            who = self.selves.policy_of(who)
+        self.policy = who
+        try:
+            yield
+        finally:
+            self.policy, self.version, self.actor = before
+
+    def _acted(self, rows: int) -> dict[str, Tensor]:
+        """The column `actor` where more than one may act: 0 is the learner."""
+        return {"actor": torch.full((rows,), self.actor)} if self.selves and self.selves.actors else {}
 
 
 def in_epochs(seed: int, first: int, n: int, among: int) -> list[int]:

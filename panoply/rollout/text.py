@@ -49,12 +49,20 @@ class Collector(InOrder[Task]):
         split: str = "train",
         needs: frozenset[str] = frozenset(),
     ):
-        self.world, self.policy, self.seed, self.split = world, policy, seed, split
+        self.world, self.seed, self.split = world, seed, split
+        self.policy: TextPolicy = policy
         self.needs = needs
         """Columns asked for that only world and policy together can give: `answer_likelihood`."""
-        self.engine = TextEngine(policy.model, policy.tokenizer)
+        self._engine = TextEngine(policy.model, policy.tokenizer)
         self.state = {"tasks": 0, "groups": 0, "episodes": 0, "decisions": 0}
         self.version = 0
+
+    @property
+    def engine(self) -> TextEngine:
+        """Samples from who acts."""
+        if self._engine.model is not self.policy.model:
+            self._engine = TextEngine(self.policy.model, self.policy.tokenizer)
+        return self._engine
 
     def failures(self) -> dict[str, int]:
         """Why answers could not be graded, and how often."""
@@ -270,6 +278,7 @@ class Collector(InOrder[Task]):
             "episode": episode[row],
             "version": torch.full_like(row, self.version),
             "source": torch.full_like(row, OWN),
+            **self._acted(len(row)),
             **log.columns(row, turn, decisions.tensor("end")),
         }
         if "answer_likelihood" in self.needs:

@@ -13,14 +13,10 @@ from kit import hand
 import panoply as pp
 from panoply.errors import PanoplyError
 from panoply.experience import TERMINATED, TRUNCATED
-from panoply.policies.control import ControlPolicy
 from panoply.progress import Progress
-from panoply.rollout.control import ControlCollector
 from panoply.run import Run
 from panoply.slots.credit.gae import gae
 from panoply.slots.credit.vtrace import traced, vtrace
-from panoply.slots.sample.lagged import lagged
-from panoply.worlds.control.cartpole import Cartpole
 
 
 def found(settings: dict[str, Any] | None = None, **columns: Any) -> tuple[list[float], list[float]]:
@@ -104,36 +100,12 @@ def test_interleaved_episodes_against_the_sum() -> None:
 # ------------------------------------------------------------------ stale data
 
 
-def test_who_acts_is_the_policy_of_some_steps_ago() -> None:
-    """With a lag of 2 the weights of step 0 act in steps 0, 1 and 2, and those of step 1 in step 3."""
-    world = Cartpole()
-    policy = ControlPolicy.fresh(world.observation, world.action, seed=0)
-    collect = ControlCollector(world, policy, 0)
-    state: dict[str, Any] = {}
-    selves, acted, versions = [], [], []
-    for step in range(4):
-        selves.append(policy.copy())
-        collect.version = step
-        state, batch = lagged(envs=2, length=16, lag=2)(state, collect)
-        with torch.no_grad():
-            gaps = [float((who.score(batch)["logp"] - batch["logp"]).abs().max()) for who in selves]
-            acted.append([i for i, gap in enumerate(gaps) if gap < 1e-5])
-            for number, weight in enumerate(policy.model.parameters()):
-                weight += 0.3 * torch.randn(
-                    weight.shape, generator=torch.Generator().manual_seed(number + step)
-                )
-        versions.append(batch["version"].unique().tolist())
-    collect.close()
-    assert acted == [[0], [0], [0], [1]]
-    assert versions == [[0], [0], [0], [1]]
-
-
 def test_a_run_with_lagging_actors_goes_on_with_the_same_earlier_self(tmp_path: Path) -> None:
     """The ratio at the first update is not 1; stopped after three steps and resumed, it ends at the same weights."""
     small = {
         "sample.envs": 4,
         "sample.length": 8,
-        "sample.lag": 2,
+        "sample.by": "past:2",
         "run.held_out": 2,
         "run.checkpoint_every": 3,
     }

@@ -10,7 +10,7 @@ from panoply.slots.credit.vtrace import vtrace
 from panoply.slots.loss.values import squared_value
 from panoply.slots.model.values import critic
 from panoply.slots.regularise.terms import entropy
-from panoply.slots.sample.lagged import lagged
+from panoply.slots.sample.rollout import rollout
 from panoply.slots.schedule.schedules import linear
 from panoply.slots.update.optimisers import rmsprop
 
@@ -57,7 +57,7 @@ def impala() -> OnPolicy:
     the released code, whose losses are sums over the batch and not means as here.
     """
     return a2c().but(
-        sample=lagged(envs=2, length=100),
+        sample=rollout(envs=2, length=100, by="past:1"),
         credit=vtrace(gamma=0.99, rho=1.0, c=1.0),
         regularise=(entropy(weight=2.5e-4),),
         update=rmsprop(lr=4.8e-4, decay=0.99, epsilon=0.1, clip=0.0, schedule=linear()),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from panoply.experience import Experience
 from panoply.parts import Finding, part
+from panoply.selves import LEARNER, acts, by_whom
 
 if TYPE_CHECKING:
     from panoply.rollout.text import Collector
@@ -30,7 +31,11 @@ def greedy_groups(held: Any, method: Any) -> list[Finding]:
 
 @part(
     "sample",
-    equation="{prompts} prompts × {group} episodes at temperature {temperature}",
+    equation=lambda held: (
+        f"{held.prompts} prompts × {held.group} episodes at temperature {held.temperature:g}"
+        f"{by_whom(held.by)}"
+    ),
+    needs=lambda held: acts(held.by),
     bounds=LIMITS,
     impossible=greedy_groups,
 )
@@ -43,13 +48,18 @@ def groups(
     top_p: float = 1.0,
     top_k: int = 0,
     max_tokens: int | None = None,
+    by: str = LEARNER,
 ) -> Experience:
-    """Some tasks, and a group of episodes for each, from the current policy."""
-    return collect.episodes(
-        collect.tasks(prompts),
-        group,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        max_tokens=max_tokens,
-    )
+    """Some tasks, and a group of episodes for each.
+
+    by: who acts, the policy that learns or another self of it (`behind:10`: see panoply/selves.py)
+    """
+    with collect.acted_by(by):
+        return collect.episodes(
+            collect.tasks(prompts),
+            group,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            max_tokens=max_tokens,
+        )

@@ -39,12 +39,20 @@ def ratio(batch: Batch, *, against: str = "behaviour", weight: float | Part = 1.
     return batch.log_ratio(against).exp() * batch["advantage"], ratio_stats(batch, against)
 
 
+STAYS = "with one epoch and one mini-batch the ratio stays at 1 (raise update.epochs or update.minibatches)"
+
+
+def stays_at_one(against: str, method: Any) -> bool:
+    """Whether the policy is still what a ratio is taken against: `old`, or who acted, if that is the learner."""
+    update = method.update.settings()
+    moves = update.get("epochs", 1) * update.get("minibatches", 1) > 1
+    return not moves and (against == "old" or (against == "behaviour" and not method.actors()))
+
+
 def _clip_inert(held: Any, method: Any) -> list[Finding]:
-    update, settings = method.update.settings(), held.settings()
-    moved = update.get("epochs", 1) * update.get("minibatches", 1) > 1
-    if not moved and held.against in ("behaviour", "old"):
-        reason = "with one epoch and one mini-batch the ratio stays at 1 (raise update.epochs or update.minibatches)"
-        return [(name, reason) for name in ("low", "high", "dual", "kind") if name in settings]
+    settings = held.settings()
+    if stays_at_one(held.against, method):
+        return [(name, STAYS) for name in ("low", "high", "dual", "kind") if name in settings]
     if settings.get("kind", "min") != "min":
         return [("dual", f"kind={held.kind} never falls below dual·A")]
     return []

@@ -8,7 +8,7 @@ import torch
 
 from panoply.batch import Batch, Values
 from panoply.parts import Finding, Part, part
-from panoply.slots.surrogate.ratios import _needs, ratio_stats
+from panoply.slots.surrogate.ratios import STAYS, _needs, ratio_stats, stays_at_one
 
 POSITIVE = dict.fromkeys(("weight", "positive", "negative"), "above 0")
 
@@ -53,10 +53,8 @@ def _gamma_equation(held: Any) -> str:
 
 
 def _moves(held: Any, method: Any) -> list[Finding]:
-    update = method.update.settings()
-    if held.against == "behaviour" and update.get("epochs", 1) * update.get("minibatches", 1) == 1:
-        reason = "with one epoch and one mini-batch the ratio stays at 1 (raise update.epochs or update.minibatches)"
-        return [(name, reason) for name in ("k_positive", "lam_positive", "k_negative", "lam_negative")]
+    if stays_at_one(held.against, method):
+        return [(name, STAYS) for name in ("k_positive", "lam_positive", "k_negative", "lam_negative")]
     return []
 
 
