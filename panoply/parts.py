@@ -282,7 +282,9 @@ def show_value(value: Any) -> str:
 def value_to_json(value: Any) -> Any:
     if isinstance(value, Part):
         return value.to_json()
-    return [value_to_json(v) for v in value] if isinstance(value, tuple) else value
+    if isinstance(value, Mapping):
+        return {name: value_to_json(v) for name, v in value.items()}
+    return [value_to_json(v) for v in value] if isinstance(value, tuple | list) else value
 
 
 # ------------------------------------------------------------------ checking values against annotations

@@ -16,12 +16,12 @@ trained; in the first round, before any has, `@last` says nothing, and what it w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from panoply.errors import PanoplyError, unknown
-from panoply.parts import Part
+from panoply.parts import Part, value_to_json
 from panoply.until import Until
 
 LAST = "@last"
@@ -160,6 +160,18 @@ class Recipe:
                 if turn > 1 and stage.name == first and "model" not in stage.again:
                     stage = dataclasses.replace(stage, again={**stage.again, "model": LAST})
                 yield Turn(stage.in_round(turn), turn, number)
+
+    def to_json(self) -> dict[str, Any]:
+        stages = [
+            {f.name: value_to_json(getattr(s, f.name)) for f in dataclasses.fields(s)} for s in self.stages
+        ]
+        return {"stages": stages, "rounds": self.rounds, "until": self.until}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], part: Callable[[Mapping[str, Any]], Part]) -> Recipe:
+        """The inverse of `to_json`; `part` makes one of what it was written as."""
+        stages = [{**s, "make": part(s["make"]) if s["make"] else None} for s in data["stages"]]
+        return cls(tuple(Stage(**s) for s in stages), data["rounds"], data["until"])
 
     def but(
         self, stage: str = "", *, rounds: int | None = None, until: str | None = None, **changes: Any

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from panoply.policies.control import ControlPolicy
     from panoply.policies.text import TextPolicy
     from panoply.progress import Progress
+    from panoply.recipe_plans import RecipePlan
 
 SLOT_NAMES = tuple(
     dict.fromkeys(slot for name, regime in REGIMES.items() if name != "make" for slot in regime.slot_of)
@@ -120,14 +121,15 @@ def _exact(choices: Mapping[str, Any], say: Callable[[str], None] = lambda _: No
     return found
 
 
-def plan_recipe(name: str, world: str | None = None, **choices: Any) -> dict[str, Plan]:
+def plan_recipe(name: str, world: str | None = None, **choices: Any) -> RecipePlan:
     """The plans of a recipe's stages by name, all checked before any compute is spent."""
-    from panoply.loops.recipe import plan_stages
+    from panoply.recipe_plans import chosen_recipe, plan_stages
 
     for plugin in choices.get("plugins") or ():
         extensions.load_plugin(plugin)
     entry = registry.find("recipe", name)
-    return plan_stages(entry, _for_all_stages(entry, world, choices), plan)
+    shared = _for_all_stages(entry, world, choices)
+    return plan_stages(entry.id, chosen_recipe(entry.build(), shared), shared, plan)
 
 
 def _for_all_stages(entry: registry.Entry, world: str | None, choices: Mapping[str, Any]) -> dict[str, Any]:

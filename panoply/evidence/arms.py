@@ -15,6 +15,7 @@ from panoply.evidence.scores import UNITS
 from panoply.given import built, method_of
 from panoply.parts import Part, show_value
 from panoply.planning import Plan
+from panoply.recipe_plans import WIDER, RecipePlan
 from panoply.regimes import Method
 
 POINTS = 10
@@ -23,14 +24,20 @@ POINTS = 10
 
 @dataclass(frozen=True)
 class Budget:
-    """What every run may spend: so many episodes, decisions, steps or seconds."""
+    """What every run may spend: so many episodes, decisions, steps or seconds.
+
+    Of a recipe, steps are those of all stages together, of which the last one takes what the others leave; or a budget
+    is for one stage alone (`optimise.episodes=2k`), and the others are free.
+    """
 
     unit: str
     amount: float
+    stage: str = ""
 
     @classmethod
     def parse(cls, word: str) -> Budget:
-        unit, _, amount = word.partition("=")
+        named, _, amount = word.partition("=")
+        stage, _, unit = named.replace(".run.", ".").rpartition(".")
         if unit not in UNITS:
             raise unknown("unit of a budget", unit, UNITS)
         try:
@@ -39,10 +46,11 @@ class Budget:
             found = 0.0
         if not 0 < found < math.inf or (unit != "seconds" and found != int(found)):
             raise PanoplyError(f"A budget is a number, such as {unit}=1000 or {unit}=20k, not '{word}'.")
-        return cls(unit, found)
+        return cls(unit, found, stage)
 
     def __str__(self) -> str:
-        return f"{self.amount:,.0f} {self.unit}" if self.unit != "seconds" else f"{self.amount:g} seconds"
+        said = f"{self.amount:,.0f} {self.unit}" if self.unit != "seconds" else f"{self.amount:g} seconds"
+        return f"{said} of {self.stage}" if self.stage else said
 
     def options(self, made: Plan) -> dict[str, Any]:
         """As options of a run. Steps are then at most as many as the budget allows."""
@@ -58,6 +66,26 @@ class Budget:
             )
         most = math.ceil(self.amount / (a_step(made, self.unit) or 1))
         return {self.unit: int(self.amount), "steps": max(1, most)}
+
+    def of_stages(self, made: RecipePlan) -> dict[str, dict[str, Any]]:
+        """As options of a recipe's stages."""
+        if self.stage:
+            if self.stage not in dict(made.runs()):
+                raise unknown(f"stage of {made.method_id} that trains", self.stage, dict(made.runs()))
+            return {self.stage: self.options(made[self.stage])}
+        if self.unit != "steps":
+            raise PanoplyError(
+                f"{made.method_id} is a recipe: its budget is in steps, of all stages together, or for one stage, such "
+                f"as --budget {made.last}.{self.unit}={self.amount:.0f}."
+            )
+        others = sum(plan.options.steps for name, plan in made.runs() if name != made.last)
+        rest = int(self.amount - others) // made.recipe.rounds
+        if rest < 1:
+            raise PanoplyError(
+                f"The stages of {made.method_id} before {made.last} take {others} steps, and the budget is {self}: "
+                f"raise it, or give it to one stage, such as --budget {made.last}.steps={self.amount:.0f}."
+            )
+        return {made.last: {"steps": rest}}
 
 
 def _source(made: Plan) -> Part:
@@ -153,11 +181,13 @@ class Arm:
     def but(self, settings: Mapping[str, Any]) -> Arm:
         return Arm(self.label, self.method, self.slots, {**self.settings, **settings})
 
+    @property
+    def is_recipe(self) -> bool:
+        return isinstance(self.method, str) and registry.is_recipe(self.method)
+
     def home(self) -> str:
         """The world where the method is at home, or `chain`."""
-        if registry.is_recipe(self.name):
-            raise PanoplyError(f"'{self.name}' is a recipe of several runs, and only methods are compared.")
-        return registry.find("method", self.name).world or "chain"
+        return registry.find("recipe" if self.is_recipe else "method", self.name).world or "chain"
 
     def plan(
         self,
@@ -168,14 +198,54 @@ class Arm:
         greedy: bool = True,
         split: str = "test",
         **choices: Any,
-    ) -> Plan:
+    ) -> Plan | RecipePlan:
         """The plan of one run; refused here what cannot be run. `greedy` and `split` say how it is measured."""
-        self.home()
         shared = dict(choices.pop("settings", None) or {})
         settings = {**shared, **self.settings}
+        if self.is_recipe:
+            return self._plan_stages(world, seed, budget, settings, greedy=greedy, split=split, **choices)
         given = {**self.slots, **{k: v for k, v in choices.items() if v is not None}}
         made = api.plan(self.method, world, seed=seed, threads=1, settings=settings, **given)
         spending = budget.options(made) if budget else {}
+        settings = {**self._paced(made, budget, spending, greedy, split), **settings}
+        return api.plan(self.method, world, seed=seed, threads=1, settings=settings, **{**given, **spending})
+
+    def _plan_stages(
+        self,
+        world: str | None,
+        seed: int,
+        budget: Budget | None,
+        settings: Mapping[str, Any],
+        *,
+        greedy: bool,
+        split: str,
+        **choices: Any,
+    ) -> RecipePlan:
+        """The same of a recipe. A setting that names no stage, such as `update.lr`, is of the one it ends with."""
+        for slot in self.slots:
+            raise PanoplyError(
+                f"'{self.label}' is a recipe: say of which stage {slot} is, STAGE.{slot}=NAME."
+            )
+        asked: dict[str, Any] = {"seed": seed, "threads": 1, **choices}
+        bare = api.plan_recipe(self.name, world, **asked)
+        known = (*bare, *WIDER)
+        given = {k if k.split(".")[0] in known else f"{bare.last}.{k}": v for k, v in settings.items()}
+        made = api.plan_recipe(self.name, world, **asked, settings=given)
+        spending = budget.of_stages(made) if budget else {}
+        paced: dict[str, Any] = {}
+        for name, plan in made.runs():
+            spent = spending.get(name, {})
+            counted = budget if budget and name in (budget.stage, made.last) else None
+            of_stage = {**self._paced(plan, counted, spent, greedy, split)}
+            of_stage |= {f"run.{option}": value for option, value in spent.items()}
+            paced |= {f"{name}.{path}": value for path, value in of_stage.items()}
+        made = api.plan_recipe(self.name, world, **asked, settings={**paced, **given})
+        return dataclasses.replace(made, counted=budget.stage if budget else "")
+
+    def _paced(
+        self, made: Plan, budget: Budget | None, spending: Mapping[str, Any], greedy: bool, split: str
+    ) -> dict[str, Any]:
+        """How a run is measured on its way, and what is kept of it."""
         paced: dict[str, Any] = {
             "run.evaluate_every": self._pace(made, budget, spending),
             "run.keep": 1,
@@ -184,8 +254,7 @@ class Arm:
         if "judged" not in made.method.needs():
             paced |= {} if greedy else {"run.greedy": False}
             paced |= {} if split == "test" else {"run.split": split}
-        settings = {**paced, **settings}
-        return api.plan(self.method, world, seed=seed, threads=1, settings=settings, **{**given, **spending})
+        return paced
 
     def _pace(self, made: Plan, budget: Budget | None, spending: Mapping[str, Any]) -> int:
         """After how many steps to evaluate, so that it is done some ten times."""
@@ -203,6 +272,8 @@ class Arm:
 def default_budget(arm: Arm, world: str, **choices: Any) -> Budget:
     """What the first method collects in its own number of steps: episodes, decisions in control, or else its steps."""
     made = arm.plan(world, 0, None, **choices)
+    if isinstance(made, RecipePlan):
+        return Budget("steps", made.steps)
     for unit in ("episodes", "decisions"):
         if (each := a_step(made, unit)) is not None:
             return Budget(unit, made.options.steps * each)

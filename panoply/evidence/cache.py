@@ -13,21 +13,30 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from panoply import session
 from panoply.errors import PanoplyError
 from panoply.evidence.closure import PACKAGE, closure
+from panoply.files import is_file, read_json
 from panoply.given import without_places
 from panoply.kinds import is_text
 from panoply.planning import Plan
+from panoply.recipe_plans import RecipePlan
 from panoply.run import Run, versions
 
 LOOPS = tuple(f"panoply.loops.{name}" for name in ("job", "steps"))
 
+STAGES = "stages.json"
+"""What the cached folder of a recipe holds: where its stages lie, each a cached run of its own."""
 
-def identity(plan: Plan) -> str:
-    """A hash of everything that determines the numbers of a run."""
+
+def identity(plan: Plan | RecipePlan) -> str:
+    """A hash of everything that determines the numbers of a run, or of all runs of a recipe."""
+    if isinstance(plan, RecipePlan):
+        stages = [identity(made) for made in (*plan.first.values(), *plan.later.values())]
+        facts = {"stages": stages, "counted": plan.counted, "recipe": plan.recipe.to_json()}
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     data = plan.to_json()
     for irrelevant in ("chosen", "plugins"):
         del data[irrelevant]
@@ -58,7 +67,8 @@ def _code(plan: Plan) -> list[Path]:
     others = {name for name in own if not name.startswith("panoply.") and name != "__main__"}
     plugins = {Path(str(sys.modules[name].__file__)) for name in others if name in sys.modules}
     plugins |= {Path(file) for file in plan.plugins if session.is_written(Path(file))}
-    return [*closure((*LOOPS, f"panoply.kinds.{world.medium}", *own)), *sorted(plugins)]
+    loops = ("panoply.loops.making",) if plan.method.regime == "make" else LOOPS
+    return [*closure((*loops, f"panoply.kinds.{world.medium}", *own)), *sorted(plugins)]
 
 
 def _worlds(world: Any) -> Iterator[Any]:
@@ -95,14 +105,17 @@ def _parts(plan: Plan) -> Iterator[Any]:
         waiting += [value for value in held.settings().values() if isinstance(value, Part)]
 
 
-def place(plan: Plan, root: Path) -> Path:
+def place(plan: Plan | RecipePlan, root: Path) -> Path:
     """Where the run of a plan lies, or will."""
     words = (plan.method_id, plan.world_id, f"s{plan.options.seed}")
     return root / ("-".join(w.split("@")[0] for w in words) + f"-{identity(plan)}")
 
 
 def finished(folder: Path) -> Run | None:
-    """The run of a folder if it has ended, soundly or by diverging."""
+    """The run of a folder if it has ended, soundly or by diverging; of a recipe's folder its last run."""
+    if is_file(folder / STAGES):
+        runs = [finished(stage) for stage in stages(folder).values()]
+        return runs[-1] if all(runs) else None
     if not (folder / "run.json").is_file():
         return None
     run = Run.open(folder)
@@ -116,6 +129,24 @@ def _whole(run: Run) -> bool:
     if len(run.metrics()) < int(result.get("steps", 0)):
         raise PanoplyError(f"'{run.folder}' cannot be read: lines of its metrics are missing.")
     return True
+
+
+class Stages(TypedDict):
+    """`stages.json`."""
+
+    counted: str
+    stages: dict[str, str]
+
+
+def stages(folder: Path, all: bool = True) -> dict[str, Path]:
+    """Where the stages of a recipe lie that were carried out, in their order; or those alone that a budget is for."""
+    found = read_json(folder / STAGES, Stages)
+    wanted = "" if all else found["counted"]
+    return {
+        name: folder.parent / place
+        for name, place in found["stages"].items()
+        if wanted in ("", name.partition("-")[2])
+    }
 
 
 def tidy(folder: Path) -> str | None:

@@ -20,6 +20,7 @@ from panoply.given import world_of
 from panoply.own import in_words, is_data_file
 from panoply.parts import show_value
 from panoply.planning import Plan
+from panoply.recipe_plans import RecipePlan
 from panoply.report.shown import Shown
 from panoply.report.text import table
 from panoply.rewards import here
@@ -222,7 +223,8 @@ def compare(
         for arm in arms
     }
     for order in orders.values():
-        _check_elsewhere(order.plan)
+        for made in order.plan.values() if isinstance(order.plan, RecipePlan) else [order.plan]:
+            _check_elsewhere(made)
         scores.check(metric, order.plan.world())
     if len(worlds) > 1 and any(measured_in(order.plan) == "return" for order in orders.values()):
         raise PanoplyError("Returns of several worlds are not on one scale: compare in one world at a time.")
@@ -257,7 +259,7 @@ def _check_elsewhere(made: Plan) -> None:
         raise PanoplyError(f"Runs that are compared have processes of their own. {why}")
 
 
-def measured_in(made: Plan) -> str:
+def measured_in(made: Plan | RecipePlan) -> str:
     """What is measured in a plan's world: success on problems, or returns."""
     return "success" if made.world().medium == "text" else "return"
 

@@ -23,6 +23,7 @@ import panoply
 from panoply.errors import PanoplyError, plain
 from panoply.evidence import cache
 from panoply.planning import Plan
+from panoply.recipe_plans import RecipePlan
 from panoply.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Order:
     """A run to be made: under what name it is shown, its plan, and what to measure of its policy afterwards."""
 
     name: str
-    plan: Plan
+    plan: Plan | RecipePlan
     measures: tuple[str, ...] = ()
     folder: Path = field(default=Path(), init=False)
     cached: bool = field(default=False, init=False)

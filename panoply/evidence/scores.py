@@ -25,7 +25,7 @@ from typing import Any
 
 from panoply.checkpoint import write_atomically
 from panoply.errors import unknown
-from panoply.evidence import statistics
+from panoply.evidence import cache, statistics
 from panoply.files import is_file, read_json
 from panoply.run import Run
 
@@ -51,16 +51,12 @@ class Scored:
 
 def read(folder: Path, metric: str, unit: str, budget: float) -> Scored:
     """The score of a finished run, with its curve over the budget's unit."""
+    if is_file(folder / cache.STAGES):
+        return _read_stages(folder, metric, unit, budget)
     run = Run.open(folder)
     result: dict[str, Any] = dict(run.result() or {})
     records = run.metrics()
-    word = metric.removeprefix("area:")
-    if word in ("success", "area") or asks(metric):
-        curve = _held_out(result, records, unit)
-    elif word.startswith("held_out_") and (name := word.removeprefix("held_out_")) in result["before"]:
-        curve = _held_out(result, records, unit, name)
-    else:
-        curve = _logged(records, word, unit)
+    curve = _curve(result, records, metric, unit)
     if not curve:
         names = {n for r in records for n, v in r.items() if isinstance(v, float | int)}
         raise unknown(f"metric of {folder.name}", metric.split("/")[0], {*names, "success", "area"})
@@ -77,6 +73,39 @@ def read(folder: Path, metric: str, unit: str, budget: float) -> Scored:
 def is_held_out(metric: str) -> bool:
     """Whether a metric is read off what evaluations measure, from the start on."""
     return metric in ("success", "area") or metric.removeprefix("area:").startswith("held_out_")
+
+
+def _read_stages(folder: Path, metric: str, unit: str, budget: float) -> Scored:
+    """The score of a recipe: of its last run, on a curve over what all stages have spent, one after another.
+
+    Where the budget is for one stage, only its runs are on the curve. Stages that are judged by something else, as
+    reward models are by accuracy, only spend.
+    """
+    runs = [Run.open(at) for at in cache.stages(folder, all=False).values()]
+    results: list[dict[str, Any]] = [dict(run.result() or {}) for run in runs]
+    name = judged_by(results[-1]["before"])
+    curve: Curve = []
+    before = 0.0
+    for run, result in zip(runs, results, strict=True):
+        records = run.metrics()
+        if run.config["plan"]["method"]["id"].startswith("make."):
+            continue
+        if judged_by(result["before"]) == name:
+            own = _curve(result, records, metric, unit)
+            curve += [(before + x, y) for x, y in own if not curve or x > 0]
+        before += spent(records[-1], unit) if records else 0.0
+    last = read(runs[-1].folder, metric, unit, budget)
+    value = statistics.area(curve, budget) if metric.startswith("area") else last.value
+    return Scored(value, curve, sum(float(r.get("seconds", 0.0)) for r in results), last.diverged)
+
+
+def _curve(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], metric: str, unit: str) -> Curve:
+    word = metric.removeprefix("area:")
+    if word in ("success", "area") or asks(metric):
+        return _held_out(result, records, unit)
+    if word.startswith("held_out_") and (name := word.removeprefix("held_out_")) in result["before"]:
+        return _held_out(result, records, unit, name)
+    return _logged(records, word, unit)
 
 
 def judged_by(measured: Mapping[str, Any]) -> str | None:

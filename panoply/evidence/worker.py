@@ -6,21 +6,25 @@ Orders come in on the standard input and news go out on the standard output, one
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from panoply.checkpoint import write_atomically
 from panoply.errors import PanoplyError
 from panoply.progress import Progress
 
 if TYPE_CHECKING:
     from panoply.evaluation.held_out import Evaluation
     from panoply.experience import Experience
+    from panoply.handle import Course
     from panoply.loops.job import Job
 
 
@@ -30,6 +34,7 @@ class News(Progress):
     def __init__(self, out: TextIO):
         self.out = out
         self._next = 0.0
+        self.stage, self.stages = 0, 1
         self._score: float | None = None
 
     def tell(self, **news: Any) -> None:
@@ -46,7 +51,7 @@ class News(Progress):
 
     def _tell(self, job: Job) -> None:
         self._next = time.monotonic() + 0.5
-        self.tell(done=share(job), score=self._score)
+        self.tell(done=(self.stage + share(job)) / self.stages, score=self._score)
 
 
 def share(job: Job) -> float:
@@ -80,6 +85,57 @@ def carry_out(plan: Mapping[str, Any], folder: Path, measures: Sequence[str], ne
     scores.measure(folder, measures)
 
 
+def carry_out_recipe(plan: Mapping[str, Any], folder: Path, measures: Sequence[str], news: News) -> None:
+    """Make the runs of a recipe, each in a cached folder of its own, where other arms with the same stage find it."""
+    from panoply import api, extensions
+    from panoply.evidence import cache, scores
+    from panoply.loops.recipe import run_turns
+    from panoply.recipes import Recipe, Turn
+    from panoply.registry import part_from_json
+    from panoply.run import Run
+
+    for plugin in plan["choices"].get("plugins") or ():
+        extensions.load_plugin(plugin)
+    recipe = Recipe.from_json(plan["recipe"], part_from_json)
+    news.stages = recipe.rounds * len(recipe.stages)
+    places: dict[str, str] = {}
+
+    def stage(turn: Turn, asked: dict[str, Any]) -> Course:
+        yield from ()
+        news.stage = turn.number - 1
+        made = api.plan(turn.stage.method or asked.pop("make"), **asked)
+        at = cache.place(made, folder.parent)
+        with only_one(at):
+            cache.tidy(at)
+            carry_out(made.to_json(), at, (), news)
+        places[turn.folder] = at.name
+        if Run.open(at).status() == "diverged":
+            raise _Diverged
+        return api.Trained.of(Run.open(at))
+
+    with contextlib.suppress(_Diverged):
+        for _ in run_turns(recipe, plan["choices"], stage):
+            pass
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(
+        folder / cache.STAGES, json.dumps({"counted": plan["counted"], "stages": places}, indent=1)
+    )
+    scores.measure(list(cache.stages(folder).values())[-1], measures)
+
+
+class _Diverged(Exception):
+    """A stage has diverged, and nothing can follow."""
+
+
+@contextlib.contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Two arms that need the same stage at the same time: the second waits, and finds it finished."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.parent / f".{folder.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _wait_for_others(folder: Path) -> None:
     """Another comparison may be making the same run just now."""
     from panoply.run import Run
@@ -101,8 +157,10 @@ def main() -> None:
     news = News(out)
     for line in sys.stdin:
         order = json.loads(line)
+        news.stage, news.stages = 0, 1
+        carry = carry_out_recipe if "recipe" in order["plan"] else carry_out
         try:
-            carry_out(order["plan"], Path(order["folder"]), order["measures"], news)
+            carry(order["plan"], Path(order["folder"]), order["measures"], news)
         except PanoplyError as error:
             news.tell(ended="failed", why=str(error))
         except KeyboardInterrupt:

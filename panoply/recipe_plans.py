@@ -1,0 +1,207 @@
+"""What the stages of a recipe are asked to do, round by round, checked before any compute is spent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from panoply.errors import PanoplyError, unknown
+from panoply.parts import Part, value_to_json
+from panoply.planning import MADE_WITH, Options, Plan
+from panoply.recipes import LAST, Recipe, Turn, is_stage
+from panoply.seeds import stable_hash
+
+WIDER = ("world", "run", "recipe")
+FOR_ALL, OF_RECIPE = ("world.", "run."), "recipe."
+"""What settings for all stages, and those of the recipe as a whole, begin with; others begin with the name of one."""
+
+
+@dataclass(frozen=True)
+class RecipePlan(Mapping[str, Plan]):
+    """The plans of all stages by name, as they are in the first round. To those who compare it is like one plan.
+
+    A stage that starts from another is planned with the model that one starts from.
+    """
+
+    method_id: str
+    recipe: Recipe
+    choices: Mapping[str, Any]
+    """The user's, for all stages."""
+    first: Mapping[str, Plan]
+    later: Mapping[str, Plan]
+    """As they are from the second round on."""
+    counted: str = ""
+    """The stage that a budget is for; none means all of them together."""
+
+    def __getitem__(self, name: str) -> Plan:
+        return self.first[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.first)
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def last(self) -> str:
+        """The stage whose policy the recipe ends with."""
+        return [s.name for s in self.recipe.stages if s.method][-1]
+
+    @property
+    def options(self) -> Options:
+        return self.first[self.last].options
+
+    @property
+    def world_id(self) -> str:
+        return self.first[self.last].world_id
+
+    def world(self) -> Any:
+        return self.first[self.last].world()
+
+    def runs(self) -> Iterator[tuple[str, Plan]]:
+        """Every stage that trains, in every round."""
+        for turn in self.recipe.turns():
+            if turn.stage.method:
+                yield turn.stage.name, (self.first if turn.round == 1 else self.later)[turn.stage.name]
+
+    @property
+    def steps(self) -> int:
+        """Of all stages and rounds, where none ends early."""
+        return sum(made.options.steps for _, made in self.runs())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "recipe": {"id": self.method_id, **self.recipe.to_json()},
+            "choices": value_to_json(dict(self.choices)),
+            "counted": self.counted,
+            "stages": {name: made.to_json() for name, made in self.first.items()},
+            "later": {name: made.to_json() for name, made in self.later.items()},
+        }
+
+    def hash(self) -> str:
+        """A short hash of everything that determines the numbers of all stages."""
+        data = self.to_json()
+        for made in (*data["stages"].values(), *data["later"].values()):
+            del made["chosen"]
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def plan_stages(id: str, recipe: Recipe, choices: Mapping[str, Any], plan: Callable[..., Plan]) -> RecipePlan:
+    """The plan of every stage, of the first round and of the later ones, which are all like the second."""
+    check_settings(recipe, dict(choices.get("settings") or {}))
+    found: dict[str, Plan] = {}
+    later: dict[str, Plan] = {}
+    starts: dict[str, str] = {}
+    for turn in recipe.turns():
+        if turn.round > 2:
+            break
+        stage = turn.stage
+        asked = asked_of(turn, choices, {name: f"@{name}" for name in starts})
+        if asked.pop("from_scratch", False):
+            asked["model"] = "fresh"
+        for option in ("model", "reference"):
+            if is_stage(asked.get(option)):
+                asked[option] = starts[str(asked[option])[1:]]
+        what = stage.method or asked.pop("make")
+        try:
+            made = plan(what, **asked)
+        except PanoplyError as error:
+            again = ", from the second round on" if turn.round > 1 else ""
+            named = stage.method or (stage.make and stage.make.info.name)
+            raise PanoplyError(f"Stage {stage.name} ({named}{again}): {error}") from error
+        (found if turn.round == 1 else later)[stage.name] = made
+        starts[stage.name] = made.options.model
+        if stage.method:
+            starts[LAST[1:]] = made.options.model
+    return RecipePlan(id, recipe, dict(choices), found, later)
+
+
+def asked_of(turn: Turn, choices: Mapping[str, Any], earlier: Mapping[str, str]) -> dict[str, Any]:
+    """What a stage is asked to do. Of the same thing the user's word for this stage counts, then his word for all
+    stages, then the recipe's; but which stage starts from which (`@NAME`) is not changed for all of them at once.
+    """
+    stage = turn.stage
+    if stage.make is not None:
+        return _asked_to_make(turn, stage.make, choices, earlier)
+
+    def placed(values: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {k: v for k, v in values.items() if v != LAST or LAST[1:] in earlier}
+        return {k: earlier[v[1:]] if is_stage(v) else v for k, v in kept.items()}
+
+    given = choices.get("settings") or {}
+    shared = {k: v for k, v in given.items() if k.startswith(FOR_ALL)}
+    own = {k.removeprefix(f"{stage.name}."): v for k, v in given.items() if k.startswith(f"{stage.name}.")}
+    options = {k: v for k, v in choices.items() if k not in ("settings", "from_scratch")}
+    if choices.get("from_scratch") and "model" not in placed(stage.options):
+        options["from_scratch"] = True
+    wired = {k: v for k, v in stage.options.items() if is_stage(v)}
+    said = {k: v for k, v in stage.options.items() if k not in wired and f"run.{k}" not in shared}
+    options = {**said, **options, **placed(wired)}
+    options = {k: v for k, v in options.items() if f"run.{k}" not in own}
+    settings = {**placed(stage.settings), **shared, **own}
+    return _reseeded({**options, "settings": settings}, turn.round)
+
+
+def _asked_to_make(
+    turn: Turn, make: Part, choices: Mapping[str, Any], earlier: Mapping[str, str]
+) -> dict[str, Any]:
+    """Of a stage that makes data: its part, with folders in place of names, and the user's settings for it."""
+    name, given = turn.stage.name, choices.get("settings") or {}
+    own = {k.removeprefix(f"{name}."): v for k, v in given.items() if k.startswith(f"{name}.")}
+    for path in own:
+        if path.startswith("run.") and path[4:] not in MADE_WITH:
+            raise PanoplyError(
+                f"{name}.{path} has no effect: the stage {name} makes data, and trains nothing."
+            )
+    words = {k: v for k, v in make.settings().items() if is_stage(v)}
+    placed = {
+        k: "start" if v == LAST and LAST[1:] not in earlier else earlier[v[1:]] for k, v in words.items()
+    }
+    shared = {k: v for k, v in given.items() if k.startswith(FOR_ALL)}
+    wanted = {
+        k: choices[k]
+        for k in (*MADE_WITH, "world", "plugins", "data", "reward")
+        if choices.get(k) is not None
+    }
+    asked = {**wanted, "make": make.but(**placed), "settings": {**shared, **own}}
+    return _reseeded(asked, turn.round)
+
+
+def _reseeded(asked: dict[str, Any], number: int) -> dict[str, Any]:
+    """From the second round on other tasks and draws: the same ones would teach what was learned already."""
+    settings = asked["settings"]
+    seed = settings.get("run.seed", asked.get("seed") or 0)
+    if number == 1 or not str(seed).isdecimal():
+        return asked
+    fresh = stable_hash("round", int(seed), number) % 2**31
+    if "run.seed" in settings:
+        return {**asked, "settings": {**settings, "run.seed": fresh}}
+    return {**asked, "seed": fresh}
+
+
+def chosen_recipe(recipe: Recipe, choices: Mapping[str, Any]) -> Recipe:
+    """The recipe with as many rounds as the user wants (`recipe.rounds`)."""
+    given = {
+        k.removeprefix(OF_RECIPE): v
+        for k, v in (choices.get("settings") or {}).items()
+        if k.startswith(OF_RECIPE)
+    }
+    for name in given.keys() - {"rounds", "until"}:
+        raise unknown("setting of a recipe", name, ("rounds", "until"))
+    if "rounds" in given and str(given["rounds"]).isdecimal():
+        given["rounds"] = int(given["rounds"])
+    return recipe.but(**given) if given else recipe
+
+
+def check_settings(recipe: Recipe, settings: Mapping[str, Any]) -> None:
+    """Every setting begins with a stage, or is the world's or the run's, in all stages."""
+    known = [stage.name for stage in recipe.stages]
+    for path in settings:
+        first, _, rest = path.partition(".")
+        if first not in (*known, *WIDER):
+            raise unknown("stage of this recipe", first, [*known, *WIDER])
+        if not rest:
+            raise PanoplyError(f"Name a setting of '{first}', such as {known[0]}.run.steps=10.")
