@@ -154,6 +154,13 @@ class Plan(Shown):
         built: TextWorld | ControlWorld = registry.find("world", self.world_id).build(**self.world_options)
         return built
 
+    def seeded(self, seed: int, world: bool = False) -> Plan:
+        """The same with another seed, which is then also the world's where that makes its own data."""
+        data = {**self.world_options, "seed": seed} if world else self.world_options
+        return dataclasses.replace(
+            self, options=dataclasses.replace(self.options, seed=seed), world_options=data
+        )
+
     def measures(self) -> str:
         """What a run is judged by on held-out problems: success, return, rewards of one's own, or accuracy."""
         first = next(iter(self.method.seated().values()), self.method)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -71,6 +72,16 @@ class RecipePlan(Mapping[str, Plan]):
     def steps(self) -> int:
         """Of all stages and rounds, where none ends early."""
         return sum(made.options.steps for _, made in self.runs())
+
+    def seeded(self, seed: int, world: bool = False) -> RecipePlan:
+        """The same with another seed in all stages."""
+        settings = {**(self.choices.get("settings") or {}), **({"world.seed": seed} if world else {})}
+        return dataclasses.replace(
+            self,
+            choices={**self.choices, "seed": seed, "settings": settings},
+            first={name: made.seeded(seed, world) for name, made in self.first.items()},
+            later={name: made.seeded(round_seed(seed, 2), world) for name, made in self.later.items()},
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -176,10 +187,14 @@ def _reseeded(asked: dict[str, Any], number: int) -> dict[str, Any]:
     seed = settings.get("run.seed", asked.get("seed") or 0)
     if number == 1 or not str(seed).isdecimal():
         return asked
-    fresh = stable_hash("round", int(seed), number) % 2**31
+    fresh = round_seed(int(seed), number)
     if "run.seed" in settings:
         return {**asked, "settings": {**settings, "run.seed": fresh}}
     return {**asked, "seed": fresh}
+
+
+def round_seed(seed: int, number: int) -> int:
+    return seed if number == 1 else stable_hash("round", seed, number) % 2**31
 
 
 def chosen_recipe(recipe: Recipe, choices: Mapping[str, Any]) -> Recipe:

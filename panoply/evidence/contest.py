@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,6 +20,7 @@ from panoply.evidence.gates import closed, gate_of_problems, gates_of_baseline
 from panoply.evidence.tuning import joined, tune, untuned
 from panoply.parts import show_value
 from panoply.planning import Plan
+from panoply.recipe_plans import RecipePlan
 
 Heat = tuple[int, dict[str, pool.Order]]
 """A seed, and every arm's run with it."""
@@ -56,7 +57,7 @@ class Contest:
     desk: Desk
     lost: dict[str, str] = field(default_factory=dict)
     """Runs that have failed, and why."""
-    plans: dict[str, Plan] = field(default_factory=dict)
+    plans: dict[str, Plan | RecipePlan] = field(default_factory=dict)
     """Of each arm as it was asked for, with the first seed."""
 
     def __post_init__(self) -> None:
@@ -118,16 +119,14 @@ class Contest:
 
     # -------------------------------------------------------------- runs
 
-    def plan(self, arm: Arm, seed: int, split: str = "test") -> Plan:
+    def plan(self, arm: Arm, seed: int, split: str = "test") -> Plan | RecipePlan:
         """The plan of one run; logged data is made anew for every seed, where it can be made."""
         key, claim = f"{arm.label} {arm.spelled()} {split}", self.claim
         if key not in self.plans:
             greedy = scores.uses_greedy(claim.metric, claim.tuned_by, *claim.keeps, *claim.also)
             choices: dict[str, Any] = {"greedy": greedy, "split": split, "settings": dict(claim.settings)}
             self.plans[key] = arm.plan(claim.world, 0, self.budget, **choices)
-        made = self.plans[key]
-        data = {**made.world_options, "seed": seed} if self.makes_data else made.world_options
-        return replace(made, options=replace(made.options, seed=seed), world_options=data)
+        return self.plans[key].seeded(seed, world=self.makes_data)
 
     def orders(self, arms: Sequence[Arm], seeds: Sequence[int], split: str = "test") -> list[Heat]:
         """What is to be run: every arm with every seed."""

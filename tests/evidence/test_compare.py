@@ -280,7 +280,7 @@ def run(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         ),
         (
             ["rlhf", "grpo", "--budget", "steps=200"],
-            "before optimise take 300 steps, and the budget is 200 steps",
+            "before optimise take 250 steps, and the budget is 200 steps",
         ),
         (["rlhf", "grpo", "--budget", "judg.steps=9"], "Unknown stage of rlhf@1 that trains 'judg'"),
         (["rlhf+credit=gae", "grpo"], "is a recipe: say of which stage credit is, STAGE.credit=NAME"),

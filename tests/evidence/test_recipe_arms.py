@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from panoply.evidence.race import Desk, Race
 
 import panoply as pp
 from panoply import extensions, registry
@@ -16,6 +15,7 @@ from panoply.evidence import cache, pool, scores
 from panoply.evidence.arms import Arm, Budget, default_budget
 from panoply.evidence.claims import Learns
 from panoply.evidence.compare import Comparison, compare
+from panoply.evidence.contest import Contest, Desk
 from panoply.recipe_plans import RecipePlan
 from panoply.recipes import Recipe, Stage
 from panoply.run import Run
@@ -119,11 +119,19 @@ def test_a_claim_about_a_recipe(compared: tuple[Comparison, Path], registries: N
     extensions.load_plugin(str(place / "two.py"))
     slow = {**SETTINGS, "run.model": "fresh", "imitate.run.steps": 2}
     claim = Learns(
-        "…", over="toy-two:told.answers=3", world="chain", budget="steps=5", settings=slow, tune={}
+        "…",
+        over="toy-two:told.answers=3",
+        world="chain",
+        budget="steps=5",
+        settings=slow,
+        tune={},
+        fixed="a test",
     )
-    race = Race(claim, ("toy-two", "toy-two:told.answers=3"), Desk(place / ".cache", 1, pool.Watch(), most=1))
-    heats = race.heats(race.arms, [0])
-    assert race.values(heats, "area")["toy-two"] == race.values(heats, "area")["toy-two:told.answers=3"]
+    contest = Contest(
+        claim, ("toy-two", "toy-two:told.answers=3"), Desk(place / ".cache", 1, pool.Watch(), most=1)
+    )
+    heats = contest.heats(contest.arms, [0])
+    assert contest.values(heats, "area")["toy-two"] == contest.values(heats, "area")["toy-two:told.answers=3"]
 
 
 def test_the_default_budget_of_a_recipe_is_all_its_steps() -> None:
