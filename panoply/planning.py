@@ -76,6 +76,8 @@ class Options:
     """Steps between evaluations; 0 evaluates at the beginning and the end only."""
     held_out: int = 256
     """Problems never trained on, on which success is measured."""
+    held_out_world: str | None = None
+    """Another world to be judged in as well, never trained in: a name, with options as in chain:operations=8,slip=0."""
     split: Literal["test", "validation"] = "test"
     """Which of the problems never trained on: `validation` takes others than `test`, to choose settings by."""
     greedy: bool = True
@@ -419,6 +421,7 @@ def check_plan(plan: Plan) -> None:
     if world.medium == "text":
         typing.cast("TextWorld", world).check(method.needs())
     _check_length(plan, world)
+    _check_other_world(plan, world)
     for path, reason in inert(plan):
         if path in plan.chosen:
             raise PanoplyError(f"{path} has no effect: {reason}.")
@@ -444,6 +447,33 @@ def _check_selves(plan: Plan, kind: Kind) -> None:
             if idle := selves.parse(name).idle(plan.options):
                 raise PanoplyError(f"{path} asks for {name}, which {idle}.")
             kind.check_output("logp" if need.startswith(selves.ACTS) else output, name)
+
+
+def named_world(words: str) -> Any:
+    """The world that words name, with options as in `chain:operations=8,levels=2,4`."""
+    found = re.fullmatch(r"(.+?)(?::(\w+=.*))?", words, re.S)
+    assert found is not None
+    given = [word.partition("=") for word in re.split(r",(?=\w+=)", found[2])] if found[2] else []
+    entry = registry.find("world", found[1])
+    return entry.build(**world_settings(entry, {name: value for name, _, value in given}))
+
+
+def _check_other_world(plan: Plan, world: Any) -> None:
+    """The policy can act in the world that it is judged in as well, and that is another one."""
+    words = plan.options.held_out_world
+    if words is None:
+        return
+    other = named_world(words)
+    if other == world:
+        raise PanoplyError(f"run.held_out_world has no effect: {words} is the world of the run itself.")
+    if "judged" in plan.method.needs():
+        raise PanoplyError("run.held_out_world has no effect: a judge is trained, which does not act.")
+    differs = "kind" if other.medium != world.medium else kind_of(world).differs(world, other)
+    if differs:
+        raise PanoplyError(
+            f"run.held_out_world cannot be {words}: its {differs} is another than that of {world.name}, so the policy "
+            "cannot act there."
+        )
 
 
 def _check_sizes(plan: Plan) -> None:

@@ -49,7 +49,7 @@ def before_and_now(facts: Mapping[str, Any]) -> tuple[str, str]:
 
 def is_former(facts: Mapping[str, Any], says: str, reworded: str) -> bool:
     """Whether a result answers what a claim asked before it was reworded."""
-    return facts["says"] != says or facts.get("reworded", "") != reworded
+    return bool(facts["says"] != says or facts.get("reworded", "") != reworded)
 
 
 def commit(package: Path = Path(__file__).parent.parent) -> str | None:

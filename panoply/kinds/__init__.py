@@ -114,6 +114,9 @@ class Kind(Protocol):
     def affords(self, world: Any) -> frozenset[str]:
         """What a world has that methods may need, beside what it says itself: kinds of actions."""
 
+    def differs(self, world: Any, other: Any) -> str:
+        """What keeps a policy of one world from acting in another of the kind, in a word; empty where it can."""
+
     def check_source(self, source: str, world: Any) -> None:
         """Refuse a starting point that is not there, before a run is made."""
 

@@ -112,6 +112,12 @@ def affords(world: ControlWorld) -> frozenset[str]:
     return frozenset(found)
 
 
+def differs(world: ControlWorld, other: ControlWorld) -> str:
+    if world.observation != other.observation:
+        return "observation"
+    return "" if world.action == other.action else "action"
+
+
 def check_source(source: str, world: ControlWorld) -> None:
     if source not in ("start", "fresh"):
         read_config(model_folder(source))

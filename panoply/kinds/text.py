@@ -81,6 +81,11 @@ def affords(world: TextWorld) -> frozenset[str]:
     return frozenset()
 
 
+def differs(world: TextWorld, other: TextWorld) -> str:
+    alike = world.tokenizer.files["tokenizer.json"] == other.tokenizer.files["tokenizer.json"]
+    return "" if alike else "alphabet"
+
+
 def check_source(source: str, world: TextWorld) -> None:
     build.model_source(source, world)
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from panoply.loops.health import speaks
 from panoply.loops.metrics import peak_memory
 from panoply.loops.samples import Watch, choose, sampled_episodes
 from panoply.loops.seat import Seat, first_states
-from panoply.planning import Plan
+from panoply.planning import Plan, named_world
 from panoply.progress import Progress
 from panoply.ranges import MOST_THREADS
 from panoply.records import Best
@@ -321,7 +322,25 @@ class Job:
         extras = {f"sampled_{part}": mean for part, mean in found.parts.items()}
         extras |= {f"success_{how}": rate for how, rate in found.success.items()}
         record = {f"held_out_{name}": mean for name, mean in {**extras, **found.rates}.items()}
+        record |= self._evaluate_elsewhere()
         return record | ({"ungraded": found.ungraded} if found.ungraded else {})
+
+    def _evaluate_elsewhere(self) -> dict[str, float]:
+        """In the other world that the run is judged in, where there is one; the best checkpoint is not chosen by it."""
+        if self.plan.options.held_out_world is None:
+            return {}
+        with self.phase("evaluate"):
+            try:
+                found = self.seat.judged_in(self.other_world, lambda done, total: None)
+            except Ungraded as error:
+                self.progress.say(f"Step {self.step} could not be evaluated elsewhere. {error}")
+                return {}
+        self.after["elsewhere"] = {"world": self.plan.options.held_out_world, **found.to_json()}
+        return {f"elsewhere_{name}": mean for name, mean in found.rates.items()}
+
+    @cached_property
+    def other_world(self) -> Any:
+        return named_world(str(self.plan.options.held_out_world))
 
     def _speed(self, experience: Experience) -> dict[str, float]:
         times = {f"seconds_{name}": round(t, 4) for name, t in self._phases.items()}

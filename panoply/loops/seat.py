@@ -128,11 +128,15 @@ class Seat:
         if self.judges:
             data = cast(Part, self.method.slots()["data"])
             return evaluate_pairs(data, cast(Any, self.probe()), cast(ValueModel, self.learned), problems)
+        return self.judged_in(self.world, watch)
+
+    def judged_in(self, world: Any, watch: Callable[[int, int], None]) -> Evaluation:
+        """The policy on held-out problems of a world: its own, or another that it can act in."""
         options = self.options
         return self.kind.evaluate(
-            self.world,
+            world,
             self.policy,
-            problems,
+            options.held_out,
             seed=options.seed,
             split=options.split,
             greedy=options.greedy,

@@ -229,6 +229,11 @@ def trained(result: Trained) -> str:
         rows.append((name, _mean(before, name), "→", f"{after[name]:.3f}  {interval}"))
     for name, rate in after.get("success", {}).items():
         rows.append((f"success, {name}", _mean(before.get("success", {}), name), "→", f"{rate:.3f}"))
+    there = after.get("elsewhere", {})
+    for name in (n for n in there if f"{n}_interval" in there):
+        interval = _interval(there[f"{name}_interval"], 2)
+        start = _mean(before.get("elsewhere", {}), name)
+        rows.append((f"{name}, in {there['world']}", start, "→", f"{there[name]:.3f}  {interval}"))
     rows += _graded(after)
     if after.get("solved") is not None:
         reached = "reached" if after["solved"] else "not reached"
