@@ -262,7 +262,7 @@ def _dataclass_of(slot: str, function: Callable[..., Any]) -> Any:
 def key_of(function: Callable[..., Any]) -> str:
     """The name of a function as a part. Those in a method's file have the method's before it, so that two works may
     each have a part `clip`; those in slots/ and in plug-ins have theirs alone."""
-    name, module = function.__name__.rstrip("_"), function.__module__.split(".")
+    name, module = function.__name__.rstrip("_"), (function.__module__ or "").split(".")
     if module[:2] != ["panoply", "methods"] or len(module) < 4:
         return name
     return f"{module[-1].replace('_plus', '+').replace('+_', '+').replace('_', '-')}/{name}"

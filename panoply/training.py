@@ -87,7 +87,7 @@ def plan(method: Any, world: Any = None, **choices: Any) -> Plan:
     choices = in_words(choices)
     for plugin in choices.get("plugins") or ():
         extensions.load_plugin(plugin)
-    if isinstance(method, Part):
+    if isinstance(method, Part) and method.info.slot == "make":
         world, choices = own_data(world, hub.known(_exact(choices)))
         return plan_data(method, world or "chain", **choices)
     name, differing = method_of(method)

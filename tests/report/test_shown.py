@@ -79,6 +79,8 @@ def test_a_claim_of_ones_own_and_its_table(tmp_path: Path, monkeypatch: pytest.M
         budget="steps=1",
         settings=settings,
         tune={},
+        fixed="one step is no time to tune",
+        waives={"problems": "four will do", "property": "it is always there"},
         metric="entropy",
     )
     method = grpo().but(credit=group(scale="none"))
