@@ -417,7 +417,7 @@ def check_plan(plan: Plan) -> None:
         for setting, reason in findings(held.info.impossible, held, method, world):
             value = f"{path}.{setting} cannot be {show_value(getattr(held, setting))}" if setting else ""
             raise PanoplyError(f"{value or f'{path} ({held.info.name}) cannot be used'}: {reason}.")
-    _check_gifts(method, {f"column:{key}" for key in world.keys} | plan.gifts)
+    _check_gifts(method, {f"column:{key}" for key in world.keys} | plan.gifts, access)
     if world.medium == "text":
         typing.cast("TextWorld", world).check(method.needs())
     _check_length(plan, world)
@@ -535,10 +535,11 @@ def _refusal(plan: Plan, who: str, need: str) -> str:
     return f"{who} needs a world with '{need}', and {plan.world_id} has none.{hint}"
 
 
-def _check_gifts(method: Method, given: Set[str]) -> None:
+def _check_gifts(method: Method, given: Set[str], access: Set[str]) -> None:
     """What one part needs of another must be given, and what is given for a term must have that term.
 
-    given   by the world, or by a game of several learners
+    given    by the world, or by a game of several learners
+    access   what the world has, so that no part is named that cannot be used in it
     """
     given = given | {gift for _, held in method.parts() for gift in held.info.gives}
     for path, held in method.parts():
@@ -549,7 +550,9 @@ def _check_gifts(method: Method, given: Set[str]) -> None:
             elif unit in KEY_UNITS and unit not in COMMON_KEYS:
                 needed.add(f"column:{unit}")
         for need in sorted(needed - given):
-            raise PanoplyError(f"{path} ({held.info.name}) needs {_named(need)}{_givers(method, need)}.")
+            raise PanoplyError(
+                f"{path} ({held.info.name}) needs {_named(need)}{_givers(method, need, access)}."
+            )
         for gift in held.info.gives:
             stream = gift.removeprefix("stream:")
             if gift.startswith("stream:") and not any(_takes(t, stream) for t in method.terms()):
@@ -568,9 +571,13 @@ def _named(need: str) -> str:
     return f"the {kind} '{name}'" if name else kind
 
 
-def _givers(method: Method, need: str) -> str:
+def _givers(method: Method, need: str, access: Set[str]) -> str:
     """Which parts for this method's slots would give it."""
     registry.entries()
-    slots = set(method.slot_of.values())
-    found = sorted(c.info.id for s in slots for c in registry.parts(s).values() if need in c.info.gives)
+    known = (held.info for slot in set(method.slot_of.values()) for held in registry.parts(slot).values())
+    needs = {i.id: frozenset() if callable(i.needs) else i.needs for i in known if need in i.gives}
+    having = {f"world:{name}" for name in access}
+    found = sorted(
+        id for id, needed in needs.items() if all(n in having for n in needed if n[:6] == "world:")
+    )
     return f", which {' or '.join(found)} gives" if found else ""

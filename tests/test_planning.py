@@ -327,11 +327,14 @@ def test_options_have_types() -> None:
         ({"settings": {"regularise.kl": -1}}, "regularise.kl.weight must be at least 0, not -1"),
         ({"settings": {"sample.temperature": 0}}, "all 8 episodes of a group would be the same"),
         ({"settings": {"run.minutes": "nan"}}, "run.minutes must be above 0, not nan"),
-        ({"credit": "ppo"}, r"credit \(gae\) needs the column 'value', which model.critic or model.median"),
-        ({"credit": "spo-segment"}, "needs the column 'cut', which sample.cut_and_valued gives"),
+        (
+            {"credit": "ppo"},
+            "needs the column 'value', which model.bpo/median_critic or model.critic gives",
+        ),
+        ({"credit": "spo-segment"}, "needs the column 'cut', which sample.spo-segment/cut_and_valued gives"),
         (
             {"surrogate": "online-dpo"},
-            "needs pairs, which sample.compared or select.accepted_over_refused or select.best_worst gives",
+            "needs pairs, which sample.compared or select.best_worst or select.cgpo/accepted_over_refused gives",
         ),
         ({"sample": "chord"}, "brings the stream 'imitation', and no term learns from it"),
     ],

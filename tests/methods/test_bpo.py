@@ -361,7 +361,7 @@ def test_what_does_not_fit_is_refused() -> None:
         PanoplyError, match="needs the column 'target', which credit.gae or credit.vtrace gives"
     ):
         pp.plan("grpo", "chain", surrogate="bpo")
-    with pytest.raises(PanoplyError, match="needs the column 'median', which model.median_critic gives"):
+    with pytest.raises(PanoplyError, match="needs the column 'median', which model.bpo/median_critic gives"):
         pp.plan("ppo", "chain", surrogate="bpo", settings={"surrogate.centre": "median"})
     with pytest.raises(PanoplyError, match="low must be from 0 up to 1, not 1"):
         pp.plan("bpo", "cartpole", settings={"surrogate.low": "1"})
