@@ -45,6 +45,7 @@ SLOTS = {
         ("names", "step", "metrics"), "the names of the seats that learn in this step", remembers=True
     ),
     "game": Slot(("collectors",), "an `Experience` for each seat, by name", remembers=True),
+    "grow": Slot(("tree",), "branches to add to it, none when it is grown"),
     "schedule": Slot(("step", "total"), "a factor"),
     "make": Slot(("maker",), "rows of data"),
 }

@@ -78,7 +78,8 @@ def run_form(needs: frozenset[str], world: TextWorld) -> dict[str, Any]:
 
 
 def affords(world: TextWorld) -> frozenset[str]:
-    return frozenset()
+    """An answer of one turn can be forked anywhere: nothing of its world is under way."""
+    return frozenset({"fork"} if type(world).play is TextWorld.play else ())
 
 
 def differs(world: TextWorld, other: TextWorld) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from panoply.rollout.order import InOrder
 from panoply.rollout.step_buffer import StepBuffer
 from panoply.seeds import numpy_rng
 from panoply.worlds.control.world import ControlWorld, Envs, Start
+
+if TYPE_CHECKING:
+    from panoply.rollout.control_tree import ControlTree
 
 Array = NDArray[Any]
 Temperature = float | Callable[[Tensor], Tensor]
@@ -117,6 +120,12 @@ class ControlCollector(InOrder[Start]):
     def steps(self, envs: int, length: int, temperature: Temperature = 1.0, random: int = 0) -> Acting:
         """The same a step at a time, for those who learn in between."""
         return Acting(self, envs, length, temperature, random)
+
+    def tree(self, starts: Sequence[Start], temperature: float = 1.0) -> ControlTree:
+        """A tree of episodes from each start, of which nothing has grown yet."""
+        from panoply.rollout.control_tree import ControlTree
+
+        return ControlTree(self, starts, temperature)
 
     def logged(self) -> Experience:
         """All of the world's logged data."""
@@ -321,6 +330,14 @@ class _Rows:
             self.episode[row] = episode.number
             self._draw(row, episode, 0)
         self.live[where], self.turn[where], self.earned[where] = True, 0, 0.0
+        self.seen += episodes
+
+    def go_on(self, episodes: Sequence[_Episode], turn: Array, earned: Array) -> None:
+        """Episodes that begin where the environments of all rows stand, after so many turns of others."""
+        self.turn[:], self.earned[:], self.live[:] = turn, earned, True
+        for row, episode in enumerate(episodes):
+            self.current[row], self.episode[row] = episode, episode.number
+            self._draw(row, episode, int(turn[row]))
         self.seen += episodes
 
     def step(

@@ -6,6 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,6 +32,9 @@ from panoply.rollout.order import InOrder
 from panoply.rollout.sampling import Sampling
 from panoply.seeds import numpy_rng, stable_hash
 from panoply.worlds.world import Lesson, OneTurn, Play, Reply, Signal, Task, TextWorld
+
+if TYPE_CHECKING:
+    from panoply.rollout.text_tree import TextTree
 
 Temperature = float | Callable[[Tensor], Tensor]
 
@@ -164,6 +168,12 @@ class Collector(InOrder[Task]):
     def _complete(self) -> Complete | None:
         """The world's word on when a turn is complete, where it has one."""
         return None if type(self.world).complete is TextWorld.complete else self.world.complete
+
+    def tree(self, tasks: Sequence[Task], temperature: float = 1.0) -> TextTree:
+        """A tree of the policy's own episodes for each task, of which nothing has grown yet."""
+        from panoply.rollout.text_tree import TextTree
+
+        return TextTree(self, tasks, temperature)
 
     def prefix_values(self, tasks: Sequence[Task], prefixes: Sequence[Sequence[int]], samples: int) -> Tensor:
         """V̂ of unfinished answers: the mean success of so many of the policy's own continuations of each.

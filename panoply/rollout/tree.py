@@ -1,150 +1,133 @@
-"""Trees of answers: segments that branch, each worth what the answers below it earn on average."""
+"""Trees of episodes: segments that branch, each worth what the episodes below it earn on average."""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from panoply.errors import Resumable
-from panoply.experience import OPEN, OWN, TERMINATED, TRUNCATED, Column, Experience, Segments, Table
-from panoply.rollout.engine import Request
-from panoply.seeds import stable_hash
-from panoply.worlds.world import earned
+from panoply.errors import PanoplyError
+from panoply.experience import OPEN, Experience
 
-if TYPE_CHECKING:
-    from panoply.rollout.rollouts import Rollouts
-    from panoply.rollout.text import Collector
-    from panoply.worlds.world import Task
+Worth = dict[str, float] | None
+"""What was earned, by signal; none where nothing could be graded."""
+
+
+class Branch(NamedTuple):
+    """An order to a tree: so many continuations of a node."""
+
+    node: int
+    times: int
+    tokens: int | None = None
+    """Decisions of each at most; none means to the end of the turn, or in a control world of the episode."""
 
 
 @dataclass
-class _Edge:
-    """A segment that follows a node; the node it leads to is a leaf, or has edges of its own."""
+class Node:
+    """Where an episode stands, and the edge that led there; the first nodes of a tree have none."""
 
-    task: Task
-    answer: list[int]
-    """All tokens after the prompt, those of earlier segments included."""
-    ended: bool
-    children: list[_Edge] = field(default_factory=list)
-    signals: dict[str, float] | None = None
-    """What a leaf earned, or the mean of the children's; none where nothing below could be graded."""
+    parent: int
+    """The node it branches from, −1 for a task's first."""
+    task: int
+    """Which of the tree's tasks."""
+    depth: int = 0
+    turn: int = 0
+    """Turns that are over; in a control world, decisions."""
+    entropy: float = math.nan
+    """The mean over the decisions of the edge."""
+    branches: int = 0
+    end: int = OPEN
+    earned: Worth = None
+    """What the edge itself earned; none where it is at its end and could not be graded."""
+    group: int = -1
+    """The key of the group that the edges from here form."""
 
-    def back_up(self) -> dict[str, float] | None:
-        """V(leaf) = its grade, V(node) = the mean of its children's."""
-        if self.children:
-            graded = [s for child in self.children if (s := child.back_up()) is not None]
-            names = {name for s in graded for name in s}
-            means = {name: sum(s.get(name, 0.0) for s in graded) / len(graded) for name in names}
-            self.signals = means if graded else None
-        return self.signals
+    @property
+    def ended(self) -> bool:
+        return self.end != OPEN
 
 
-def grow(
-    collect: Collector,
-    tasks: Sequence[Task],
-    branching: Sequence[int],
-    segment: int,
-    temperature: float = 1.0,
-) -> Experience:
-    """A tree of the policy's own answers to each task; every edge is an episode and every node's edges a group.
+class Tree(ABC):
+    """A tree for each task. Every edge becomes an episode, and the edges of a node are a group.
 
-    A level draws `branching[level]` continuations of `segment` tokens of every node that has not ended, the last level
-    to the answer's end. Edges with one prefix share it, and learn only what they add. For worlds of one turn.
+    tree = collect.tree(tasks)
+    while branches := grow(tree):
+        tree.extend(branches)
+    experience = tree.experience()
     """
-    nodes: list[tuple[Task, list[int]]] = [(task, []) for task in tasks]
-    tables: list[tuple[Table, Table]] = []
-    roots: list[_Edge] = []
-    every: list[_Edge] = []
-    parents: list[_Edge] = []
-    first_group, first_row = collect.state["groups"], 0
-    for level, width in enumerate(branching):
-        last = level == len(branching) - 1
-        room = collect.world.max_tokens - level * segment
-        rollouts = _continue(collect, nodes, width, temperature, room if last else min(segment, room))
-        edges = _edges(nodes, rollouts, last or room <= segment)
-        for number, edge in enumerate(edges):
-            (parents[number // width].children if level else roots).append(edge)
-        group = first_group + rollouts.request
-        tables.append(_shifted(rollouts, group, first_row))
-        first_group, first_row = first_group + len(nodes), first_row + len(edges)
-        every += edges
-        parents = [edge for edge in edges if not edge.ended]
-        nodes = [(edge.task, edge.answer) for edge in parents]
-        if not nodes:
-            break
-    collect.state["groups"] = first_group
-    _grade(collect, [edge for edge in every if not edge.children])
-    for root in roots:
-        root.back_up()
-    return _experience(collect, every, tables)
+
+    def __init__(self, collect: Any, tasks: Sequence[Any], temperature: float):
+        self.collect, self.tasks, self.temperature = collect, tasks, temperature
+        self.nodes = [Node(-1, i) for i in range(len(tasks))]
+
+    def open(self) -> list[int]:
+        """Nodes that nothing branches from yet and that are not at an end."""
+        return [i for i, node in enumerate(self.nodes) if not node.ended and not node.branches]
+
+    def children(self, node: int) -> list[int]:
+        return [i for i, other in enumerate(self.nodes) if other.parent == node]
+
+    def extend(self, at: Sequence[Branch]) -> None:
+        """Let the policy go on from some nodes. New edges are nodes at the end of `nodes`."""
+        for branch in at:
+            node = self.nodes[branch.node]
+            if node.ended or branch.times < 1:
+                raise PanoplyError(
+                    f"Nothing can branch {branch.times} times from an episode's end or from nowhere."
+                )
+            if node.group < 0:
+                node.group = self.collect.state["groups"]
+                self.collect.state["groups"] += 1
+        alike: dict[Any, list[Branch]] = {}
+        for branch in at:
+            alike.setdefault(self._together(branch), []).append(branch)
+        for some in alike.values():
+            self._continue(some)
+            for branch in some:
+                self.nodes[branch.node].branches += branch.times
+
+    @abstractmethod
+    def _together(self, branch: Branch) -> Any:
+        """What branches must have in common to be sampled at once."""
+
+    @abstractmethod
+    def _continue(self, at: Sequence[Branch]) -> None: ...
+
+    @abstractmethod
+    def experience(self) -> Experience:
+        """All edges below which something has ended; each earns what it is worth (`worth`) on its last decision."""
+
+    def worth(self) -> list[Worth]:
+        """Of every node: what its edge earned and, on average, the edges below it. None where nothing has ended yet."""
+        below: list[list[dict[str, float]]] = [[] for _ in self.nodes]
+        found: list[Worth] = [None] * len(self.nodes)
+        for i, node in reversed(list(enumerate(self.nodes))):  # children come after their parents
+            if node.branches:
+                found[i] = _plus(node.earned or {}, below[i]) if below[i] else None
+            else:
+                found[i] = node.earned if node.ended else None
+            worth = found[i]
+            if node.parent >= 0 and worth is not None:
+                below[node.parent].insert(0, worth)
+        return found
+
+    def _edges(self) -> list[Node]:
+        return self.nodes[len(self.tasks) :]
+
+    def _family(self, first: int) -> tuple[Tensor, Tensor]:
+        """Of each edge: the episode that it branches from (a first one's is negative, by its group), and its depth."""
+        edges, roots = self._edges(), len(self.tasks)
+        parents = [
+            first + e.parent - roots if e.parent >= roots else -1 - self.nodes[e.parent].group for e in edges
+        ]
+        return torch.tensor(parents), torch.tensor([e.depth - 1 for e in edges])
 
 
-def _continue(
-    collect: Collector, nodes: Sequence[tuple[Task, list[int]]], width: int, temperature: float, longest: int
-) -> Rollouts:
-    first = int(collect._number(len(nodes) * width)[0])
-    requests = [
-        Request((*task.prompt, *prefix), [collect._draw(first + i * width + k) for k in range(width)])
-        for i, (task, prefix) in enumerate(nodes)
-    ]
-    sampling = collect._sampling(temperature, max_tokens=longest)
-    return collect.engine.generate(requests, sampling, entropy=True)
-
-
-def _edges(nodes: Sequence[tuple[Task, list[int]]], rollouts: Rollouts, last: bool) -> list[_Edge]:
-    rows = zip(rollouts.request.tolist(), rollouts.completions(), rollouts.end.tolist(), strict=True)
-    return [
-        _Edge(nodes[node][0], [*nodes[node][1], *told], last or end == TERMINATED) for node, told, end in rows
-    ]
-
-
-def _shifted(rollouts: Rollouts, group: Tensor, first: int) -> tuple[Table, Table]:
-    """A level's tables with numbers of their own: rows of the context after earlier levels', prompts by group."""
-    row = rollouts.decisions.tensor("context")
-    moved: dict[str, Column] = {"context": row + first, "group": group[row]}
-    return rollouts.decisions.plus(moved), rollouts.context.plus({"prompt": group})
-
-
-def _grade(collect: Collector, leaves: Sequence[_Edge]) -> None:
-    graded = collect.world.grade_all([leaf.task for leaf in leaves], [leaf.answer for leaf in leaves])
-    for leaf, signals in zip(leaves, graded, strict=True):
-        leaf.signals = None if signals is None else {name: earned(x) for name, x in signals.items()}
-    if all(signals is None for signals in graded):
-        why = "; ".join(collect.world.failures())
-        raise Resumable(f"Not one of {len(leaves)} answers could be graded: {why}.")
-
-
-def _experience(
-    collect: Collector, edges: Sequence[_Edge], tables: Sequence[tuple[Table, Table]]
-) -> Experience:
-    decisions, context = (Table.cat(list(several)) for several in zip(*tables, strict=True))
-    collect._count(decisions)
-    row = decisions.tensor("context")
-    is_last = Segments(row).is_last()
-    first = collect.state["episodes"] - len(edges)
-    cut = decisions.tensor("end") == TRUNCATED
-    inner = torch.tensor([bool(edge.children) for edge in edges])[row]
-    end = torch.where(cut, TRUNCATED, TERMINATED).masked_fill(inner | ~is_last, OPEN)
-    shared = context.tensor("shared").tolist()
-    starts = [
-        stable_hash(e.task.id, *e.answer[: n - len(e.task.prompt)])
-        for e, n in zip(edges, shared, strict=True)
-    ]
-    columns: dict[str, Column] = {
-        "task": torch.tensor([edge.task.id for edge in edges])[row],
-        "episode": first + row,
-        "state": torch.tensor(starts)[row],
-        "version": torch.full_like(row, collect.version),
-        "source": torch.full_like(row, OWN),
-        "end": end,
-    }
-    for name in sorted({name for edge in edges for name in edge.signals or ()}):
-        worth = torch.tensor([(edge.signals or {}).get(name, 0.0) for edge in edges])
-        columns[f"signal:{name}"] = worth[row] * is_last
-    experience = Experience(decisions.plus(columns), context)
-    graded = torch.tensor([edge.signals is not None for edge in edges])[row]
-    return experience if bool(graded.all()) else experience.take(graded)
+def _plus(own: dict[str, float], below: Sequence[dict[str, float]]) -> dict[str, float]:
+    names = own.keys() | {name for s in below for name in s}
+    return {name: own.get(name, 0.0) + sum(s.get(name, 0.0) for s in below) / len(below) for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -67,6 +68,14 @@ class Play(ABC):
     @abstractmethod
     def act(self, answer: Sequence[int]) -> Reply:
         """Take the policy's turn, and move `state` to what it is after it."""
+
+    def fork(self) -> Play:
+        """Another episode that stands where this one does; what is done in one changes nothing in the other.
+
+        A plain copy. A play that changes something it holds, such as a list, copies that too. A world whose plays can
+        be forked says so (`access`).
+        """
+        return copy.copy(self)
 
 
 class OneTurn(Play):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -11,35 +12,21 @@ from kit import hand
 from panoply.costs import cost
 from panoply.errors import PanoplyError
 from panoply.experience import OPEN, TERMINATED, TRUNCATED, Experience
-from panoply.methods.reasoning_data.spo_tree import edge_gain, tree
+from panoply.methods.reasoning_data.spo_tree import edge_gain
 from panoply.planning import make_plan
 from panoply.rollout.text import Collector
-from panoply.rollout.tree import _Edge, grow
+from panoply.slots.grow.shapes import levels
+from panoply.slots.sample.tree import tree
 from panoply.worlds.world import Task
 
 SURE, DOUBT = math.log(0.95), math.log(0.5)
 
 
-def leaf(success: float | None) -> _Edge:
-    signals = None if success is None else {"success": success}
-    return _Edge(Task(1, (0,), 0), [], True, signals=signals)
-
-
-def node(*children: _Edge) -> _Edge:
-    return _Edge(Task(1, (0,), 0), [], False, list(children))
-
-
-def test_values_are_means_of_children_and_not_of_leaves() -> None:
-    """The left child has one answer and the right one three: each child has one vote."""
-    inner = node(leaf(0.0), leaf(0.0), leaf(1.0))
-    root = node(leaf(1.0), inner)
-    assert root.back_up() == {"success": pytest.approx((1 + 1 / 3) / 2)}
-    assert inner.signals == {"success": pytest.approx(1 / 3)}
-
-
-def test_answers_that_could_not_be_graded_have_no_vote() -> None:
-    assert node(leaf(None), leaf(1.0), node(leaf(None))).back_up() == {"success": 1.0}
-    assert node(leaf(None)).back_up() is None
+def grow(collect: Collector, tasks: Sequence[Task], branching: tuple[int, ...], segment: int) -> Experience:
+    made = collect.tree(tasks)
+    while branches := levels(branching=branching, segment=segment)(made):
+        made.extend(branches)
+    return made.experience()
 
 
 def test_gains_golden() -> None:
@@ -141,21 +128,19 @@ def test_recorded_log_probabilities_are_those_of_scoring(
 
 def test_one_level_is_a_plain_group(tiny_collector: Collector) -> None:
     other = Collector(tiny_collector.world, tiny_collector.policy, tiny_collector.seed)
-    made = tree(prompts=2, branching=(3,), segment=99)(tiny_collector)
+    made = tree(prompts=2, grow=levels(branching=(3,), segment=99))(tiny_collector)
     plain = other.episodes(other.tasks(2), 3)
     for name in ("action", "logp", "episode", "task", "group", "end", "signal:success", "position"):
         assert torch.equal(made[name], plain[name]), name
 
 
 def test_it_is_refused_where_it_cannot_be() -> None:
-    with pytest.raises(
-        PanoplyError, match="sample \\(tree\\) needs a world with 'one turn', and keydoor@1 has none"
-    ):
+    with pytest.raises(PanoplyError, match="a turn of keydoor cannot be cut"):
         make_plan("spo-tree", "keydoor")
     with pytest.raises(PanoplyError, match="nothing to compare"):
-        make_plan("spo-tree", settings={"sample.branching": "1,1"})
+        make_plan("spo-tree", settings={"sample.grow.branching": "1,1"})
     with pytest.raises(PanoplyError, match="must be from 1 to 1000, not 0"):
-        make_plan("spo-tree", settings={"sample.branching": "3,0"})
+        make_plan("spo-tree", settings={"sample.grow.branching": "3,0"})
 
 
 def test_cost() -> None:
@@ -163,8 +148,8 @@ def test_cost() -> None:
     settings = {
         "world.operations": 2,
         "sample.prompts": 5,
-        "sample.segment": 3,
-        "sample.branching": (3, 2, 2),
+        "sample.grow.segment": 3,
+        "sample.grow.branching": (3, 2, 2),
     }
     found = cost(make_plan("spo-tree", settings=settings, model="fresh"))
     assert found.sampled_tokens == 5 * (3 * 3 + 6 * 3 + 12 * 1)

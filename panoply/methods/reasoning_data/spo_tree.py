@@ -2,76 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from panoply.costs import Lengths, Tokens
 from panoply.evidence.claims import Learns
 from panoply.experience import Experience, Segments
 from panoply.methods.base.grpo import TINY, grpo
 from panoply.methods.reasoning_data.spo_segment import KL, PPO, doubtful, whitened
-from panoply.parts import Finding, part
+from panoply.parts import part
 from panoply.regimes import OnPolicy
 from panoply.registry import Published, method
 from panoply.seeds import torch_rng
 from panoply.slots.credit.groups import group
 from panoply.slots.reduce.averages import token_mean
 from panoply.slots.regularise.terms import kl
-from panoply.slots.sample.groups import LIMITS
+from panoply.slots.sample.tree import tree
 from panoply.slots.schedule.schedules import constant
 from panoply.slots.update.optimisers import adam
-
-if TYPE_CHECKING:
-    from panoply.rollout.text import Collector
-
-
-def _impossible(held: Any, method: Any) -> list[Finding]:
-    if not held.branching or min(held.branching) < 1:
-        return [("branching", "every level needs at least one branch")]
-    return [("branching", "without siblings there is nothing to compare")] if max(held.branching) == 1 else []
-
-
-def _cost(held: Any, of: Lengths) -> Tokens:
-    """Should no branch end before its answer does."""
-    depth = len(held.branching)
-    nodes = [math.prod(held.branching[:level]) for level in range(depth + 1)]
-    lengths = [min(held.segment, max(0, of.answer - level * held.segment)) for level in range(depth)]
-    lengths[-1] = max(0, of.answer - (depth - 1) * held.segment)
-    sampled = held.prompts * sum(n * length for n, length in zip(nodes[1:], lengths, strict=True))
-    prefixes = sum(n * min(level * held.segment, of.answer) for level, n in enumerate(nodes[:-1]))
-    return sampled, sampled + held.prompts * (sum(nodes[:-1]) * of.prompt + prefixes)
-
-
-@part(
-    "sample",
-    equation="{prompts} prompts × trees that branch {branching} times, every {segment} tokens",
-    needs={"world:text", "world:one turn"},
-    bounds={**LIMITS, "segment": "at least 1", "branching": "from 1 to 1000"},
-    impossible=_impossible,
-    cost=_cost,
-)
-def tree(
-    collect: Collector,
-    *,
-    prompts: int = 32,
-    branching: tuple[int, ...] = (6, 6, 6),
-    segment: int = 600,
-    temperature: float = 1.0,
-) -> Experience:
-    """A tree of answers to each task: an episode is an edge, and a group the edges of one node.
-
-    An edge earns what the answers below it earn on average, so that its group's mean is the value of the node it
-    leaves.
-
-    branching   how many edges leave a node, level by level; the last level writes answers to their ends
-    segment     tokens of an edge
-    """
-    from panoply.rollout.tree import grow
-
-    return grow(collect, collect.tasks(prompts), branching, segment, temperature)
 
 
 def _equation(held: Any) -> str:
@@ -120,8 +69,8 @@ def _drawn(experience: Experience, advantage: Tensor, most: int) -> Tensor:
 TREE = {
     **{path: value for path, value in TINY.items() if path != "sample.group"},
     "sample.prompts": 8,
-    "sample.branching": (4, 4, 2),
-    "sample.segment": 6,
+    "sample.grow.branching": (4, 4, 2),
+    "sample.grow.segment": 6,
     "sample.temperature": 1.0,
     "update.minibatches": 1,
 }
@@ -139,8 +88,8 @@ CLAIM = Learns(
 PUBLISHED: Published = {
     "AIFrameResearch/SPO, configs/polIter_qwen1b_spo_tree_MATH.jsonnet": {
         "sample.prompts": 32,
-        "sample.branching": (6, 6, 6),
-        "sample.segment": 600,
+        "sample.grow.branching": (6, 6, 6),
+        "sample.grow.segment": 600,
         "update.epochs": 1,
         "update.minibatches": 4,
     },

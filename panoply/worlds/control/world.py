@@ -152,6 +152,10 @@ class Envs(ABC):
         what it is paid counts.
         """
 
+    def fork(self, rows: Array) -> Envs:
+        """Another batch: copies of those rows as they stand. Only where the world says so (`access`, `fork`)."""
+        raise PanoplyError(f"{type(self).__name__} cannot be copied as it stands.")
+
     def snapshot(self) -> Mapping[str, Array] | None:
         """Everything needed to go on from here; None where an episode is restored by repeating its actions."""
         return None

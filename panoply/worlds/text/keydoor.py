@@ -52,7 +52,7 @@ class Keydoor(Episodic, CharacterWorld):
     }
 
     alphabet: ClassVar[str] = DIGITS + "k_>" + "".join(STEPS) + PICK + OPEN
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs"})
+    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "fork"})
     markov: ClassVar[bool] = True
     imitation: ClassVar[Mapping[str, int]] = {"data.batch": 32, "run.steps": 600}
     """How its warm start is made: a demonstration has several turns, so fewer of them are enough."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,7 +64,7 @@ class Tools(Episodic, CharacterWorld):
     }
 
     access: ClassVar[frozenset[str]] = frozenset(
-        {"verify", "reference", "teacher", "pairs", "tools", "conclusion"}
+        {"verify", "reference", "teacher", "pairs", "tools", "conclusion", "fork"}
     )
     markov: ClassVar[bool] = True
     imitation: ClassVar[Mapping[str, int]] = {"data.batch": 64, "run.steps": 800}
@@ -178,6 +179,11 @@ class Session(Play):
         }
         late = not answered and (self.turn >= self.world.turn_cap or self._broke())
         return Reply(signals, prompt, done=answered or late, truncated=late)
+
+    def fork(self) -> Session:
+        other = copy.copy(self)
+        other.calls = list(self.calls)
+        return other
 
     def _broke(self) -> bool:
         return self.world.budget is not None and self.spent >= self.world.budget

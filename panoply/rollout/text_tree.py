@@ -1,0 +1,165 @@
+"""Trees of text: edges are segments of a turn, or whole turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from panoply.errors import PanoplyError, Resumable
+from panoply.experience import OPEN, OWN, TERMINATED, TRUNCATED, Column, Experience, Segments, Table
+from panoply.rollout.requests import Request
+from panoply.rollout.tree import Branch, Node, Tree
+from panoply.seeds import stable_hash
+from panoply.worlds.world import Play, Signals, TextWorld, earned
+
+if TYPE_CHECKING:
+    from panoply.rollout.rollouts import Rollouts
+    from panoply.rollout.text import Collector
+    from panoply.worlds.world import Task
+
+
+@dataclass
+class _Stand:
+    """An episode under way: its play, what the policy sees at the start of the turn, and what it has said in it."""
+
+    play: Play
+    seen: tuple[int, ...]
+    said: list[int]
+
+    def state(self) -> int:
+        return stable_hash(self.play.state, *self.said) if self.said else self.play.state
+
+
+class TextTree(Tree):
+    """Edges with one prefix share it, and learn only what they add."""
+
+    collect: Collector
+
+    def __init__(self, collect: Collector, tasks: Sequence[Task], temperature: float = 1.0):
+        super().__init__(collect, tasks, temperature)
+        plays = [collect.world.play(task) for task in tasks]
+        self._stands = [_Stand(play, play.prompt, []) for play in plays]
+        self._tables: list[tuple[Table, Table]] = []
+        self._first = collect.state["episodes"]
+        self._one_turn = type(collect.world).play is TextWorld.play
+
+    def _together(self, branch: Branch) -> int:
+        """The most tokens."""
+        left = self.collect.world.max_tokens - len(self._stands[branch.node].said)
+        if branch.tokens is None or branch.tokens >= left:
+            return left
+        if self.collect._complete is not None:
+            raise PanoplyError(
+                f"{self.collect.world.name} says itself when a turn is complete, so a branch is a whole turn."
+            )
+        return branch.tokens
+
+    def _continue(self, at: Sequence[Branch]) -> None:
+        collect, number = self.collect, int(self.collect._number(sum(b.times for b in at))[0])
+        requests = []
+        for branch in at:
+            stand = self._stands[branch.node]
+            seeds = [collect._draw(number + k) for k in range(branch.times)]
+            requests.append(Request((*stand.seen, *stand.said), seeds))
+            number += branch.times
+        sampling = collect._sampling(self.temperature, max_tokens=self._together(at[0]))
+        rollouts = collect.engine.generate(requests, sampling, complete=collect._complete, entropy=True)
+        parents = [at[request].node for request in rollouts.request.tolist()]
+        self._write(rollouts, parents)
+        row, entropy = (rollouts.decisions.tensor(name) for name in ("context", "entropy"))
+        means = Segments(row).mean(entropy).tolist()
+        first = len(self.nodes)
+        for parent, said, end, mean in zip(
+            parents, rollouts.completions(), rollouts.end.tolist(), means, strict=True
+        ):
+            self._add(parent, said, end, mean)
+        if self._one_turn:
+            self._grade(range(first, len(self.nodes)))
+
+    def _add(self, parent: int, said: list[int], end: int, entropy: float) -> None:
+        """The node that an edge leads to; where it ends a turn, the world has its say."""
+        before, stand, world = self.nodes[parent], self._stands[parent], self.collect.world
+        node = Node(parent, before.task, before.depth + 1, before.turn, entropy, earned={})
+        now = _Stand(stand.play, stand.seen, [*stand.said, *said])
+        full = len(now.seen) + len(now.said) >= self.collect.policy.context_length
+        if end == TERMINATED or full or len(now.said) >= world.max_tokens:
+            node.turn += 1
+            if self._one_turn:
+                node.end = end
+            else:
+                node.end = self._act(node, now, end)
+        self.nodes.append(node)
+        self._stands.append(now)
+
+    def _act(self, node: Node, stand: _Stand, end: int) -> int:
+        """Take the turn in a fork of the play, and say how it ends, if it does."""
+        world, play = self.collect.world, stand.play.fork()
+        reply = play.act(stand.said)
+        node.earned = _numbers(reply.signals)
+        seen = tuple(reply.observation)
+        stand.seen = seen if world.markov else (*stand.seen, *stand.said, *seen)
+        stand.play, stand.said = play, []
+        if reply.done:
+            return TRUNCATED if reply.truncated or end == TRUNCATED else TERMINATED
+        return TRUNCATED if len(stand.seen) >= self.collect.policy.context_length else OPEN
+
+    def _grade(self, new: range) -> None:
+        """Answers of one turn, all at once."""
+        over = [i for i in new if self.nodes[i].ended]
+        if not over:
+            return
+        tasks = [self.tasks[self.nodes[i].task] for i in over]
+        graded = self.collect.world.grade_all(tasks, [self._stands[i].said for i in over])
+        for i, signals in zip(over, graded, strict=True):
+            self.nodes[i].earned = None if signals is None else _numbers(signals)
+
+    # -------------------------------------------------------------- tables
+
+    def _write(self, rollouts: Rollouts, parents: Sequence[int]) -> None:
+        """Decisions and contexts with numbers of their own: contexts after earlier ones, prompts by the node."""
+        decisions, row = rollouts.decisions, rollouts.decisions.tensor("context")
+        group = torch.tensor([self.nodes[p].group for p in parents])
+        moved: dict[str, Column] = {
+            "context": row + len(self._edges()),
+            "group": group[row],
+            "turn": torch.tensor([self.nodes[p].turn for p in parents])[row],
+            "state": torch.tensor([self._stands[p].state() for p in parents])[row],
+        }
+        if self.temperature != 1 and "temperature" not in decisions:
+            moved["temperature"] = torch.ones(len(row))
+        self._tables.append((decisions.plus(moved), rollouts.context.plus({"prompt": group})))
+
+    def experience(self) -> Experience:
+        edges, worth = self._edges(), self.worth()[len(self.tasks) :]
+        over = [e for e in edges if e.ended]
+        if over and all(e.earned is None for e in over):
+            why = "; ".join(self.collect.world.failures())
+            raise Resumable(f"Not one of {len(over)} answers could be graded: {why}.")
+        decisions, context = (Table.cat(list(several)) for several in zip(*self._tables, strict=True))
+        self.collect._count(decisions)
+        row = decisions.tensor("context")
+        last = Segments(row).is_last()
+        parent, depth = self._family(self._first)
+        tasks = self.collect._of_tasks([self.tasks[e.task] for e in edges])
+        columns: dict[str, Column] = {
+            **{name: column[row] for name, column in tasks.items()},
+            "episode": self._first + row,
+            "parent": parent[row],
+            "segment": depth[row],
+            "version": torch.full_like(row, self.collect.version),
+            "source": torch.full_like(row, OWN),
+            "end": torch.tensor([e.end for e in edges])[row].masked_fill(~last, OPEN),
+        }
+        for name in sorted({name for w in worth for name in w or ()}):
+            value = torch.tensor([(w or {}).get(name, 0.0) for w in worth])
+            columns[f"signal:{name}"] = value[row] * last
+        experience = Experience(decisions.plus(columns), context)
+        graded = torch.tensor([w is not None for w in worth])[row]
+        return experience if bool(graded.all()) else experience.take(graded)
+
+
+def _numbers(signals: Signals) -> dict[str, float]:
+    return {name: earned(signal) for name, signal in signals.items()}
