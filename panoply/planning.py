@@ -378,7 +378,9 @@ def check_plan(plan: Plan) -> None:
     snapshots = [one.name for one in selves.named(method.needs())]
     if "reference" in snapshots and options.reference == "none":
         wanting = [
-            path for path, held in method.parts() if any(n.endswith("@reference") for n in held.needs())
+            path
+            for path, held in method.parts()
+            if any(n.endswith(("@reference", ":reference")) for n in held.needs())
         ]
         raise PanoplyError(
             f"{wanting[0]} compares the policy with a reference model, and --reference none leaves none: "
@@ -444,8 +446,9 @@ def _check_selves(plan: Plan, kind: Kind) -> None:
     for path, held in plan.method.parts():
         for need in sorted(n for n in held.needs() if "@" in n and not n.startswith("divergence:")):
             output, _, name = need.partition("@")
-            if idle := selves.parse(name).idle(plan.options):
-                raise PanoplyError(f"{path} asks for {name}, which {idle}.")
+            for one in selves.named([need]):
+                if idle := one.idle(plan.options):
+                    raise PanoplyError(f"{path} asks for {one.name}, which {idle}.")
             kind.check_output("logp" if need.startswith(selves.ACTS) else output, name)
 
 

@@ -76,10 +76,12 @@ def parse(name: str) -> Self:
         what = f"a whole number from {least} on" if whole else "a share between 0 and 1"
         and_whom = ", and whom to mix with" if kind == "mix" else ""
         raise PanoplyError(f"The snapshot '{plain(name)}' needs {what}{and_whom}, as in {kind}:{example}.")
-    if kind == "mix" and parse(other).kind in ("old", "mix"):
+    if other.split(":")[0] in ("old", "mix"):
         raise PanoplyError(
             f"The snapshot '{plain(name)}' mixes the policy with itself: name a self of another time."
         )
+    if other:
+        parse(other)
     return Self(name, kind, number, other)
 
 

@@ -305,6 +305,7 @@ def test_a_mixture_samples_and_scores_mixed_logits(tiny_collector: Collector) ->
         ("old:3", "takes no number: write old"),
         ("mix:0.5", "and whom to mix with, as in mix:0.25:reference"),
         ("mix:0.5:old", "mixes the policy with itself"),
+        (2000 * "mix:0.5:" + "best", "mixes the policy with itself"),
         ("mix:0.5:behind", "needs a whole number"),
     ],
 )
@@ -321,6 +322,7 @@ def test_a_name_that_is_none_is_a_sentence(name: str, said: str) -> None:
             "sample asks for behind:200, which would stay the start for all of 200 steps",
         ),
         ({"sample.by": "past:200"}, "would stay the start"),
+        ({"sample.by": "mix:0.5:past:200"}, "sample asks for past:200, which would stay the start"),
         ({"sample.by": "best", "run.evaluate_every": 0}, "since nothing is evaluated before the end"),
         ({"sample.by": "best", "run.evaluate_every": 200}, "run.evaluate_every is 200"),
     ],
@@ -329,6 +331,11 @@ def test_a_rule_that_never_fires_is_refused(settings: dict[str, Any], said: str)
     with pytest.raises(PanoplyError, match=said):
         make_plan("grpo", settings={**settings, "run.steps": 200})
     make_plan("grpo", settings={**settings, "run.steps": 201, "run.evaluate_every": 20})
+
+
+def test_a_mixture_with_a_reference_needs_one() -> None:
+    with pytest.raises(PanoplyError, match="--reference none leaves none"):
+        make_plan("grpo", settings={"sample.by": "mix:0.5:reference"}, reference="none")
 
 
 def test_control_has_no_vocabulary_to_mix() -> None:
