@@ -7,7 +7,9 @@ import torch
 from kit import hand
 
 from panoply.batch import Batch
+from panoply.errors import PanoplyError
 from panoply.experience import TERMINATED, TRUNCATED
+from panoply.planning import make_plan
 from panoply.slots.credit.gae import gae, generalised_advantage
 from panoply.slots.loss.values import bradley_terry, squared_value
 
@@ -75,6 +77,14 @@ def test_where_every_turn_is_one_row_turns_are_decisions() -> None:
     made = hand(episode=[0, 0, 1, 1], turn=[0, 1, 0, 1], **columns)
     for name, found in gae(by="turn")(made).items():
         assert torch.equal(found, gae()(made)[name])
+
+
+def test_steps_are_turns_only_where_that_differs() -> None:
+    with pytest.raises(PanoplyError, match="credit.by has no effect: a turn of cartpole is one decision"):
+        make_plan("ppo", "cartpole", settings={"credit.by": "turn"})
+    assert "turn by turn" in " ".join(
+        make_plan("ppo", "chain", settings={"credit.by": "turn"}).method.equation()
+    )
 
 
 def test_normalised_advantages_leave_the_target_alone() -> None:

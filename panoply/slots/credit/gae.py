@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from panoply.experience import TERMINATED, Experience, Segments
-from panoply.parts import part
+from panoply.parts import Finding, part
 from panoply.slots.credit.returns import in_time
 
 
@@ -24,6 +24,10 @@ def generalised_advantage(
     return episodes.to_go(reward + gamma * after - value, gamma * lam)
 
 
+def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
+    return [("by", f"a turn of {world.name} is one decision")] if world.medium == "control" else []
+
+
 @part(
     "credit",
     equation=lambda held: (
@@ -32,6 +36,7 @@ def generalised_advantage(
     ),
     needs={"column:value"},
     gives={"column:target"},
+    inert=_inert,
     bounds={"gamma": "from 0 to 1", "lam": "from 0 to 1"},
 )
 def gae(
