@@ -38,16 +38,18 @@ SMALL = {
 def small(name: str, device: str = "cpu") -> Plan:
     """The method on the first world that serves it, with as little data as its settings allow."""
     world = world_for(name)
-    known = pp.plan(name, world).method.settings()
+    plain = pp.plan(name, world)
+    known, built = plain.method.settings(), plain.world()
     unused = ("replay.warmup", "replay.every") if "data" in known else ()
     fitting: dict[str, Any] = {
         path: value for path, value in SMALL.items() if known.get(path, 0) > value and path not in unused
     }
-    built = pp.plan(name, world).world()
     if isinstance(built, ControlWorld):
         fitting["policy.hidden"] = (8,)
-    run: dict[str, Any] = {"held_out": 8, "steps": 2, "threads": 1, "device": device}
+    run: dict[str, Any] = {"held_out": 4, "steps": 2, "threads": 1, "device": device}
     run |= {"checkpoint_every": 1, "keep": 9, "evaluate_every": 0}
+    if "judged" not in plain.method.needs():
+        run["greedy"] = False
     model = "start" if isinstance(built, ControlWorld) or warm_start(built) else "fresh"
     return pp.plan(name, world, settings=fitting, model=model, **run)
 
