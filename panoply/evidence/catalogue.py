@@ -1,22 +1,23 @@
 """The catalogue: every method with its equation, its parts as a diff, and what was measured of its claim.
 
-`python -m panoply.evidence.catalogue` writes docs/methods.md, a page for each work, and its picture, from the registry
-and from results/claims.
+`python -m panoply.evidence.catalogue` writes docs/methods.md and a page for each work, from the registry and from
+results/claims. Learning curves stand there as numbers, which every reader of a repository can see, and compare between
+two versions of a page; as a picture they are drawn by `panoply ui`, from the same stored numbers.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from panoply import compose, published, registry
 from panoply.checkpoint import write_atomically
-from panoply.evidence import pictures, verdicts
+from panoply.evidence import statistics, verdicts
 from panoply.evidence.claims import NOT_ABLE, Claim
 from panoply.evidence.history import before_and_now, by_former_rule, is_former
 from panoply.evidence.statistics import false_discoveries
@@ -43,6 +44,8 @@ TALLIED = {
     "too small to matter": "are too small to matter",
     "not able to tell": "are not able to tell",
 }
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Of the budget: where a page says how far the runs of a claim had come."""
 HEAD = """# Methods
 
 Made from the code and from `results/claims` by `make docs`. A method's page has its equation, its parts as a diff
@@ -204,7 +207,7 @@ def _claim(entry: Entry, claim: Claim, found: Mapping[str, Any] | None) -> Itera
         yield f"> {found['says']}\n"
     yield f"**{found['verdict'].capitalize()}**: {_numbers(found)}.\n"
     if found.get("curves"):
-        yield f"![learning curves]({entry.name}.svg)\n"
+        yield _curves(found)
     yield table(("", ""), *_measured(found))
     if runs := found["runs"]:
         names = list(runs[0])
@@ -216,6 +219,19 @@ def _claim(entry: Entry, claim: Claim, found: Mapping[str, Any] | None) -> Itera
         rows = [_earlier(past) for past in found["history"]]
         yield "Earlier verdicts:\n"
         yield table(("date", "commit", "verdict", "measured", "asked differently since then"), *rows)
+
+
+def _curves(found: Mapping[str, Any]) -> str:
+    """The stored learning curves in numbers; the page of `panoply ui` draws them."""
+    ((unit, amount),) = found["budget"].items()
+    places = [share * amount for share in SHARES]
+    rows = []
+    for label, curves in found["curves"].items():
+        runs = np.stack([statistics.on_grid(curve, places) for curve in curves])
+        cells = [f"{of.mean():.3g} ({of.min():.3g} to {of.max():.3g})" for of in runs.T]
+        rows.append((label, *cells))
+    head = (f"after {unit}", *(f"{place:,.0f}" for place in places))
+    return f"What was measured on the way, the mean over seeds and their range:\n\n{table(head, *rows)}"
 
 
 def _earlier(past: Mapping[str, Any]) -> tuple[str, ...]:
@@ -342,27 +358,8 @@ def _passed(entry: Entry, known: Mapping[str, Any] | None) -> tuple[str, str, st
     return before, now, "yes" if entry.claim.reworded else ""
 
 
-# ------------------------------------------------------------------ pictures
-
-
-def drawn_from(found: Mapping[str, Any]) -> str:
-    """The mark a picture carries, by which it is known to be of these curves."""
-    text = json.dumps([found["curves"], found["budget"]], sort_keys=True)
-    return f"<!-- {hashlib.sha256(text.encode()).hexdigest()[:16]} -->"
-
-
-def draw(found: Mapping[str, Any], path: Path) -> None:
-    """Interquartile means of the stored curves, with 95 % bands."""
-    ((unit, amount),) = found["budget"].items()
-    lines = [pictures.learning_line(label, curves, amount) for label, curves in found["curves"].items()]
-    held_out = found["metric"] in ("success", "area") or "@" in found["metric"]
-    shown = "held-out success" if held_out else found["metric"].removeprefix("mean:")
-    pictures.draw(path, lines, unit, f"{shown} on {found['world']}")
-    write_atomically(path, path.read_text(encoding="utf-8").rstrip() + f"\n{drawn_from(found)}\n")
-
-
 def write(docs: Path, claims: Path) -> None:
-    """Write every page and picture, and remove pages of works that are gone."""
+    """Write every page, and remove those of works that are gone."""
     made = pages(claims)
     (docs / "methods").mkdir(parents=True, exist_ok=True)
     for name, text in made.items():
@@ -370,16 +367,8 @@ def write(docs: Path, claims: Path) -> None:
     if (docs / "evidence.md").is_file():
         page = (docs / "evidence.md").read_text(encoding="utf-8")
         write_atomically(docs / "evidence.md", with_verdicts(page, claims))
-    results = {e.name: stored(e.name, claims) for e in works()}
-    drawn = {name for name, found in results.items() if found and found.get("curves")}
-    for name in drawn:
-        target, found = docs / "methods" / f"{name}.svg", results[name]
-        assert found is not None
-        if not target.is_file() or drawn_from(found) not in target.read_text(encoding="utf-8"):
-            draw(found, target)
     for old in (docs / "methods").iterdir():
-        known = f"methods/{old.name}" in made or (old.suffix == ".svg" and old.stem in drawn)
-        if not known and old.suffix in (".md", ".svg"):
+        if f"methods/{old.name}" not in made and old.suffix in (".md", ".svg"):
             old.unlink()
 
 
