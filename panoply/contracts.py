@@ -38,7 +38,7 @@ SLOTS = {
     "data": Slot(("collect",), "an `Experience`", remembers=True),
     "loss": _TERM,
     "model": Slot(("seat",), "a `Model`"),
-    "replay": Slot((), "nothing"),
+    "replay": Slot(("policy", "seed"), "a `Memory`", frozenset({"batch", "updates", "every", "warmup"})),
     "network": Slot(("policy", "seed"), "a module"),
     "targets": Slot(("updates", "pairs"), "nothing: it moves targets towards weights"),
     "turn": Slot(

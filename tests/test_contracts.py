@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -100,3 +101,15 @@ def test_an_argument_that_is_not_used_may_say_so(registries: None) -> None:
 def test_the_documented_table_is_that_of_the_code() -> None:
     page = Path(__file__).parents[1] / "docs" / "architecture.md"
     assert slot_table() in page.read_text(), slot_table()
+
+
+def test_slots_import_no_loops() -> None:
+    """A part is called by a loop and does not know it; names of types alone may be imported for checking."""
+    for file in sorted((Path(__file__).parents[1] / "panoply" / "slots").rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                node.body = []
+        imported = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+        imported += [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
+        assert not [name for name in imported if name.startswith("panoply.loops")], file

@@ -16,11 +16,13 @@ from test_cli import Terminal
 
 import panoply as pp
 from panoply import extensions, registry
+from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.run import Run
+from panoply.worlds.control.world import Box, Discrete
 
 EXAMPLES = tiny.ROOT / "examples"
-METHOD, PART, WORLD, UPDATE, TERM = (
-    str(EXAMPLES / f"plugin_{kind}.py") for kind in ("method", "part", "world", "update", "term")
+METHOD, PART, WORLD, UPDATE, TERM, REPLAY = (
+    str(EXAMPLES / f"plugin_{kind}.py") for kind in ("method", "part", "world", "update", "term", "replay")
 )
 
 
@@ -106,6 +108,29 @@ class TestTerm:
         prices = [m["kl_price"] for m in tiny.metrics(run)]
         assert 0 < prices[0] != prices[1]
         assert resumed(run, panoply)
+
+
+class TestReplay:
+    def test_it_trains_and_resumes_bit_for_bit(self, tmp_path: Path, panoply: Terminal) -> None:
+        sets = {"sample.length": 20, "replay.batch": 8, "replay.warmup": 10, "policy.hidden": "8"}
+        sets |= {"run.held_out": 1, "run.checkpoint_every": 1, "replay.newest": 5}
+        chosen = [w for k, v in sets.items() for w in ("--set", f"{k}={v}")]
+        run = tmp_path / "run"
+        panoply("train", "sac", "--world", "pendulum", "--replay", "newest", "--plugin", REPLAY, *chosen,
+                "--steps", "2", "--run", str(run), "--quiet")  # fmt: skip
+        assert resumed(run, panoply)
+
+    def test_half_of_a_draw_is_new(self, registries: None) -> None:
+        """Of 6 steps in room for 4 the newest two lie at places 0 and 1."""
+        extensions.load_plugin(REPLAY)
+        policy = ControlPolicy.fresh(Box((1,)), Discrete(2), PolicySpec(hidden=()), seed=0)
+        memory = registry.find_part("replay", "newest")(newest=2)(policy, 0)
+        memory.begin(1, 4)
+        memory.held.written = 6
+        memory.held._flat["reward"][:] = torch.arange(4.0)
+        reward = memory.draw(400, torch.Generator().manual_seed(0)).reward
+        assert set(reward[::2].tolist()) == {0, 1}
+        assert set(reward[1::2].tolist()) == {0, 1, 2, 3}
 
 
 class TestUpdate:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +17,11 @@ from torch import Tensor, nn
 
 from panoply.experience import Experience
 from panoply.loops.mover import Masters, Mover, guard
-from panoply.loops.replay import Mixture, Replay
 from panoply.loops.samples import Watch
 from panoply.parts import Part
 from panoply.policies.control import ControlPolicy
 from panoply.regimes import Offline, OffPolicy
+from panoply.replay import Memory
 from panoply.transitions import ActorCritic, Transitions
 
 NOTED = 25
@@ -64,11 +65,6 @@ class _Descent:
         self.mover.move()
         return value.detach(), stats
 
-    def annotate(self, learned: ActorCritic, replay: Replay) -> Mapping[str, Tensor]:
-        """Columns for all that is remembered, at the weights of now."""
-        made = self.loss.info.annotate
-        return made(learned, replay, **self.loss.settings()) if made is not None else {}
-
 
 class ActorCriticLearner:
     """Makes a method's networks, and moves them and the policy: for transitions what `Learner` is for terms."""
@@ -82,7 +78,12 @@ class ActorCriticLearner:
         total_steps: int,
     ):
         self.policy, self.method, self.total_steps = policy, method, total_steps
-        self.replay: Replay | Mixture = self._empty(_room(method, total_steps))
+        self.replay: Memory = method.replay(policy, seed)
+        self.envs = 1
+        if method.sample is not None:
+            acting = method.sample.settings()
+            self.envs = acting["envs"]
+            self.replay.begin(self.envs, self.envs * acting["length"] * total_steps)
         networks = {held.info.name: held(policy, seed) for held in method.networks}
         models: dict[str, nn.Module] = {"policy": policy.model, **networks}
         self.models = models
@@ -124,27 +125,13 @@ class ActorCriticLearner:
 
     # -------------------------------------------------------------- remembering
 
-    def _empty(self, room: Mapping[str, int]) -> Replay:
-        settings = self.method.replay.settings()
-        shape = {"steps": settings["n_step"], "chunk": settings["chunk"], "gamma": settings["gamma"]}
-        shape |= {"scale": settings["scale"]}
-        policy = self.policy
-        return Replay(policy.observation, policy.action, policy.head, **room, **shape, device=policy.device)
-
     def remember(self, experience: Experience) -> None:
         """Fill the replay with logged data, unless it is, beside what the policy does itself, if it acts."""
         if experience is self._data:
             return
         self._data = experience
-        logged = self._empty({"size": len(experience)})
-        logged.fill(experience)
-        logged.experts = self.method.replay.settings()["experts"]
+        self.replay.add(experience)
         self.policy.learn_statistics(experience, once=True)
-        if self.method.sample is None:
-            self.replay = logged
-        else:
-            assert isinstance(self.replay, Replay)
-            self.replay = Mixture(logged, self.replay, self.method.replay.settings()["logged"])
 
     # -------------------------------------------------------------- learning
 
@@ -192,9 +179,11 @@ class ActorCriticLearner:
     def minibatches(self, experience: Experience, generator: torch.Generator) -> Iterator[Experience]:
         """The data as one, from which batches are drawn; the replay is filled with it whenever it is another."""
         self.remember(experience)
-        assert isinstance(self.replay, Replay)
         for descent in self.descents if len(self.replay) else ():
-            self.replay.more |= descent.annotate(self.learned, self.replay)
+            if descent.loss.info.annotate is not None:
+                self.replay.annotate(
+                    partial(descent.loss.info.annotate, self.learned, **descent.loss.settings())
+                )
         self.learned.generator = generator
         yield experience
 
@@ -245,12 +234,3 @@ def _module(model: Any) -> nn.Module:
     """A network, or the one inside of a policy."""
     module: nn.Module = getattr(model, "model", model)
     return module
-
-
-def _room(method: OffPolicy | Offline, steps: int) -> dict[str, int]:
-    """As much room for own experience as the method asks for, or as the run can fill."""
-    if method.sample is None:
-        return {"size": 1}
-    sample = method.sample.settings()
-    most = sample["envs"] * sample["length"] * steps
-    return {"size": min(method.replay.settings()["size"], most), "envs": sample["envs"]}

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from panoply.experience import Column, Experience
+from panoply.experience import Experience
 from panoply.loops.learner import Learner, Scorer, mean_metrics
 from panoply.parts import Part
-from panoply.regimes import Fit
 from panoply.seeds import torch_rng
+from panoply.slots.model.model import Model
 
 if TYPE_CHECKING:
     from panoply.loops.seat import Seat
@@ -36,32 +36,6 @@ class Annotator(Scorer, Kept, Protocol):
 
     outputs: tuple[str, ...]
     """What it gives for them, by name."""
-
-
-class Model:
-    """What a `model` part returns when it is called with a seat: a model, and what is done with it.
-
-    columns   what it adds to experience
-    ask       what it says of tasks before anybody acts on them: a sample part that needs `model:NAME` asks
-              `collect.models[NAME](tasks)`, and the part of that name says that it `gives` it
-    fit       how it learns on its own, by gradients, from experience with credit
-    losses    or with the policy, terms of one objective
-    learn     or without gradients, as a ridge regression does: from all that was collected, returns metrics
-    warmup    steps in which only the model learns
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        columns: Callable[[Any, Experience], Mapping[str, Column]] | None = None,
-        fit: Fit | None = None,
-        warmup: int = 0,
-        losses: tuple[Part, ...] = (),
-        ask: Callable[[Any, Sequence[Any]], Tensor] | None = None,
-        learn: Callable[[Any, Experience, int], Mapping[str, float]] | None = None,
-    ):
-        self.model, self.columns, self.fit, self.warmup, self.losses = model, columns, fit, warmup, losses
-        self.ask, self.learn = ask, learn
 
 
 class Together:

@@ -31,7 +31,7 @@ def off_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
             acting: Acting = seat.call("sample", seat.collect)
             for buffer in acting:
                 learner.replay.add(buffer)
-                if due := method.updates_due(learner.replay.written, learner.replay.envs):
+                if due := method.updates_due(learner.replay.written, learner.envs):
                     with job.phase("learn"):
                         learner.learn(due)
             experience = acting.experience()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from panoply import checkpoint
+from panoply.contracts import TERMS
 from panoply.errors import PanoplyError
 from panoply.evaluation.held_out import Evaluation
 from panoply.evaluation.pairs import evaluate_pairs
@@ -27,6 +28,7 @@ from panoply.planning import Plan
 from panoply.policies.build import model_source
 from panoply.policies.lora import add_lora, load_adapter, save_adapter
 from panoply.policies.value import ValueModel
+from panoply.states import handed_back
 
 COLLECTOR = "collector"
 """The collector's state is saved among those of the parts."""
@@ -107,7 +109,7 @@ class Seat:
         held = part or getattr(self.method, path)
         if path not in self.states:
             return held(*args)
-        self.states[path], result = held(self.states[path], *args)
+        self.states[path], result = handed_back(held.info.id, held(self.states[path], *args))
         return result
 
     def conclude(self, step: int, experience: Experience) -> dict[str, float]:
@@ -204,8 +206,9 @@ class Seat:
 
 
 def first_states(parts: Iterable[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What the parts that remember begin with, by path."""
-    return {path: held.info.state() for path, held in parts if held.info.state is not None}
+    """What the parts that remember begin with, by path; what terms remember is their learner's."""
+    remembering = [(path, held) for path, held in parts if held.info.state is not None]
+    return {path: held.info.state() for path, held in remembering if held.info.slot not in TERMS}
 
 
 def _by_terms(seat: Seat) -> Learner:

@@ -23,8 +23,8 @@ def learner(name: str, **spec: object) -> ActorCriticLearner:
     assert isinstance(method, OffPolicy)
     policy = ControlPolicy.fresh(Box((3,)), Box((1,), (-2.0,), (2.0,)), PolicySpec(hidden=(4,), **spec))  # type: ignore[arg-type]
     made = ActorCriticLearner(policy, method, seed=0, total_steps=1)
-    made.replay.written = 8
-    for column in made.replay._columns.values():
+    made.replay.held.written = 8
+    for column in made.replay.held._columns.values():
         if column.is_floating_point():
             column[:8].normal_(generator=torch.Generator().manual_seed(1))
     made.begin(0, torch.Generator().manual_seed(2))

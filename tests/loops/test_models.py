@@ -15,9 +15,9 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
-from panoply.loops.models import Model
 from panoply.parts import part
 from panoply.planning import make_plan
+from panoply.slots.model.model import Model
 from panoply.worlds.world import Task
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import panoply as pp
-from panoply.loops.replay import Mixture, Replay
 from panoply.planning import Plan
 from panoply.policies.heads import head_for
 from panoply.progress import Progress
+from panoply.replay import Mixture, Replay
 from panoply.run import Run
 from panoply.transitions import Transitions, joined
 from panoply.worlds.control.world import Box
@@ -179,8 +179,8 @@ def test_rewards_are_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     learner = ActorCriticLearner(policy, plan.method, seed=0, total_steps=1)  # type: ignore[arg-type]
     logged = world.data.experience()
     learner.remember(logged)
-    assert isinstance(learner.replay, Mixture)
+    assert isinstance(learner.replay.held, Mixture)
     torch.testing.assert_close(
-        learner.replay.logged.rows(torch.arange(5)).reward, 10 * logged["signal:reward"][:5]
+        learner.replay.held.logged.rows(torch.arange(5)).reward, 10 * logged["signal:reward"][:5]
     )
-    assert learner.replay.own.scale == 10.0
+    assert learner.replay.held.own.scale == 10.0

@@ -10,10 +10,10 @@ import torch
 from actor_critics import Fixed, actor_critic, rows
 
 import panoply as pp
-from panoply.loops.replay import Replay
 from panoply.methods.generative_offline.recoil import recoil_q
 from panoply.policies.control import PolicySpec
 from panoply.policies.heads import head_for
+from panoply.replay import Replay
 from panoply.worlds.control.pendulum import Pendulum
 from panoply.worlds.control.world import Box
 from panoply.worlds.logged.behaviour import behave

@@ -129,12 +129,12 @@ def test_nothing_before_t_is_learned_from() -> None:
     filled = fill(learner(policy), made)
     assert len(filled.replay) == int((made["turn"] >= 2).sum()) == 40 * 4
     seen = made.looked_up("observation")[made["turn"] >= 2]
-    assert torch.equal(filled.replay.rows(torch.arange(160)).observation, seen)
+    assert torch.equal(filled.replay.held.rows(torch.arange(160)).observation, seen)
 
 
 def test_returns_end_with_the_episode() -> None:
     policy, made = played_at(4, batch=3)
-    rows = fill(learner(policy), made).replay.rows(torch.arange(6))
+    rows = fill(learner(policy), made).replay.held.rows(torch.arange(6))
     assert rows["going"].tolist() == [1, 0] * 3
     rewards = made["reward"][made["turn"] >= 4].view(3, 2)
     torch.testing.assert_close(rows["return"].view(3, 2), torch.stack([rewards.sum(1), rewards[:, 1]], 1))
@@ -145,7 +145,7 @@ def test_a_table_comes_to_the_exact_regression() -> None:
     policy, made = played_at(1, batch=60)
     rate = {"update.lr": 0.1, "update.schedule": "linear", "networks.rungs.count": 1, "replay.batch": 4000}
     filled = fill(learner(policy, 20, **rate), made)
-    rows = filled.replay.rows(torch.arange(len(filled.replay)))
+    rows = filled.replay.held.rows(torch.arange(len(filled.replay)))
     filled.replay.draw = lambda count, generator: rows  # type: ignore[method-assign]
     for step in range(20):
         filled.begin(step, torch_rng("test"))

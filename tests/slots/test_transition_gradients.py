@@ -12,10 +12,10 @@ from kit import assert_same
 from torch import Tensor, nn
 
 from panoply.experience import Experience, Table
-from panoply.loops.replay import Replay
 from panoply.parts import Part
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.policies.critics import QNets, StateValue, Temperature
+from panoply.replay import Replay
 from panoply.slots.loss import actors, bellman
 from panoply.transitions import ActorCritic, Transitions
 from panoply.worlds.control.world import Box, Discrete, Space

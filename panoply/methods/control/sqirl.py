@@ -20,9 +20,9 @@ from panoply.slots.update.optimisers import adam
 from panoply.transitions import ActorCritic, Transitions
 
 if TYPE_CHECKING:
-    from panoply.loops.replay import Replay
     from panoply.policies.control import ControlPolicy
     from panoply.policies.critics import ActionNets
+    from panoply.replay import Replay
     from panoply.rollout.control import ControlCollector
 
 CONTROL = {
@@ -89,7 +89,7 @@ def returns_to_go(learned: ActorCritic, replay: Replay, **_: object) -> dict[str
 
 
 def _one_step(held: Any, method: Any) -> list[Finding]:
-    steps = method.replay.settings()["n_step"]
+    steps = method.replay.settings().get("n_step", 1)
     return (
         [("update", f"a rung is one step above the next, and replay.n_step is {steps}")] if steps != 1 else []
     )

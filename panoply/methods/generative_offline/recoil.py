@@ -18,7 +18,7 @@ from panoply.transitions import ActorCritic, Transitions
 
 
 def _impossible(held: Any, method: Any) -> list[Finding]:
-    if method.replay.settings()["n_step"] > 1:
+    if method.replay.settings().get("n_step", 1) > 1:
         return [("cost", "it is paid a step, so replay.n_step is 1")]
     own = "own experience has no demonstrations, so sample is to be left out"
     return [("bound", own)] if "sample" in method.slots() else []

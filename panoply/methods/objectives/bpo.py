@@ -30,8 +30,8 @@ from panoply.slots.surrogate.ratios import ratio_stats
 from panoply.slots.update.optimisers import adam
 
 if TYPE_CHECKING:
-    from panoply.loops.models import Model
     from panoply.loops.seat import Seat
+    from panoply.slots.model.model import Model
 
 BAND = {"low": "from 0 up to 1", "high": "at least 0", "temperature": "above 0"}
 

@@ -16,7 +16,7 @@ from panoply.policies.deterministic import ActionValues
 from panoply.transitions import ActorCritic, Transitions
 
 if TYPE_CHECKING:
-    from panoply.loops.replay import Replay
+    from panoply.replay import Replay
 
 
 def _squares(values: list[Tensor], target: Tensor) -> Tensor:

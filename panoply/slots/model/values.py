@@ -8,10 +8,10 @@ import torch
 
 from panoply.errors import PanoplyError
 from panoply.experience import Column, Experience
-from panoply.loops.models import Model
 from panoply.parts import Finding, Part, part
 from panoply.regimes import Fit
 from panoply.slots.loss.values import squared_value
+from panoply.slots.model.model import Model
 from panoply.slots.reduce.averages import token_mean
 from panoply.slots.update.optimisers import adam
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from panoply.parts import Finding, part
+
+if TYPE_CHECKING:
+    from panoply.policies.control import ControlPolicy
+    from panoply.replay import Memory
 
 CHUNK = "replay:chunk"
 """The need of a loss that looks at more than one step."""
@@ -46,6 +50,8 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
     },
 )
 def uniform(
+    policy: ControlPolicy,
+    _seed: int,
     *,
     size: int = 1_000_000,
     batch: int = 256,
@@ -58,7 +64,7 @@ def uniform(
     scale: float = 1.0,
     logged: float | None = None,
     experts: float = 0.0,
-) -> None:
+) -> Memory:
     """Every remembered step is as likely as any other.
 
     n_step    steps whose rewards are added up before the value of what follows counts
@@ -71,3 +77,12 @@ def uniform(
               both is as likely as any other
     experts   share of every batch that is drawn from an expert's steps, where the data says which those are
     """
+    from panoply.replay import Replay, Uniform
+
+    def empty(room: int, envs: int) -> Replay:
+        return Replay(
+            policy.observation, policy.action, policy.head, size=room, envs=envs, steps=n_step, chunk=chunk,
+            gamma=gamma, scale=scale, device=policy.device,
+        )  # fmt: skip
+
+    return Uniform(empty, size, logged, experts)

@@ -14,8 +14,8 @@ import torch
 from panoply import registry
 from panoply.errors import PanoplyError
 from panoply.experience import DEMONSTRATION, TERMINATED, TRUNCATED
-from panoply.loops.replay import Replay
 from panoply.policies.heads import head_for
+from panoply.replay import Replay
 from panoply.report.pages import shown
 from panoply.worlds.control.cartpole import Cartpole
 from panoply.worlds.control.pendulum import Pendulum

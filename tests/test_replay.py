@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from panoply.loops.replay import Replay
 from panoply.policies.heads import head_for
+from panoply.replay import Replay
 from panoply.rollout.step_buffer import StepBuffer
 from panoply.worlds.control.world import Box, Discrete
 

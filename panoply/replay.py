@@ -1,9 +1,12 @@
-"""The replay: steps of some environments in tensors made once, from which transitions are drawn."""
+"""The replay: what is remembered of steps, in tensors made once, from which transitions are drawn.
+
+`Memory` is what a `replay` part returns; `Uniform` the memory of `replay.uniform`, `Replay` the tensors in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 from numpy.typing import NDArray
@@ -237,6 +240,78 @@ class Mixture:
         if given_rows in (0, count):
             return (self.logged if given_rows else self.own).draw(count, generator)
         return joined(self.logged.draw(given_rows, generator), self.own.draw(count - given_rows, generator))
+
+
+class Memory(Protocol):
+    """What a `replay` part makes, called with the policy and the run's seed."""
+
+    @property
+    def written(self) -> int:
+        """Steps of each environment so far."""
+
+    def __len__(self) -> int:
+        """What can be drawn."""
+
+    def begin(self, envs: int, most: int) -> None:
+        """Before the policy acts: in how many environments it does, and how many steps the run may take in all."""
+
+    def add(self, rows: StepBuffer | Experience) -> None:
+        """The step that was just taken, or logged data, which comes once."""
+
+    def draw(self, count: int, generator: torch.Generator) -> Transitions: ...
+
+    def annotate(self, columns: Callable[[Replay], Mapping[str, Tensor]]) -> None:
+        """Add columns of all that was logged, for losses that compute some (`annotate` of `@part`)."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What was written, under names that begin with `replay:`."""
+
+    def load_state(self, named: Mapping[str, Tensor]) -> None: ...
+
+
+class Uniform:
+    """Every remembered step is as likely as any other; of logged data and own steps, each has its share.
+
+    empty     makes a replay of a size, for so many environments
+    size      own steps that are kept at most
+    share     of logged rows in every draw, where there are own ones too (see `Mixture`)
+    experts   share of a draw of logged rows that is of an expert's
+    """
+
+    def __init__(
+        self, empty: Callable[[int, int], Replay], size: int, share: float | None = None, experts: float = 0.0
+    ):
+        self.empty, self.size, self.share, self.experts = empty, size, share, experts
+        self._own: Replay | None = None
+        self.hold(empty(1, 1))
+
+    def hold(self, held: Replay | Mixture) -> None:
+        self.held = held
+        self.draw, self.state, self.load_state = held.draw, held.state, held.load_state
+
+    @property
+    def written(self) -> int:
+        return self.held.written
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def begin(self, envs: int, most: int) -> None:
+        self._own = self.empty(min(self.size, most), envs)
+        self.hold(self._own)
+
+    def add(self, rows: StepBuffer | Experience) -> None:
+        if not isinstance(rows, Experience):
+            self.held.add(rows)
+            return
+        logged = self.empty(len(rows), 1)
+        logged.fill(rows)
+        logged.experts = self.experts
+        self.hold(logged if self._own is None else Mixture(logged, self._own, self.share))
+
+    def annotate(self, columns: Callable[[Replay], Mapping[str, Tensor]]) -> None:
+        assert isinstance(self.held, Replay)
+        self.held.more |= columns(self.held)
 
 
 class _Lines:

@@ -1,0 +1,38 @@
+"""What a `model` part returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from panoply.experience import Column, Experience
+from panoply.parts import Part
+from panoply.regimes import Fit
+
+
+class Model:
+    """What a `model` part returns when it is called with a seat: a model, and what is done with it.
+
+    columns   what it adds to experience
+    ask       what it says of tasks before anybody acts on them: a sample part that needs `model:NAME` asks
+              `collect.models[NAME](tasks)`, and the part of that name says that it `gives` it
+    fit       how it learns on its own, by gradients, from experience with credit
+    losses    or with the policy, terms of one objective
+    learn     or without gradients, as a ridge regression does: from all that was collected, returns metrics
+    warmup    steps in which only the model learns
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        columns: Callable[[Any, Experience], Mapping[str, Column]] | None = None,
+        fit: Fit | None = None,
+        warmup: int = 0,
+        losses: tuple[Part, ...] = (),
+        ask: Callable[[Any, Sequence[Any]], Tensor] | None = None,
+        learn: Callable[[Any, Experience, int], Mapping[str, float]] | None = None,
+    ):
+        self.model, self.columns, self.fit, self.warmup, self.losses = model, columns, fit, warmup, losses
+        self.ask, self.learn = ask, learn
