@@ -46,6 +46,7 @@ SLOTS = {
     ),
     "game": Slot(("collectors",), "an `Experience` for each seat, by name", remembers=True),
     "grow": Slot(("tree",), "branches to add to it, none when it is grown"),
+    "match": Slot(("pool", "rng"), "the number of a member of a pool"),
     "schedule": Slot(("step", "total"), "a factor"),
     "make": Slot(("maker",), "rows of data"),
 }

@@ -53,6 +53,7 @@ class Collector(Protocol):
     dealt: Any
     selves: Any
     """The run's snapshots, of which some may act."""
+    members: Any
 
     def tasks(self, n: int) -> list[Any]: ...
 

@@ -21,6 +21,7 @@ from panoply.loops.health import check_growth, weight_norm
 from panoply.loops.learner import Learner
 from panoply.loops.metrics import describe
 from panoply.loops.models import Models
+from panoply.loops.pool import PREFIX, Pool
 from panoply.loops.samples import Watch
 from panoply.loops.snapshots import Snapshots
 from panoply.parts import Part
@@ -78,6 +79,8 @@ class Seat:
         self.collect.selves = self.snapshots
         self.models = Models(self)
         self.collect.models = self.models.asked()
+        self.members = Pool(self.policy) if "members" in needs else None
+        self.collect.members = self.members
         self.learner: Teaches = LEARNERS[self.method.regime](self)
         self.states = first_states(self.method.parts())
         self.norm = weight_norm(self.learned)
@@ -171,6 +174,7 @@ class Seat:
             **self.learner.state(),
             **self.models.state(),
             **self.snapshots.state(),
+            **(self.members.state() if self.members is not None else {}),
         }
 
     def save(self, folder: Path) -> None:
@@ -196,9 +200,11 @@ class Seat:
             load_adapter(cast(Any, self.policy), folder / "adapter")
         else:
             self.learned.load_weights(folder / "model")
-        elsewhere = ("part:", "model:", "snapshot:")
+        elsewhere = ("part:", "model:", "snapshot:", PREFIX)
         self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith(elsewhere)})
         self.snapshots.load_state(tensors)
+        if self.members is not None:
+            self.members.load_state(tensors)
         self.models.load(folder / "models", tensors)
         kept = checkpoint.join_tensors(state["parts"], tensors)
         checkpoint.check_states(kept, self.memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +53,7 @@ class ControlCollector(InOrder[Start]):
         self.state: dict[str, Any] = {"tasks": 0, "groups": 0, "episodes": 0, "decisions": 0}
         self.version = 0
         self._logged: Experience | None = None
+        self._others: Mapping[int, ControlPolicy] = {}
         self._open: _Rows | None = None
         self._batches: dict[int, Envs] = {}
 
@@ -90,6 +92,15 @@ class ControlCollector(InOrder[Start]):
                 coming = [(row, episode) for row, episode in zip(ended.tolist(), queue, strict=False)]
                 rows.begin(np.array([row for row, _ in coming], dtype=int), [e for _, e in coming])
         return self._experience(buffer, rows, temperature)
+
+    @contextmanager
+    def against(self, others: Mapping[int, ControlPolicy]) -> Iterator[None]:
+        """Let others of the same form play some seats of games for a while, by number. Their rows are there, too."""
+        before, self._others = self._others, others
+        try:
+            yield
+        finally:
+            self._others = before
 
     def _games(
         self, tasks: Sequence[Start], group: int | Sequence[int], into: Tensor | None
@@ -319,6 +330,7 @@ class _Rows:
         """Act from here on by what the policy has seen so far and, on a GPU, by a fresh copy of its weights."""
         policy = self.collector.policy
         self._forward, self._head = policy.model.numpy(), policy.head_on_host()
+        self._others = {seat: other.model.numpy() for seat, other in self.collector._others.items()}
 
     def begin(self, where: Array, episodes: Sequence[_Episode]) -> None:
         """Start episodes in some rows."""
@@ -360,6 +372,9 @@ class _Rows:
         if self._views is not None:
             buffer.write("joint", seen[self._views])
         out = self._forward(seen, turn)
+        for seat, forward in self._others.items():
+            theirs = slice(seat, None, self.collector.world.seats)
+            out[theirs] = forward(seen[theirs], turn[theirs])
         assert self._noise is not None
         noise = self._noise[self._index, turn % BLOCK]
         sampled_at = temperature(torch.from_numpy(turn)).numpy() if callable(temperature) else temperature

@@ -43,6 +43,8 @@ class InOrder(Generic[T]):
     selves: Selves | None = None
     """Given by the run."""
     actor = 0
+    members: Any = None
+    """A `Pool` of frozen selves of the policy, where a part needs `members`."""
 
     def task(self, index: int) -> T:
         raise NotImplementedError
