@@ -34,7 +34,7 @@ class Pool:
     def add(self, step: int) -> int:
         """Freeze the policy as it is now; the new member has played what the policy has, and so won as often."""
         self._members.append(self._learner.copy())
-        self.steps.append(step)
+        self.steps = [*self.steps, step]
         size = len(self)
         like = torch.tensor([*range(size), 0])
         self._won, self._played = self._won[like][:, like], self._played[like][:, like]
@@ -60,21 +60,32 @@ class Pool:
 
     # -------------------------------------------------------------- saving
 
+    @property
+    def memory(self) -> dict[str, Any]:
+        """All but the members' weights."""
+        return {"won": self._won, "played": self._played, "steps": self.steps}
+
+    @memory.setter
+    def memory(self, kept: Mapping[str, Any]) -> None:
+        """What it was before; members that have come since are gone."""
+        self._won, self._played, self.steps = kept["won"], kept["played"], list(kept["steps"])
+        del self._members[len(self.steps) :]
+
     def state(self) -> dict[str, Tensor]:
-        named = {"won": self._won, "played": self._played, "steps": torch.tensor(self.steps)}
-        for number, member in enumerate(self._members):
-            named |= {f"{number}:{name}": weight.clone() for name, weight in _weights(member).items()}
-        return {f"{PREFIX}{name}": value for name, value in named.items()}
+        """The members' weights."""
+        return {
+            f"{PREFIX}{number}:{name}": weight.clone()
+            for number, member in enumerate(self._members)
+            for name, weight in _weights(member).items()
+        }
 
     @torch.no_grad()
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        named = {name.removeprefix(PREFIX): t for name, t in tensors.items() if name.startswith(PREFIX)}
-        self._won, self._played = named["won"].clone(), named["played"].clone()
-        self.steps = [int(step) for step in named["steps"]]
-        self._members = [self._learner.copy() for _ in self.steps]
+    def load_state(self, named: Mapping[str, Tensor]) -> None:
+        count = len({name.split(":")[1] for name in named if name.startswith(PREFIX)})
+        self._members = [self._learner.copy() for _ in range(count)]
         for number, member in enumerate(self._members):
             for name, weight in _weights(member).items():
-                weight.copy_(named[f"{number}:{name}"])
+                weight.copy_(named[f"{PREFIX}{number}:{name}"])
 
 
 def _weights(policy: Any) -> dict[str, Tensor]:

@@ -31,8 +31,8 @@ from panoply.policies.lora import add_lora, load_adapter, save_adapter
 from panoply.policies.value import ValueModel
 from panoply.states import handed_back
 
-COLLECTOR = "collector"
-"""The collector's state is saved among those of the parts."""
+COLLECTOR, MEMBERS = "collector", "members"
+"""The states of the collector and of a pool are saved among those of the parts."""
 
 
 class Teaches(Protocol):
@@ -158,13 +158,16 @@ class Seat:
 
     @property
     def memory(self) -> dict[str, dict[str, Any]]:
-        """What the parts and the collector remember, by path."""
-        return {**self.states, COLLECTOR: self.collect.state}
+        """What the parts, the collector and a pool remember, by path."""
+        members = {MEMBERS: self.members.memory} if self.members is not None else {}
+        return {**self.states, COLLECTOR: self.collect.state, **members}
 
     @memory.setter
     def memory(self, kept: Mapping[str, dict[str, Any]]) -> None:
         self.states = dict(kept)
         self.collect.state = self.states.pop(COLLECTOR)
+        if self.members is not None:
+            self.members.memory = self.states.pop(MEMBERS)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All but the models, as JSON and as tensors."""

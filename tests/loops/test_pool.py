@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,20 @@ class TestPayoff:
             next(learns.model.parameters()).add_(1.0)
         again = Pool(learns)
         again.load_state(pool.state())
+        again.memory = pool.memory
         assert pool.policy(0).fingerprint() != before == pool.policy(1).fingerprint()
         assert again.policy(1).fingerprint() == before
         assert again.payoff().equal(pool.payoff())
+
+    def test_a_step_that_failed_is_taken_back(self) -> None:
+        pool = Pool(policy())
+        pool.add(0)
+        pool.record(0, 1, won=1.0)
+        before = copy.deepcopy(pool.memory)
+        pool.add(1)
+        pool.record(0, 1, won=0.0)
+        pool.memory = before
+        assert (len(pool), pool.steps, pool.payoff().tolist()) == (1, [0], [[0.5, 1.0], [0.0, 0.5]])
 
     def test_whom_one_meets(self) -> None:
         pool, rng = Pool(policy()), np.random.default_rng(0)
