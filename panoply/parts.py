@@ -97,6 +97,7 @@ class Part:
             raise PanoplyError(f"A setting of {cls.info.id} has a type that is none: {error}.") from error
 
     def settings(self) -> dict[str, Any]:
+        """The hyper-parameters by name, as they are set in this part."""
         return {name: getattr(self, name) for name in self.annotations()}
 
     def but(self, **changes: Any) -> Self:
@@ -126,6 +127,7 @@ class Part:
         return moved(self) if callable(moved) else moved
 
     def equation(self) -> str:
+        """The part's formula, with its settings filled in."""
         form = self.info.equation
         if callable(form):
             return str(form(self))
@@ -141,6 +143,7 @@ class Part:
         return f"{self.info.name}({inside})"
 
     def to_json(self) -> dict[str, Any]:
+        """The part as a file holds it: its id, and every setting. `registry.part_from_json` reads it."""
         return {"part": self.info.id, **{k: value_to_json(v) for k, v in self.settings().items()}}
 
 
@@ -274,12 +277,14 @@ def registered(slot: str) -> Mapping[str, type[Part]]:
 
 
 def show_value(value: Any) -> str:
+    """A setting as people read and type it: 0.0003, true, none."""
     if isinstance(value, float):
         return f"{value:g}"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def value_to_json(value: Any) -> Any:
+    """A setting as a file holds it: a part as `to_json` writes it, a tuple as a list."""
     if isinstance(value, Part):
         return value.to_json()
     if isinstance(value, Mapping):
@@ -350,6 +355,7 @@ def _float(value: float) -> float:
 
 
 def describe(annotation: Any) -> str:
+    """What a setting of this type takes, in words: `a number or none`."""
     named = {
         int: "a whole number",
         float: "a number",

@@ -76,9 +76,11 @@ class Method:
         raise NotImplementedError
 
     def equation(self) -> list[str]:
+        """What is maximised or minimised, and on which data, in lines."""
         raise NotImplementedError
 
     def needs(self) -> frozenset[str]:
+        """What all parts together ask of the forward pass, of snapshots, of the policy and of the world."""
         return frozenset().union(*(held.needs() for _, held in self.parts()))
 
     def snapshots(self, scores: Scores) -> list[str]:
@@ -118,6 +120,7 @@ class Method:
         return [(p, shown(mine, p), shown(theirs, p)) for p in paths]
 
     def to_json(self) -> dict[str, Any]:
+        """The method as a file holds it: its regime, and the parts of each slot."""
         slots = {
             name: [held.to_json() for held in value] if isinstance(value, tuple) else value.to_json()
             for name, value in self.slots().items()

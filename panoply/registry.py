@@ -436,6 +436,7 @@ def parts(slot: str) -> PartsOf:
 
 
 def find_part(slot: str, name: str) -> type[Part]:
+    """The part of a slot by its name, imported now if it was not before."""
     known = parts(slot)
     if name not in known:
         entries()
@@ -445,6 +446,7 @@ def find_part(slot: str, name: str) -> type[Part]:
 
 
 def part_from_json(data: Mapping[str, Any]) -> Part:
+    """The part that `Part.to_json` wrote down: `{"part": "credit.group", "scale": "std"}`."""
     settings = dict(data)
     slot, _, name = str(settings.pop("part")).partition(".")
     cls = find_part(slot, name)
@@ -455,6 +457,7 @@ def part_from_json(data: Mapping[str, Any]) -> Part:
 
 
 def value_from_json(value: Any) -> Any:
+    """A setting as a file holds it: parts by their names, tuples as lists, anything else as it is."""
     if isinstance(value, Mapping) and "part" in value:
         return part_from_json(value)
     if isinstance(value, list):
