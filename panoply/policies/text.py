@@ -18,7 +18,7 @@ from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import generation_config, load_model, save_model
 from panoply.policies.foreign import Foreign
 from panoply.policies.layout import Rows, lay_out
-from panoply.policies.scoring import Head
+from panoply.policies.scoring import Head, score_actions
 from panoply.policies.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -197,13 +197,14 @@ class TextPolicy:
         allowed = None
         if "allowed" in experience:
             allowed = experience.decisions.ragged("allowed").take(at).to(device)
-        head = Head(temperature, allowed, self.model.softcap)
-        seen = taps.Pass(self.model, last, blocks, moved(experience["action"][at], device), head)
-        found = seen.scores(last, "entropy" in needs)
-        found |= {o.need: o.read(seen) for o in outputs if o.need != "entropy" and not o.whole}
+        weight, softcap = self.model.head_weight, self.model.softcap
+        action = moved(experience["action"][at], device)
+        found = score_actions(last, weight, action, temperature, allowed, "entropy" in needs, softcap=softcap)
+        head = Head(temperature, allowed, softcap)
+        for output in (o for o in outputs if o.need != "entropy" and not o.whole):
+            found[output.need] = output.read(taps.Pass(self.model, last, blocks, action, head))
         for need, q, to in divergence.parse(needs):
             other = moved(experience[f"distribution@{to}"][at], device)
-            weight = self.model.head_weight
             found[need] = divergence.of_tokens(last, weight, other, self.outputs[to], head, q)
         return found
 
