@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from panoply.contracts import SLOTS as SLOTS
-from panoply.contracts import check_contract
+from panoply.contracts import TERMS, check_contract
 from panoply.errors import PanoplyError, unknown
 from panoply.experience import STREAMS, Unit
 from panoply.ranges import ANY, check_range, merged, shown, within
@@ -83,6 +83,10 @@ class Part:
             bound = self.info.bounds.get(name, ANY)
             value = check(f"{self.info.id}.{name}", getattr(self, name), annotation, bound)
             object.__setattr__(self, name, value)
+            if isinstance(value, Part) and value.info.state is not None and value.info.slot not in TERMS:
+                raise PanoplyError(
+                    f"{self.info.id}.{name} cannot be {value.info.name}: a part that remembers must stand in a slot."
+                )
 
     @classmethod
     @functools.cache

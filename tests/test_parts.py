@@ -18,6 +18,8 @@ from panoply.slots.regularise.terms import kl
 from panoply.slots.schedule.schedules import constant, linear
 from panoply.slots.update.optimisers import adam
 
+_GROUP = group()
+
 
 def examples() -> list[Part]:
     """Every built-in part with its defaults, and as methods use it."""
@@ -106,6 +108,20 @@ def test_harmless_coercion() -> None:
 def test_a_part_that_remembers_takes_its_state_first() -> None:
     assert moving_baseline().info.state() == {"baseline": None}
     assert group().info.state is None
+
+
+def test_a_part_that_remembers_stands_in_a_slot(registries: None) -> None:
+    """Inside another part nobody would keep its state."""
+
+    @part("credit")
+    def toy_scaled(experience: Experience, *, of: Part = _GROUP) -> None: ...
+
+    assert toy_scaled(of=group(scale="none"))
+    with pytest.raises(PanoplyError) as caught:
+        toy_scaled(of=moving_baseline())
+    assert str(caught.value) == (
+        "credit.toy_scaled.of cannot be moving_baseline: a part that remembers must stand in a slot."
+    )
 
 
 def test_needs_include_those_of_parts_inside(registries: None) -> None:

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from panoply.experience import Experience, Table
+from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.policies.heads import head_for
 from panoply.replay import Replay
 from panoply.rollout.step_buffer import StepBuffer
+from panoply.slots.replay.uniform import uniform
 from panoply.worlds.control.world import Box, Discrete
 
 SEES, ACTS = Box((1,)), Box((1,), (-2.0,), (2.0,))
@@ -195,3 +198,29 @@ def test_uniform(steps: int) -> None:
     counts = torch.unique(drawn.observation, return_counts=True)[1]
     assert len(counts) == 7
     assert counts.min() > 880  # 1000 expected, with a deviation of 29
+
+
+# ------------------------------------------------------------------ the memory of replay.uniform
+
+
+def test_own_steps_have_as_much_room_as_is_asked_for_or_as_the_run_can_fill() -> None:
+    policy = ControlPolicy.fresh(SEES, ACTS, PolicySpec(hidden=()), seed=0)
+    for most, room in ((100, 6), (4, 2)):
+        memory = uniform(size=12)(policy, 0)
+        memory.begin(2, most)
+        assert (memory.held.room, memory.held.envs, len(memory)) == (room, 2, 0)
+
+
+def test_logged_data_is_drawn_from_alone_or_beside_own_steps() -> None:
+    """An expert's share is that of the logged rows, and the logged share that of a draw."""
+    seen = Table({"observation": torch.zeros(3, 1)})
+    columns = {"context": torch.arange(2), "next": torch.arange(1, 3), "episode": torch.zeros(2).long()}
+    columns |= {"action": torch.zeros(2, 1), "end": torch.tensor([0, 1]), "signal:reward": torch.ones(2)}
+    given = Experience(Table(columns | {"expert": torch.tensor([True, False])}), seen)
+    policy = ControlPolicy.fresh(SEES, ACTS, PolicySpec(hidden=()), seed=0)
+    alone, beside = (uniform(size=4, experts=1.0, logged=0.25)(policy, 0) for _ in range(2))
+    alone.add(given)
+    assert alone.draw(8, torch.Generator()).more["expert"].all()
+    beside.begin(1, 4)
+    beside.add(given)
+    assert (beside.held.logged.experts, beside.held.share, beside.held.own.room) == (1.0, 0.25, 4)

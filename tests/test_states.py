@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 
 from panoply.errors import PanoplyError
@@ -54,3 +56,16 @@ def test_what_cannot_is_refused_in_a_sentence(value: Any, shown: str) -> None:
 def test_a_part_that_forgets_to_hand_its_state_back(returned: Any) -> None:
     with pytest.raises(PanoplyError, match=r"credit.toy remembers, so it has to return \(state, result\)"):
         handed_back("credit.toy", returned)
+
+
+def test_a_run_refuses_it_in_the_step_that_returned_it(tmp_path: Path, registries: None) -> None:
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(
+        "import panoply as pp\n\n\n@pp.part('credit', state=dict)\ndef hoarding(state, experience):\n"
+        "    return {'seen': set(experience['task'].tolist())}, experience['reward']\n"
+    )
+    with pytest.raises(
+        PanoplyError, match=r"hoarding returned a state that cannot be saved: 'seen' is a set\."
+    ):
+        tiny.train(tmp_path / "run", steps=2, credit="hoarding", plugins=[str(plugin)])
+    assert tiny.checkpoints(tmp_path / "run") == []

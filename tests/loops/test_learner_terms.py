@@ -118,7 +118,11 @@ def test_prepare_gradient() -> None:
 def _counted(state: dict[str, Any], batch: Batch, weight: float, broken: bool) -> tuple[Any, Any]:
     """How many mini-batches there were, and a running mean of log π: a number and a tensor."""
     mean = (state["mean"] * state["count"] + batch.now["logp"].mean()) / (state["count"] + 1)
-    return {"count": state["count"] + 1, "mean": mean}, {"mean": mean}
+    state["mean"], state["count"] = (
+        mean,
+        state["count"] + 1,
+    )  # in place, which must not count before the weights move
+    return state, {"mean": mean}
 
 
 @part("loss", state=lambda: {"count": 0, "mean": torch.zeros(()).double()}, prepare=_counted)
