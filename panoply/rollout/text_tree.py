@@ -151,6 +151,7 @@ class TextTree(Tree):
             "segment": depth[row],
             "version": torch.full_like(row, self.collect.version),
             "source": torch.full_like(row, OWN),
+            **self.collect._acted(len(row)),
             "end": torch.tensor([e.end for e in edges])[row].masked_fill(~last, OPEN),
         }
         for name in sorted({name for w in worth for name in w or ()}):

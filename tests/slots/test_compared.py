@@ -9,12 +9,14 @@ import pytest
 import tiny
 import torch
 
+import panoply as pp
 from panoply.batch import Batch, Values
 from panoply.errors import PanoplyError
 from panoply.methods.base.grpo import grpo
 from panoply.parts import part
 from panoply.planning import make_plan
 from panoply.policies.build import open_policy
+from panoply.progress import Progress
 from panoply.rollout.text import Collector
 from panoply.slots.reward.signals import signal
 from panoply.slots.sample.answers import answers_of
@@ -49,6 +51,24 @@ def test_a_method_of_self_play(tmp_path: Path) -> None:
     done = tiny.bare(tmp_path / "run", method, world="strings", settings=settings, steps=1)
     margin = tiny.metrics(done.run)[0]["margin"]
     assert 0 < margin < 0.25
+
+
+def test_opponents_may_be_a_snapshot(tmp_path: Path) -> None:
+    """Every pair has one answer of the policy and one of its reference, to the same prompt."""
+    sample = compared(prompts=4, group=2, against="reference")
+    method = grpo().but(sample=sample, surrogate=toy_mirror_descent(), regularise=())
+    settings = {"run.held_out": 4, "run.device": "cpu", "reward.name": "wins"}
+    steps = pp.steps(
+        method, "strings", run=tmp_path / "run", settings=settings, steps=1, threads=1, progress=Progress()
+    )
+    (found,) = [step.experience for step in steps]
+    assert found.pairs is not None
+    actor = found.by("episode").first(found["actor"])
+    task = found.by("episode").first(found["task"])
+    chosen, rejected = Batch(found, {}).pair_rows(torch.stack([actor, task], 1))
+    assert len(chosen) == 8
+    assert bool((chosen[:, 0] + rejected[:, 0] == 1).all())
+    assert torch.equal(chosen[:, 1], rejected[:, 1])
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from panoply.costs import Lengths, Tokens, own_episodes
 from panoply.experience import Experience, Table
 from panoply.parts import Finding, part
 from panoply.seeds import numpy_rng
+from panoply.selves import LEARNER, acts
 from panoply.slots.sample.answers import answers_of
 from panoply.slots.sample.groups import LIMITS, greedy_groups
 
@@ -21,16 +23,24 @@ Pair = tuple[int, int]
 
 
 def _needs(held: Any) -> frozenset[str]:
-    return frozenset({"world:preference" if held.soft else "world:prefer"})
+    return frozenset({"world:preference" if held.soft else "world:prefer"}) | acts(held.against)
 
 
 def _impossible(held: Any, method: Any) -> list[Finding]:
-    alone = [("group", "an answer needs another one to be compared with")] if held.group == 1 else []
-    return [*alone, *greedy_groups(held, method)]
+    if held.group == 1 and held.against == LEARNER:
+        return [("group", "an answer needs another one to be compared with")]
+    return greedy_groups(held, method)
+
+
+def _cost(held: Any, of: Lengths) -> Tokens:
+    sampled, trained = own_episodes(held, of)
+    sides = 1 if held.against == LEARNER else 2
+    return sides * sampled, sides * trained
 
 
 def _equation(held: Any) -> str:
     others = "one other" if held.asked == "once" else "every other"
+    others += "" if held.against == LEARNER else f" of {held.against}"
     said = "with the probability that it is preferred" if held.soft else "by an annotator"
     return f"{held.prompts} prompts × {held.group} episodes, each compared with {others} {said}"
 
@@ -42,6 +52,7 @@ def _equation(held: Any) -> str:
     gives={"pairs", "signal:wins"},
     bounds=LIMITS,
     impossible=_impossible,
+    cost=_cost,
 )
 def compared(
     collect: Collector,
@@ -54,6 +65,7 @@ def compared(
     max_tokens: int | None = None,
     asked: Literal["once", "all"] = "once",
     soft: bool = False,
+    against: str = LEARNER,
 ) -> Experience:
     """Groups of own answers, of which an annotator is asked again and again which of two is better.
 
@@ -64,16 +76,27 @@ def compared(
     asked   whether an answer is compared with one other of its group, by lot, or with all others
     soft    no answer is asked for: the pairs' column `p` is the probability that the first is preferred, and `wins` the
             mean of these
+    against whose answers they are compared with: the group's own, or as many of a snapshot (`reference`, `behind:10`),
+            which are then in the group too
     """
-    tasks = collect.tasks(prompts)
-    found = collect.episodes(
-        tasks, group, temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens
-    )
+    tasks, first_group = collect.tasks(prompts), collect.state["groups"]
+    how: dict[str, Any] = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "max_tokens": max_tokens,
+    }
+    found = collect.episodes(tasks, group, **how)
+    others = collect.state["episodes"] if against != LEARNER else None
+    if against != LEARNER:
+        with collect.acted_by(against):
+            into = torch.arange(first_group, first_group + prompts)
+            found = Experience.mix([found, collect.episodes(tasks, group, into=into, **how)])
     episodes, known = found.by("episode"), {task.id: task for task in tasks}
     keys, said = episodes.keys.tolist(), answers_of(found)
     asking = [known[i] for i in episodes.first(found["task"]).tolist()]
     firsts, seconds, chances = [], [], []
-    for a, b in _questions(episodes.first(found["group"]).tolist(), keys, asked, collect.seed):
+    for a, b in _questions(episodes.first(found["group"]).tolist(), keys, asked, collect.seed, others):
         firsts.append(a)
         seconds.append(b)
         if soft:
@@ -95,14 +118,26 @@ def compared(
     return found.with_columns(**columns).with_pairs(Table({**pairs, **more}))
 
 
-def _questions(groups: Sequence[int], keys: Sequence[int], asked: str, seed: int) -> Iterator[Pair]:
-    """Which episodes, by their place, are compared: all of a group with one another, or two and two by lot."""
+def _questions(
+    groups: Sequence[int], keys: Sequence[int], asked: str, seed: int, others: int | None
+) -> Iterator[Pair]:
+    """Which episodes, by their place, are compared: all of a group with one another, or two and two by lot.
+
+    Where there are `others`, episodes from that number on, one of each pair is theirs.
+    """
     members: dict[int, list[int]] = {}
     for place, key in enumerate(groups):
         members.setdefault(key, []).append(place)
     for several in members.values():
-        if asked == "all":
-            yield from itertools.combinations(several, 2)
+        rng = numpy_rng("pairing", seed, keys[several[0]])
+        if others is None:
+            order = rng.permutation(several).tolist() if asked == "once" else several
+            every = itertools.combinations(order, 2)
+            yield from zip(order[::2], order[1::2], strict=False) if asked == "once" else every
+            continue
+        mine = [i for i in several if keys[i] < others]
+        theirs = [i for i in several if keys[i] >= others]
+        if asked == "once":
+            yield from zip(rng.permutation(mine).tolist(), rng.permutation(theirs).tolist(), strict=False)
         else:
-            order = numpy_rng("pairing", seed, keys[several[0]]).permutation(several).tolist()
-            yield from zip(order[::2], order[1::2], strict=False)
+            yield from itertools.product(mine, theirs)
