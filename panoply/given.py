@@ -24,7 +24,7 @@ from typing import Any
 
 from panoply import registry
 from panoply.checkpoint import clear_errors, write_atomically
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, unknown
 from panoply.kinds import is_method
 from panoply.parts import Part
 from panoply.regimes import Method
@@ -88,8 +88,10 @@ def _depth(entry: registry.Entry) -> int:
 
 def world_of(given: Any) -> tuple[str | None, dict[str, Any]]:
     """The name of a world and the settings in which it differs from its defaults."""
-    if given is None or isinstance(given, str):
-        return given, {}
+    if given is None:
+        return None, {}
+    if isinstance(given, str):
+        return _preset(given)
     cls = given if isinstance(given, type) else type(given)
     known = [e.id for e in registry.registered() if e.build is cls]
     if not known:
@@ -102,6 +104,17 @@ def world_of(given: Any) -> tuple[str | None, dict[str, Any]]:
     plain = {name: f.default for name, f in fields.items()}
     held = {name: getattr(given, name) for name in fields}
     return known[0], {f"world.{name}": value for name, value in held.items() if value != plain[name]}
+
+
+def _preset(word: str) -> tuple[str, dict[str, Any]]:
+    """`chain:wall` as a world and the settings of its preset; any other name as it is."""
+    name, colon, preset = word.partition(":")
+    if not colon or not any(line.name == name.split("@")[0] for line in registry.works("world")):
+        return word, {}
+    known = getattr(registry.find("world", name).build, "presets", {})
+    if preset not in known:
+        raise unknown(f"preset of {name}", preset, known)
+    return name, {f"world.{setting}": value for setting, value in known[preset].settings.items()}
 
 
 # ------------------------------------------------------------------ rows

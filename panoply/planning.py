@@ -241,6 +241,7 @@ def make_plan(
     names = (preset,) if preset else _presets(world_entry)
     resolved = compose.resolve(method, preset=names, slots=slots, settings=given)
     asked = dict(getattr(world_entry.build, "settings", {}))
+    asked |= getattr(world_entry.build(**world_settings(world_entry, of_world)), "asks", {})
     numbers = compose.preset_of(entry, names)
     if preset is None and not numbers:
         asked |= getattr(world_entry.build, "defaults", {})

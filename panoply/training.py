@@ -88,6 +88,8 @@ def plan(method: Any, world: Any = None, **choices: Any) -> Plan:
     for plugin in choices.get("plugins") or ():
         extensions.load_plugin(plugin)
     if isinstance(method, Part) and method.info.slot == "make":
+        world, of_world = world_of(world)
+        choices["settings"] = {**of_world, **(choices.get("settings") or {})}
         world, choices = own_data(world, hub.known(_exact(choices)))
         return plan_data(method, world or "chain", **choices)
     name, differing = method_of(method)

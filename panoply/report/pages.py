@@ -238,6 +238,10 @@ def _world_page(entry: Entry) -> str:
     pieces = [f"{entry.id}  (world)", indent(prose(entry.doc)), ""]
     if rows:
         pieces += ["settings", indent(_settings(rows)), ""]
+    presets = getattr(cls, "presets", {})
+    if presets:
+        said = [(f"{entry.name}:{name}", f"start {p.start:g}", p.use) for name, p in presets.items()]
+        pieces += ["presets with room", indent(table(said)), ""]
     return "\n".join([*pieces, table(facts, margin=0)])
 
 

@@ -15,6 +15,7 @@ from panoply.errors import PanoplyError
 from panoply.parts import check_fields
 from panoply.policies.tokenizer import Tokenizer
 from panoply.worlds.measures import Measuring
+from panoply.worlds.presets import Preset
 
 Lesson = tuple[tuple[int, ...], list[int]]
 """A prompt and an answer to imitate."""
@@ -105,6 +106,8 @@ class TextWorld(Measuring, ABC):
     """Whether an observation is the whole next prompt. Otherwise it is appended to what came before."""
     settings: ClassVar[Mapping[str, Any]] = {}
     """Settings of a method that this world asks for, where the method has them and the user says nothing."""
+    presets: ClassVar[Mapping[str, Preset]] = {}
+    """Named settings on which a baseline was seen to learn: `--world chain:wall`."""
     limit: ClassVar[str] = ""
     """The setting of this world that says how long an answer may be, where it has one."""
     step_tokens: ClassVar[int] = 1
@@ -116,6 +119,11 @@ class TextWorld(Measuring, ABC):
     @property
     def name(self) -> str:
         return type(self).__name__.lower()
+
+    @property
+    def asks(self) -> Mapping[str, Any]:
+        """The same as `settings`, where it depends on the world's own options."""
+        return {}
 
     @property
     def start(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import shake_256
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import ClassVar
 
 import numpy as np
@@ -15,9 +15,12 @@ from panoply.errors import PanoplyError, unknown
 from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
 from panoply.seeds import stable_hash
+from panoply.worlds.presets import Preset
 from panoply.worlds.world import SPLITS, Task, TextWorld
 
 DIGITS, SIGNS, END = "0123456789", "+*=", "$"
+HARD = {"operations": 8, "slip": 0.9}
+"""The settings of `chain-hard-start`."""
 HELD_OUT = 8
 """One problem in so many is in the test split."""
 
@@ -40,6 +43,8 @@ class Chain(TextWorld):
     """How often the teacher does `*` as `+`."""
     levels: tuple[int, int] | None = None
     """Fewest and most `*` among the operations, all numbers between equally likely; none means 0 to two thirds."""
+    shares: tuple[int, ...] = ()
+    """How often training draws each level, from the lowest to the highest, such as 40,1,1; tests draw all alike."""
     strict: bool = True
     """Success means that every step is right; otherwise that the last digit is."""
     judge_noise: float = 0.0
@@ -50,7 +55,30 @@ class Chain(TextWorld):
         "modulus": "from 2 to 10",
         "slip": "from 0 to 1",
         "levels": "from 0 to 1000",
+        "shares": "from 0 to 1000000",
         "judge_noise": "from 0 to 1",
+    }
+
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "frontier": Preset(
+            {**HARD, "levels": (0, 8)},
+            "skills that build on one another: curricula, sampling by difficulty",
+            0.105,
+        ),
+        "skew": Preset(
+            {**HARD, "levels": (0, 8), "shares": (40, 1, 1, 1, 1, 1, 1, 1, 1)},
+            "few prompts teach anything: choosing prompts, memory of tasks",
+            0.105,
+            baseline="grpo:update.lr=1e-3",
+        ),
+        "cliff": Preset(
+            {**HARD, "levels": (4, 6)}, "success is rare, then takes off: exploration, sparse rewards", 0.0
+        ),
+        "wall": Preset(
+            {**HARD, "levels": (6, 8)},
+            "groups never differ, so that no gradient is left: hints, teachers, partial credit",
+            0.0,
+        ),
     }
 
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "hint", "judge"})
@@ -59,6 +87,11 @@ class Chain(TextWorld):
     def __post_init__(self) -> None:
         super().__post_init__()
         low, high = self._levels
+        if self.shares and (len(self.shares) != high - low + 1 or sum(self.shares) < 1):
+            raise PanoplyError(
+                f"chain.shares has a number for each of the levels {low} to {high}, not all 0, unlike "
+                f"{', '.join(map(str, self.shares))}."
+            )
         if not 0 <= low <= high <= self.operations:
             raise PanoplyError(
                 f"chain.levels is a range within 0 to {self.operations}, the operations, not {low} to {high}."
@@ -69,6 +102,12 @@ class Chain(TextWorld):
         return Tokenizer.of_characters(DIGITS + SIGNS, specials=(END,))
 
     @property
+    def start(self) -> str:
+        """Long problems with a teacher who nearly always slips have a model of their own to start from."""
+        hard = {name: getattr(self, name) for name in HARD} == HARD
+        return "chain-hard-start" if hard else "chain-start"
+
+    @property
     def max_tokens(self) -> int:
         return self.step_tokens * self.operations + 1
 
@@ -76,7 +115,9 @@ class Chain(TextWorld):
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
         for attempt in range(1000):
-            problem = self._problem(f"chain/{split}/{index}/{attempt}")
+            problem = self._problem(
+                f"chain/{split}/{index}/{attempt}", self.shares if split == "train" else ()
+            )
             id = stable_hash("chain", self.modulus, problem)
             if (id % HELD_OUT == 0) == (split == "test"):
                 return Task(id, tuple(self._tokens(problem)), problem.count("*"), {"problem": problem})
@@ -132,11 +173,15 @@ class Chain(TextWorld):
     def _levels(self) -> tuple[int, int]:
         return self.levels or (0, max(1, 2 * self.operations // 3))
 
-    def _problem(self, key: str) -> str:
+    def _problem(self, key: str, shares: Sequence[int]) -> str:
         """The problem that a key stands for: a level, its `*` on random places, random digits."""
         draw = int.from_bytes(shake_256(key.encode()).digest(16 + 2 * self.operations), "big")
         low, high = self._levels
-        draw, more = divmod(draw, high - low + 1)
+        if shares:
+            draw, at = divmod(draw, sum(shares))
+            more = next(i for i, most in enumerate(accumulate(shares)) if at < most)
+        else:
+            draw, more = divmod(draw, high - low + 1)
         draw, first = divmod(draw, self.modulus)
         products, text = low + more, DIGITS[first]
         for places in range(self.operations, 0, -1):

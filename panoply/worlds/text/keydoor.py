@@ -12,6 +12,7 @@ from panoply.errors import PanoplyError
 from panoply.registry import world
 from panoply.seeds import stable_hash
 from panoply.worlds.episodic import Episodic
+from panoply.worlds.presets import Preset
 from panoply.worlds.text.characters import DIGITS, CharacterWorld, Draws
 from panoply.worlds.world import Play, Reply, Task
 
@@ -49,6 +50,15 @@ class Keydoor(Episodic, CharacterWorld):
         "cap": "from 1 to 1000000",
         "quest": "from 1 to 1000",
         "slip": "from 0 to 1",
+    }
+
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "far": Preset(
+            {"quest": (8, 10)},
+            "the longest ways, where one early turn decides late: credit over turns, recurring states",
+            0.26,
+            budget="steps=12",
+        )
     }
 
     alphabet: ClassVar[str] = DIGITS + "k_>" + "".join(STEPS) + PICK + OPEN

@@ -13,6 +13,7 @@ import numpy as np
 from panoply.errors import PanoplyError
 from panoply.registry import world
 from panoply.seeds import stable_hash
+from panoply.worlds.presets import Preset
 from panoply.worlds.text.characters import DIGITS, END, CharacterWorld, Draws
 from panoply.worlds.world import Task
 
@@ -54,6 +55,15 @@ class ManyAnswers(CharacterWorld):
         "high": "from 0 to 100000",
         "operations": "from 1 to 100",
         "slip": "from 0 to 1",
+    }
+
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "coverage": Preset(
+            {"low": 10, "high": 99},
+            "many right answers, of which a policy soon knows few: diversity, pass@k, entropy",
+            0.21,
+            budget="steps=80",
+        )
     }
 
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs"})

@@ -6,13 +6,14 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from panoply.errors import PanoplyError
 from panoply.registry import world
 from panoply.seeds import stable_hash
+from panoply.worlds.presets import Preset
 from panoply.worlds.text.characters import DIGITS, END, CharacterWorld, Draws
 from panoply.worlds.world import Task
 
@@ -62,6 +63,26 @@ class Strings(CharacterWorld):
     proxy_offset: float = 0.0
     """The standard deviation of what the proxy adds to all answers to a prompt."""
 
+    pays: Literal["", "success", "true", "proxy"] = ""
+    """The signal that methods earn where nothing else is said; none means their own choice, success."""
+
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "noisy": Preset(
+            {"pays": "proxy", "bonus": 0.0, "proxy_noise": 1.0},
+            "rewards with an error as large as what they tell: filters, robust baselines",
+            0.258,
+            baseline="grpo",
+            budget="steps=100",
+        ),
+        "hack": Preset(
+            {"pays": "proxy", "bonus": 0.25},
+            "a reward that can be had without success, which rises and then falls: over-optimisation, KL terms",
+            0.258,
+            baseline="grpo",
+            budget="steps=160",
+        ),
+    }
+
     bounds: ClassVar[Mapping[str, str]] = {
         "threshold": "from 0 to 1",
         "weights": "at least 0",
@@ -92,6 +113,10 @@ class Strings(CharacterWorld):
                 f"strings.populations has a number for each of the {len(self.groups)} groups, "
                 f"not {len(self.populations)}."
             )
+
+    @property
+    def asks(self) -> Mapping[str, str]:
+        return {"reward.name": self.pays} if self.pays else {}
 
     @property
     def max_tokens(self) -> int:

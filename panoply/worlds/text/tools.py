@@ -15,6 +15,7 @@ from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
 from panoply.seeds import stable_hash
 from panoply.worlds.episodic import Episodic
+from panoply.worlds.presets import Preset
 from panoply.worlds.text.characters import END, CharacterWorld, Draws
 from panoply.worlds.text.toolbox import ANSWER, CALL, Calculator, Calls, Lookup, Tool
 from panoply.worlds.world import Play, Reply, Task
@@ -61,6 +62,15 @@ class Tools(Episodic, CharacterWorld):
         "budget": "from 1 to 1000000",
         "slip": "from 0 to 1",
         "needless": "from 0 to 1",
+    }
+
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "calls": Preset(
+            {"easy": 0.0},
+            "every question needs calls, and nothing is right without them: rewards by turn, credit to calls",
+            0.15,
+            budget="steps=24",
+        )
     }
 
     access: ClassVar[frozenset[str]] = frozenset(
