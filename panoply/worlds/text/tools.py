@@ -68,7 +68,7 @@ class Tools(Episodic, CharacterWorld):
         "calls": Preset(
             {"easy": 0.0},
             "every question needs calls, and nothing is right without them: rewards by turn, credit to calls",
-            0.15,
+            0.18,
             budget="steps=24",
         )
     }
