@@ -72,7 +72,10 @@ class Chain(TextWorld):
             baseline="grpo:update.lr=1e-3",
         ),
         "cliff": Preset(
-            {**HARD, "levels": (4, 6)}, "success is rare, then takes off: exploration, sparse rewards", 0.0
+            {**HARD, "levels": (3, 5)},
+            "success is rare, then takes off: exploration, sparse rewards",
+            0.0,
+            budget="steps=80",
         ),
         "wall": Preset(
             {**HARD, "levels": (6, 8)},
