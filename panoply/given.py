@@ -112,6 +112,8 @@ def _preset(word: str) -> tuple[str, dict[str, Any]]:
     if not colon or not any(line.name == name.split("@")[0] for line in registry.works("world")):
         return word, {}
     known = getattr(registry.find("world", name).build, "presets", {})
+    if not known:  # `logged:cartpole-random` is a world by itself
+        return word, {}
     if preset not in known:
         raise unknown(f"preset of {name}", preset, known)
     return name, {f"world.{setting}": value for setting, value in known[preset].settings.items()}

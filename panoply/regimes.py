@@ -425,7 +425,7 @@ class Several(Method):
         for name, held in self.seats:
             if not name.isidentifier() or name in (*self.slot_of, "world", "policy", "run"):
                 raise PanoplyError(f"A seat cannot be called '{name}'.")
-            if not isinstance(held, Method) or held.seated():
+            if not hasattr(held, "seated") or held.seated():
                 raise PanoplyError(f"The seat '{name}' takes a method of one learner.")
             dealt = any("dealt" in part.info.gives for _, part in held.parts())
             if dealt != (self.game is not None):

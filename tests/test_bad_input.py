@@ -365,7 +365,7 @@ def test_what_a_plug_in_registers_is_checked_at_once(
 
 
 def test_a_type_that_is_none(panoply: Terminal, tmp_path: Path) -> None:
-    text = "import panoply as pp\n@pp.part('credit')\ndef mine(x, *, a: 'credit' = 1): return x\n"
+    text = "import panoply as pp\n@pp.part('credit')\ndef mine(experience, *, a: 'credit' = 1): return experience\n"
     (tmp_path / "mine.py").write_text(text)
     words = ["show", "credit.mine", "--plugin", str(tmp_path / "mine.py")]
     assert_refused(panoply, words, "credit.mine has a type that is none")

@@ -59,7 +59,11 @@ def heated(stream: int) -> Experience:
         for n, seed in (("old", 1), ("reference", 2))
     }
     columns = {f"logp@{n}": c for n, c in then.items()} | {f"own@{n}": c for n, c in own.items()}
-    return made.with_columns(**columns).with_pairs(pairs)
+    lists = {
+        "episodes": Ragged.from_lists([[100, 102, 104], [103, 106]]),
+        "worth": Ragged.from_lists([[3, 2, 1], [2, 1]]),
+    }
+    return made.with_columns(**columns).with_pairs(pairs).with_lists(Table(lists))
 
 
 def slope(held: Part, rows: Experience) -> Tensor:
@@ -75,7 +79,7 @@ def slope(held: Part, rows: Experience) -> Tensor:
 
 @pytest.mark.parametrize("cls", [c for c in TERMS if scoring(c)], ids=lambda cls: cls.info.id)
 def test_a_term_gets_the_log_probabilities_it_declares(cls: type[Part]) -> None:
-    held, rows = cls(), heated({"own": 0, "imitation": 2}[cls.info.stream])
+    held, rows = cls(), heated({"own": 0, "joint": 0, "imitation": 2}[cls.info.stream])
     own = {f"logp@{n}": rows[f"own@{n}"] for n in ("old", "reference")}
     plain = rows.unaltered().with_columns(**own).without("own@old", "own@reference")
     tempered = rows.without("own@old", "own@reference")

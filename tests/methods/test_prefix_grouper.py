@@ -18,6 +18,6 @@ def test_sharing_the_prompt_changes_nothing(prompt: int, group: int) -> None:
 
 def test_it_is_registered_as_a_system_and_explained() -> None:
     entry = registry.find("system", "prefix-grouper")
-    assert entry.facts()["paper"] == 122
+    assert entry.paper == 122
     assert entry.family == "reasoning-data"
     assert "positions restart after the prompt" in " ".join(shown("prefix-grouper").split())

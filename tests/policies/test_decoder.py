@@ -139,8 +139,8 @@ def test_cached_rows_may_stand_at_different_positions() -> None:
 def test_positions_stay_exact_in_half_precision() -> None:
     config = DecoderConfig(20, width=32, layers=1, heads=2)
     positions = torch.tensor([[1021]])
-    exact = Decoder(config)._rotation(positions, torch.float32)[0]
-    rounded = Decoder(config).to(torch.bfloat16)._rotation(positions, torch.bfloat16)[0]
+    exact = Decoder(config).rotation(positions, torch.float32)[0]
+    rounded = Decoder(config).to(torch.bfloat16).rotation(positions, torch.bfloat16)[0]
     torch.testing.assert_close(rounded, exact.to(torch.bfloat16), atol=0, rtol=0)
 
 

@@ -18,7 +18,7 @@ def answers(runs: Path) -> Answers:
 
 
 def test_runs_are_listed_with_what_is_wrong_with_them(answers: Answers) -> None:
-    told = answers._found({})
+    told = answers.runs({})
     found = {r["id"]: r for r in told["runs"]}
     good = {"tools-s0", "tools-s1", "chain", "recipe/01-chain", "older", "long"}
     assert set(found) == good | {"torn", "empty", "listed", "linking"}
@@ -36,13 +36,13 @@ def test_runs_are_listed_with_what_is_wrong_with_them(answers: Answers) -> None:
 
 
 def test_what_the_page_has_already_is_not_sent_again(answers: Answers) -> None:
-    stamp = answers._found({})["stamp"]
-    assert answers._found({"stamp": stamp}) == {"stamp": stamp}
-    assert "runs" in answers._found({"stamp": stamp, "cached": "1"})
+    stamp = answers.runs({})["stamp"]
+    assert answers.runs({"stamp": stamp}) == {"stamp": stamp}
+    assert "runs" in answers.runs({"stamp": stamp, "cached": "1"})
 
 
 def test_cached_runs_are_shown_when_asked_for(answers: Answers) -> None:
-    assert ".cache/abc" in [r["id"] for r in answers._found({"cached": "1"})["runs"]]
+    assert ".cache/abc" in [r["id"] for r in answers.runs({"cached": "1"})["runs"]]
 
 
 def test_a_run_of_an_older_version_is_shown_as_far_as_it_goes(answers: Answers) -> None:

@@ -78,7 +78,7 @@ TREE = {
 CLAIM = Learns(
     "Where one early mistake ruins an answer, credit for the branches of a tree of answers learns more than credit for "
     "whole answers from as many sampled tokens.",
-    method="spo-tree=spo-tree:sample.prompts=16,sample.branching=2,2,2,run.evaluate_every=5",
+    method="spo-tree=spo-tree:sample.prompts=16,sample.grow.branching=2,2,2,run.evaluate_every=5",
     race="chain",
     reworded="it failed with trees of eight prompts a step, half as many as its baseline had; now both have sixteen "
     "prompts and eight answers to each.",
