@@ -84,15 +84,16 @@ def tool_efficiency(
 
 
 CLAIM = Learns(
-    "Where four fifths of the questions need no tool, a reward that multiplies correctness by thrift earns more right "
-    "answers a tool call than correctness alone, and loses at most two points of success.",
+    "Where four fifths of the questions need no tool, a reward that multiplies correctness by thrift takes fewer tool "
+    "calls for a right answer than correctness alone, and loses at most two points of success.",
     race="thrift",
-    metric="success/calls",
+    metric="calls/success",
+    lower=True,
     keeps={"success": 0.02},
     also=("calls",),
     shows=(Shows("calls", least=0.6),),
     reworded="it failed where half of the questions need look-ups: there a guess, right one time in sixteen, is thrift "
-    "as well, and what was saved in calls was lost in answers.",
+    "as well, and what was saved in calls was lost in answers. Right answers a call are none where nobody calls any more.",
 )
 
 
