@@ -93,7 +93,7 @@ CLAIM = Learns(
     also=("calls",),
     shows=(Shows("calls", least=0.6),),
     reworded="it failed where half of the questions need look-ups: there a guess, right one time in sixteen, is thrift "
-    "as well, and what was saved in calls was lost in answers. Right answers a call are none where nobody calls any more.",
+    "as well, and what was saved in calls was lost in answers. Right answers a call cannot be told where nobody calls.",
 )
 
 
