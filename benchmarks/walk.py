@@ -3,7 +3,7 @@
     python -m benchmarks.walk                    # the three walks, as a table
     python -m benchmarks.walk --files grpo chain # one of them, file by file, in the order they are first entered
 
-A step is what a loop does from its turn until what came of it is logged: collect, score, learn. What it repeats counts
+A step is what a loop does from its turn until it is made: collect, score, learn. What it repeats counts
 once.
 """
 
@@ -23,8 +23,8 @@ from panoply.progress import Progress
 PACKAGE = str(Path(pp.__file__).parent)
 WALKS = (("grpo", "chain"), ("sac", "pendulum"), ("dpo", "chain"))
 SMALL = {"sac": {"sample.length": 32, "sample.random": 8, "replay.warmup": 8}}
-TURN, LOGGED = ("loops/job.py", "steps"), ("loops/job.py", "finish_step")
-"""What hands a loop its next step, and what takes it over to be logged. The walk is that of the second one."""
+TURN, MADE = ("loops/job.py", "steps"), ("loops/seat.py", "conclude")
+"""What hands a loop its next step, and what looks at it once it is made. The walk is that of the second one."""
 
 
 def walk(method: str, world: str) -> dict[str, list[str]]:
@@ -39,7 +39,7 @@ def walk(method: str, world: str) -> dict[str, list[str]]:
         file = os.path.relpath(frame.f_code.co_filename, PACKAGE)
         name = frame.f_code.co_qualname
         at = (file, frame.f_code.co_name)
-        turns += (at == TURN) + (at == LOGGED)
+        turns += (at == TURN) + (at == MADE)
         if turns == 3 and at != TURN and not name.rpartition(".")[2].startswith("<"):
             functions = found.setdefault(file, [])
             if name not in functions:
