@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
-import math
 import os
 import re
 import typing
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from panoply import compose, extensions, registry, selves
-from panoply.effects import findings, inert
+from panoply import compose, extensions, registry
 from panoply.errors import PanoplyError, unknown
-from panoply.experience import COMMON_KEYS, KEY_UNITS, STREAMS, plural
-from panoply.kinds import Kind, kind_of
-from panoply.parts import Part, check_fields, show_value
+from panoply.kinds import kind_of
+from panoply.parts import Part, check_fields
 from panoply.ranges import MOST_THREADS, SEED
 from panoply.regimes import Make, Method
 from panoply.report.shown import Shown
@@ -33,10 +29,6 @@ if TYPE_CHECKING:
 
 ANSWER = "sample.max_tokens"
 """How long an answer may be. A world of one's own data, which has such a setting too, goes by this one."""
-MOST_ROWS = 10**8
-"""Episodes or decisions that one step may ask for."""
-MOST_WEIGHTS = 10**10
-"""Of a control policy's network."""
 
 
 @dataclass(frozen=True)
@@ -272,6 +264,8 @@ def make_plan(
         tuple(os.path.abspath(p) for p in plugins),
         kind.policy_settings(policy_options) if policy_options else {},
     )
+    from panoply.plan_checks import check_plan
+
     check_plan(plan)
     return plan
 
@@ -306,6 +300,8 @@ def plan_data(
         frozenset(f"make.{path}" for path in given),
         tuple(os.path.abspath(p) for p in plugins),
     )
+    from panoply.plan_checks import check_plan
+
     check_plan(plan)
     return plan
 
@@ -364,95 +360,6 @@ def _options(settings: Mapping[str, Any]) -> Options:
 # ------------------------------------------------------------------ checks
 
 
-def check_plan(plan: Plan) -> None:
-    """Refuse what is impossible, and what the user set although it has no effect."""
-    method, options = plan.method, plan.options
-    for name, one in plan.seats().items():
-        try:
-            check_plan(one)
-        except PanoplyError as error:
-            raise PanoplyError(f"The seat '{name}': {error}") from error
-    if method.seated():
-        _check_own(plan)
-        return
-    _check_sizes(plan)
-    snapshots = [one.name for one in selves.named(method.needs())]
-    if "reference" in snapshots and options.reference == "none":
-        wanting = [
-            path
-            for path, held in method.parts()
-            if any(n.endswith(("@reference", ":reference")) for n in held.needs())
-        ]
-        raise PanoplyError(
-            f"{wanting[0]} compares the policy with a reference model, and --reference none leaves none: "
-            f"drop --reference none, or set {wanting[0]}=none."
-        )
-    if "reference" not in snapshots and "run.reference" in plan.chosen and options.reference != "none":
-        raise PanoplyError(
-            "--reference has no effect: no part of this method compares the policy with a reference."
-        )
-    world = plan.world()
-    kind = kind_of(world)
-    _check_selves(plan, kind)
-    access, signals = world.access | {world.medium} | kind.affords(world), world.signals()
-    for name, wanted in kind.policy_form(method.needs(), world).items():
-        if (given := plan.policy_options.get(name, wanted)) != wanted:
-            raise PanoplyError(f"policy.{name} cannot be {given}: {plan.method_id} needs it to be {wanted}.")
-    if plan.policy_options.get("head") == "certain" and "policy:certain" not in method.needs():
-        raise PanoplyError(
-            f"policy.head cannot be certain: {plan.method_id} does not differentiate through a world, and without "
-            "noise there is nothing else to learn from."
-        )
-    if getattr(world, "turn_cap", 0) == 1:
-        access = access | {"one turn"}
-    if plan.seat:
-        access = access | {"game"}
-        signals = signals and signals | {gift[7:] for gift in plan.gifts if gift.startswith("signal:")}
-    judged = {f"signal:{c.settings().get('name')}" for c in getattr(method, "models", ())}
-    judged |= {gift for _, held in method.parts() for gift in held.info.gives if gift.startswith("signal:")}
-    for path, held in method.parts():
-        spared = {"world:verify"} if held.needs() & judged else set()  # a reward model's word is enough
-        for need in sorted(held.needs() - judged - spared):
-            if need.startswith("signal:") and signals is not None and need[7:] not in signals:
-                raise unknown(f"signal of {plan.world_id} for {path}", need[7:], signals)
-            if need.startswith("world:") and need.removeprefix("world:") not in access:
-                raise PanoplyError(_refusal(plan, f"{path} ({held.info.name})", need.removeprefix("world:")))
-        for setting, reason in findings(held.info.impossible, held, method, world):
-            value = f"{path}.{setting} cannot be {show_value(getattr(held, setting))}" if setting else ""
-            raise PanoplyError(f"{value or f'{path} ({held.info.name}) cannot be used'}: {reason}.")
-    _check_gifts(method, {f"column:{key}" for key in world.keys} | plan.gifts, access)
-    if world.medium == "text":
-        typing.cast("TextWorld", world).check(method.needs())
-    _check_length(plan, world)
-    _check_other_world(plan, world)
-    for path, reason in inert(plan):
-        if path in plan.chosen:
-            raise PanoplyError(f"{path} has no effect: {reason}.")
-
-
-def _check_own(plan: Plan) -> None:
-    """Of a method of several learners, the parts that belong to none of them."""
-    world = plan.world()
-    for path, held in plan.method.slots().items():
-        assert isinstance(held, Part)
-        for setting, reason in findings(held.info.impossible, held, plan.method, world):
-            raise PanoplyError(f"{path}.{setting} cannot be {show_value(getattr(held, setting))}: {reason}.")
-        for need in sorted(n for n in held.needs() if n.startswith("world:")):
-            if need.removeprefix("world:") not in world.access | {world.medium}:
-                raise PanoplyError(_refusal(plan, f"{path} ({held.info.name})", need.removeprefix("world:")))
-
-
-def _check_selves(plan: Plan, kind: Kind) -> None:
-    """Refuse snapshots that would never be renewed in the run, and outputs that they do not have."""
-    for path, held in plan.method.parts():
-        for need in sorted(n for n in held.needs() if "@" in n and not n.startswith("divergence:")):
-            output, _, name = need.partition("@")
-            for one in selves.named([need]):
-                if idle := one.idle(plan.options):
-                    raise PanoplyError(f"{path} asks for {one.name}, which {idle}.")
-            kind.check_output("logp" if need.startswith(selves.ACTS) else output, name)
-
-
 def named_world(words: str) -> Any:
     """The world that words name, with options as in `chain:operations=8,levels=2,4`."""
     found = re.fullmatch(r"(.+?)(?::(\w+=.*))?", words, re.S)
@@ -460,128 +367,3 @@ def named_world(words: str) -> Any:
     given = [word.partition("=") for word in re.split(r",(?=\w+=)", found[2])] if found[2] else []
     entry = registry.find("world", found[1])
     return entry.build(**world_settings(entry, {name: value for name, _, value in given}))
-
-
-def _check_other_world(plan: Plan, world: Any) -> None:
-    """The policy can act in the world that it is judged in as well, and that is another one."""
-    words = plan.options.held_out_world
-    if words is None:
-        return
-    other = named_world(words)
-    if other == world:
-        raise PanoplyError(f"run.held_out_world has no effect: {words} is the world of the run itself.")
-    if "judged" in plan.method.needs():
-        raise PanoplyError("run.held_out_world has no effect: a judge is trained, which does not act.")
-    differs = "kind" if other.medium != world.medium else kind_of(world).differs(world, other)
-    if differs:
-        raise PanoplyError(
-            f"run.held_out_world cannot be {words}: its {differs} is another than that of {world.name}, so the policy "
-            "cannot act there."
-        )
-
-
-def _check_sizes(plan: Plan) -> None:
-    """Refuse numbers that are sound each on its own and too many together, before memory is asked for."""
-    for path, held in plan.method.parts():
-        settings = held.settings()
-        for names in (
-            ("prompts", "group"),
-            ("envs", "length"),
-            ("batch", "n_step", "chunk"),
-            ("batch", "answers"),
-            ("prompts", "answers"),
-        ):
-            given = {n: v for n in names if isinstance(v := settings.get(n), int)}
-            if math.prod(given.values()) > MOST_ROWS:
-                listed = " × ".join(f"{path}.{n} {v:,}" for n, v in given.items())
-                raise PanoplyError(
-                    f"A step would hold {listed} rows, more than {MOST_ROWS:,}: make them fewer."
-                )
-    hidden = plan.policy_options.get("hidden") or ()
-    weights = sum(a * b for a, b in itertools.pairwise(hidden))
-    if weights > MOST_WEIGHTS:
-        raise PanoplyError(
-            f"policy.hidden makes {weights:,} weights, more than {MOST_WEIGHTS:,}: make it narrower."
-        )
-
-
-def _check_length(plan: Plan, world: Any) -> None:
-    """An answer cannot be longer than its world lets it be."""
-    asked, most = plan.method.settings().get(ANSWER), getattr(world, "max_tokens", None)
-    if asked and most and asked > most:
-        limit = getattr(world, "limit", "")
-        hint = f": raise world.{limit}, or leave it out" if limit else ""
-        raise PanoplyError(
-            f"{ANSWER} cannot be {asked}: an answer in {plan.world_id} has at most {most} tokens{hint}."
-        )
-
-
-def _refusal(plan: Plan, who: str, need: str) -> str:
-    """Why a part cannot work on a world, and with a file of the user's, what it would have to hold."""
-    own = plan.world_id.startswith("jsonl@")
-    if need == "game":
-        return (
-            f"{who} learns from what a game of several seats deals out, and {plan.method_id} has one learner."
-        )
-    if own and need == "pairs":
-        return (
-            f"{who} compares answers, and {plan.world_options['data']} has none to compare: its lines need 'chosen' "
-            "and 'rejected'."
-        )
-    if own and need in ("teacher", "reference"):
-        return (
-            f"{who} learns from given answers, and {plan.world_options['data']} has none: its lines need 'completion' "
-            "to be imitated, or 'chosen' and 'rejected' to be compared."
-        )
-    hint = " Name a reward function: --reward FILE.py:NAME." if need == "verify" else ""
-    if need == "data" and "reset_to" in plan.world().access:
-        hint = f" Data of it is a world of its own: --world logged:{plan.world_id.split('@')[0]}-mixed."
-    return f"{who} needs a world with '{need}', and {plan.world_id} has none.{hint}"
-
-
-def _check_gifts(method: Method, given: Set[str], access: Set[str]) -> None:
-    """What one part needs of another must be given, and what is given for a term must have that term.
-
-    given    by the world, or by a game of several learners
-    access   what the world has, so that no part is named that cannot be used in it
-    """
-    given = given | {gift for _, held in method.parts() for gift in held.info.gives}
-    for path, held in method.parts():
-        needed = {need for need in held.needs() if need.startswith(("column:", "network:", "model:"))}
-        for unit in held.units:
-            if unit in ("pair", "list"):
-                needed.add(plural(unit))
-            elif unit in KEY_UNITS and unit not in COMMON_KEYS:
-                needed.add(f"column:{unit}")
-        for need in sorted(needed - given):
-            raise PanoplyError(
-                f"{path} ({held.info.name}) needs {_named(need)}{_givers(method, need, access)}."
-            )
-        for gift in held.info.gives:
-            stream = gift.removeprefix("stream:")
-            if gift.startswith("stream:") and not any(_takes(t, stream) for t in method.terms()):
-                raise PanoplyError(
-                    f"{path} ({held.info.name}) brings the stream '{stream}', and no term learns from it."
-                )
-
-
-def _takes(term: Part, stream: str) -> bool:
-    """Whether a term's stream holds rows of another one."""
-    return not set(STREAMS[term.info.stream]).isdisjoint(STREAMS[stream])
-
-
-def _named(need: str) -> str:
-    kind, _, name = need.partition(":")
-    return f"the {kind} '{name}'" if name else kind
-
-
-def _givers(method: Method, need: str, access: Set[str]) -> str:
-    """Which parts for this method's slots would give it."""
-    registry.entries()
-    known = (held.info for slot in set(method.slot_of.values()) for held in registry.parts(slot).values())
-    needs = {i.id: frozenset() if callable(i.needs) else i.needs for i in known if need in i.gives}
-    having = {f"world:{name}" for name in access}
-    found = sorted(
-        id for id, needed in needs.items() if all(n in having for n in needed if n[:6] == "world:")
-    )
-    return f", which {' or '.join(found)} gives" if found else ""

@@ -85,6 +85,10 @@ def plan(method: Any, world: Any = None, **choices: Any) -> Plan:
     list, or `{function: weight}`.
     """
     choices = in_words(choices)
+    if "slots" in choices:
+        raise PanoplyError(
+            "Parts are given by the name of their slot, such as credit=group(), and not as slots=…."
+        )
     for plugin in choices.get("plugins") or ():
         extensions.load_plugin(plugin)
     if isinstance(method, Part) and method.info.slot == "make":

@@ -575,3 +575,9 @@ def test_own_data_is_compared_from_python_and_from_the_command_line(
     with pytest.raises(SystemExit):
         cli.main(["compare", "grpo", "rloo", *words, "--seeds", "1", "--budget", "steps=1"])
     assert asked[0] == asked[1] == [("jsonl@1", (2.0,), "grpo@1"), ("jsonl@1", (2.0,), "rloo@1")]
+
+
+def test_slots_are_named_one_by_one() -> None:
+    for call in (pp.plan, pp.train):
+        with pytest.raises(pp.PanoplyError, match=r"by the name of their slot, such as credit=group\(\)"):
+            call("grpo", slots={"credit": group()})  # type: ignore[operator]

@@ -23,7 +23,6 @@ from panoply.errors import DeviceError
 from panoply.experience import Experience, Segments
 from panoply.loops.memory import TRIAL, CudaMeter, Meter, fitting
 from panoply.loops.micro_batches import Totals, count_units, fill, tokens, unit_labels, unit_tokens
-from panoply.loops.micro_batches import mean_metrics as mean_metrics
 from panoply.loops.mover import Diverged, Flat, Masters, Mover, guard
 from panoply.loops.samples import Watch
 from panoply.parts import Part

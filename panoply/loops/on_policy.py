@@ -7,7 +7,8 @@ from typing import cast
 from panoply.experience import Experience
 from panoply.loops.health import check_agreement
 from panoply.loops.job import Job, Stepped
-from panoply.loops.learner import Learner, mean_metrics
+from panoply.loops.learner import Learner
+from panoply.loops.micro_batches import mean_metrics
 from panoply.loops.seat import Seat
 from panoply.regimes import OnPolicy
 from panoply.seeds import torch_rng

@@ -43,7 +43,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Facts = dict[str, Any]
 
 
-class NotOnShelf(PanoplyError):
+class NoSuchRun(PanoplyError):
     """A name that is no run of this index."""
 
 
@@ -89,7 +89,7 @@ class RunIndex:
     # -------------------------------------------------------------- reading
 
     def open(self, run: str, name: str) -> BufferedReader:
-        """A file of a run. Raises `NotOnShelf` for a name that is none, FileNotFoundError where the file is absent."""
+        """A file of a run. Raises `NoSuchRun` for a name that is none, FileNotFoundError where the file is absent."""
         steps = _steps(run)
         assert name in FILES
         at = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -98,7 +98,7 @@ class RunIndex:
                 try:
                     below = os.open(step, _FOLDER, dir_fd=at)
                 except OSError as error:
-                    raise NotOnShelf(f"There is no run '{run[:200]}' here.") from error
+                    raise NoSuchRun(f"There is no run '{run[:200]}' here.") from error
                 os.close(at)
                 at = below
             try:
@@ -106,12 +106,12 @@ class RunIndex:
             except FileNotFoundError:
                 raise
             except OSError as error:
-                raise NotOnShelf(f"{name} of '{run[:200]}' cannot be read: {error.strerror}.") from error
+                raise NoSuchRun(f"{name} of '{run[:200]}' cannot be read: {error.strerror}.") from error
         finally:
             os.close(at)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            raise NotOnShelf(f"{name} of '{run[:200]}' is not a file.")
+            raise NoSuchRun(f"{name} of '{run[:200]}' is not a file.")
         return os.fdopen(file, "rb")
 
     def json(self, run: str, name: str) -> dict[str, Any] | None:
@@ -126,7 +126,7 @@ class RunIndex:
             with self.open(run, CONFIG) as file:
                 found = json_of(file, f"{CONFIG} of '{run}'", dict[str, Any], finite=False)
         except FileNotFoundError as error:
-            raise NotOnShelf(f"'{run}' is not a run: it has no {CONFIG}.") from error
+            raise NoSuchRun(f"'{run}' is not a run: it has no {CONFIG}.") from error
         if not isinstance(found.get("plan"), dict):
             raise PanoplyError(f"{CONFIG} of '{run}' holds no plan.")
         return found
@@ -157,7 +157,7 @@ class RunIndex:
         """finished, diverged, running (somebody holds its lock) or stopped."""
         if result is not None:
             return "diverged" if result.get("diverged") else "finished"
-        with contextlib.suppress(FileNotFoundError, NotOnShelf), self.open(run, "lock") as lock:
+        with contextlib.suppress(FileNotFoundError, NoSuchRun), self.open(run, "lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
@@ -235,7 +235,7 @@ class RunIndex:
 
     def _tail(self, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """The last line of metrics, with the names of the last evaluation, and that evaluation's numbers."""
-        with contextlib.suppress(FileNotFoundError, NotOnShelf), self.open(run, METRICS) as file:
+        with contextlib.suppress(FileNotFoundError, NoSuchRun), self.open(run, METRICS) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL))
             text = file.read()
@@ -271,7 +271,7 @@ def _steps(run: str) -> list[str]:
     """A run's name as folders below the index; one that could mean anything else is refused."""
     steps = run.split("/")
     if not all(map(_speakable, steps)) or len(steps) > DEPTH + 1:
-        raise NotOnShelf(f"There is no run '{run[:200]}' here.")
+        raise NoSuchRun(f"There is no run '{run[:200]}' here.")
     return steps
 
 

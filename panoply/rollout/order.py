@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
-from panoply.seeds import numpy_rng, stable_hash
+from panoply.seeds import stable_hash, torch_rng
 from panoply.selves import LEARNER
 
 T = TypeVar("T")
@@ -134,6 +134,6 @@ def in_epochs(seed: int, first: int, n: int, among: int) -> list[int]:
     found: list[int] = []
     while n > 0:
         epoch, at = divmod(first, among)
-        order = numpy_rng("epochs", seed, epoch).permutation(among)[at : at + n].tolist()
+        order = torch.randperm(among, generator=torch_rng("pairs", seed, epoch))[at : at + n].tolist()
         found, first, n = [*found, *order], first + len(order), n - len(order)
     return found

@@ -42,19 +42,19 @@ MOST_RUNS = 200
 class Answers:
     """What the page may ask. Every answer is made from the index of runs, by names that are checked there."""
 
-    def __init__(self, found: RunIndex, results: Path | None = None):
-        self._found = found
+    def __init__(self, index: RunIndex, results: Path | None = None):
+        self.index = index
         self.catalogue = Catalogue(results)
         self._indices: dict[str, Index] = {}
         self._lock = threading.Lock()
 
     def runs(self, ask: Mapping[str, str]) -> dict[str, Any]:
         """Every run, newest first; only the stamp where that is the one the page has already."""
-        strangers = self._found.strangers()
-        found = self._found.all_facts(cached=ask.get("cached") == "1")
+        strangers = self.index.strangers()
+        found = self.index.all_facts(cached=ask.get("cached") == "1")
         metrics = ordered(name for facts in found for name in facts.get("metrics", ()))
         listed = [{k: v for k, v in facts.items() if k != "metrics"} for facts in found]
-        told = {"folder": self._found.root.name, "runs": listed, "metrics": metrics, "strangers": strangers}
+        told = {"folder": self.index.root.name, "runs": listed, "metrics": metrics, "strangers": strangers}
         stamp = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
         return {"stamp": stamp} if ask.get("stamp") == stamp else {"stamp": stamp, **told}
 
@@ -74,9 +74,9 @@ class Answers:
         """Runs as experiments, with a label each: seeds of one configuration together, or every run alone."""
         kept: list[tuple[str, Facts, Mapping[str, Any]]] = []
         for run in runs:
-            facts = self._found.facts(run)
+            facts = self.index.facts(run)
             if "problem" not in facts:
-                kept.append((run, facts, self._found.config(run)["plan"]))
+                kept.append((run, facts, self.index.config(run)["plan"]))
         groups: dict[str, list[str]] = {}
         plans: dict[str, Mapping[str, Any]] = {}
         for run, facts, plan in kept:
@@ -88,23 +88,23 @@ class Answers:
             seeds = {run: facts["seed"] for run, facts, _ in kept}
             named = {run: f"{label}, seed {seeds[run]}" for run, label in named.items()}
         return [
-            Experiment(named[key], tuple(members), tuple(self._found.metrics(run) for run in members))
+            Experiment(named[key], tuple(members), tuple(self.index.metrics(run) for run in members))
             for key, members in groups.items()
         ]
 
     def run(self, ask: Mapping[str, str]) -> dict[str, Any]:
         run = ask.get("run", "")
-        facts = self._found.facts(run)
+        facts = self.index.facts(run)
         if "problem" in facts:
             return {"facts": facts}
-        config = self._found.config(run)
+        config = self.index.config(run)
         return {
             "facts": facts,
             "settings": list(settings_of(config["plan"]).items()),
             "chosen": config["plan"].get("chosen", []),
             "command": config.get("command", ""),
             "versions": config.get("versions", {}),
-            "result": self._found.json(run, RESULT),
+            "result": self.index.json(run, RESULT),
             **described(config["plan"]),
         }
 
@@ -113,18 +113,18 @@ class Answers:
         runs = [r for r in ask.get("runs", "").split("\n") if r][:MOST_RUNS]
         plans: dict[str, Mapping[str, Any]] = {}
         for run in runs:
-            facts = self._found.facts(run)
+            facts = self.index.facts(run)
             if "problem" not in facts:
-                plans.setdefault(facts["group"], self._found.config(run)["plan"])
+                plans.setdefault(facts["group"], self.index.config(run)["plan"])
         named = labels(plans)
         return {"labels": [named[key] for key in plans], "rows": differences(plans)}
 
     def episodes(self, ask: Mapping[str, str]) -> dict[str, Any]:
-        index = self._index(ask.get("run", ""))
+        index = self._recorded(ask.get("run", ""))
         return {"episodes": index.rows(), "unreadable": index.unreadable}
 
     def episode(self, ask: Mapping[str, str]) -> bytes | dict[str, Any]:
-        line = self._index(ask.get("run", "")).line(_whole(ask.get("at", "")))
+        line = self._recorded(ask.get("run", "")).line(_whole(ask.get("at", "")))
         if line is None:
             raise HTTPException(404, "There is no such episode.")
         return (
@@ -140,10 +140,10 @@ class Answers:
             raise HTTPException(404, "There is no such work.")
         return found
 
-    def _index(self, run: str) -> Index:
-        self._found.config(run)
+    def _recorded(self, run: str) -> Index:
+        self.index.config(run)
         with self._lock:
-            return self._indices.setdefault(run, Index(self._found, run))
+            return self._indices.setdefault(run, Index(self.index, run))
 
 
 def make_app(answers: Answers, token: str, port: int) -> Guard:

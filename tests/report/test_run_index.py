@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from panoply.report.curves import Experiment, curve
-from panoply.report.run_index import NotOnShelf, RunIndex, group_of
+from panoply.report.run_index import NoSuchRun, RunIndex, group_of
 
 PLAN = {"method": {"id": "grpo@1"}, "world": {"id": "chain@1"}, "run": {"seed": 4, "steps": 9}}
 
@@ -85,7 +85,7 @@ def test_links_and_odd_files_are_not_followed(tmp_path: Path) -> None:
         ("a", "episodes.jsonl"),
         ("../outside", "run.json"),
     ):
-        with pytest.raises(NotOnShelf):
+        with pytest.raises(NoSuchRun):
             index.open(run, name)
     assert index.facts("a")["status"] == "stopped"
 

@@ -122,10 +122,10 @@ def test_two_hundred_clients_that_do_not_read(serving: Any, held: list[socket.so
     """Each asks for what takes 30 ms of work: one after another that would be six seconds."""
     token = serving.address.rpartition("=")[2]
     cookie, once = {f"panoply-{serving.port}": token}, {"connection": "close"}
-    plain, base = serving.answers._found.strangers, f"http://127.0.0.1:{serving.port}"
+    plain, base = serving.answers.index.strangers, f"http://127.0.0.1:{serving.port}"
     with httpx.Client(base_url=base, cookies=cookie, headers=once, timeout=30) as reader:
         reader.get("/api/runs")
-        serving.answers._found.strangers = lambda: [*work(0.03), *plain()]
+        serving.answers.index.strangers = lambda: [*work(0.03), *plain()]
         try:
             for _ in range(200):
                 held.append(socket.create_connection(("127.0.0.1", serving.port)))
@@ -137,7 +137,7 @@ def test_two_hundred_clients_that_do_not_read(serving: Any, held: list[socket.so
             assert reader.get("/api/runs").json()["runs"]
             assert time.monotonic() - begun < 3
         finally:
-            serving.answers._found.strangers = plain
+            serving.answers.index.strangers = plain
 
 
 def test_silent_clients_do_not_keep_a_reader_out(serving: Any, held: list[socket.socket]) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 from panoply.costs import Lengths, Tokens
 from panoply.experience import DEMONSTRATION, Experience, Ragged, Segments, Table
 from panoply.parts import Finding, part
+from panoply.rollout.order import in_epochs
 from panoply.seeds import numpy_rng
-from panoply.slots.data.preferences import row_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +110,7 @@ def lists(
         return state, ranked(_told(collect, tasks, [_taught(collect, task, answers) for task in tasks]), name)
     if not state or (refresh and state["steps"] >= refresh):
         state = _set(collect, state, prompts, answers, whose, temperature)
-    rows = [row_at(collect, prompts, state["next"] + i) for i in range(batch)]
+    rows = in_epochs(collect.seed, state["next"], batch, prompts)
     of = [(state["prompt"] == row).nonzero().flatten() for row in rows]
     said = Ragged(state["tokens"], state["offsets"])
     tasks = collect.numbered(state["first"] + row for row in rows)

@@ -9,7 +9,8 @@ import torch
 
 from panoply.experience import Experience, Ragged, Table
 from panoply.parts import Finding, part
-from panoply.seeds import numpy_rng, torch_rng
+from panoply.rollout.order import in_epochs
+from panoply.seeds import numpy_rng
 from panoply.slots.sample.answers import answers_of
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def preferences(
         return state, _experience(collect, tasks, _ordered(collect, tasks, answers, asked), asked)
     if not state:
         state = _set(collect, pairs, answers, annotators)
-    rows = [row_at(collect, pairs, state["next"] + i) for i in range(batch)]
+    rows = in_epochs(collect.seed, state["next"], batch, pairs)
     tasks = collect.numbered(state["first"] + row for row in rows)
     told = Ragged(state["tokens"], state["offsets"])
     chosen = [(told[2 * row].tolist(), told[2 * row + 1].tolist()) for row in rows]
@@ -86,12 +87,6 @@ def _set(collect: Collector, pairs: int, answers: str, annotators: int) -> dict[
     asked = [i % annotators for i in range(pairs)] if annotators else None
     told = Ragged.from_lists([a for pair in _ordered(collect, tasks, answers, asked) for a in pair])
     return {"next": 0, "first": first, "tokens": told.values, "offsets": told.offsets}
-
-
-def row_at(collect: Collector, pairs: int, number: int) -> int:
-    """The pair that comes at a place of the endless order: all of them once, then all in another order."""
-    epoch, place = divmod(number, pairs)
-    return int(torch.randperm(pairs, generator=torch_rng("pairs", collect.seed, epoch))[place])
 
 
 def _ordered(
