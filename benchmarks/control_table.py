@@ -101,7 +101,11 @@ def _returns(found: Facts) -> str:
             rows.append([pair.title.split(":")[0], f"{sides[0][0]['steps']:,}", pair.other, *said])
     if not rows:
         return ""
-    text = f"The return both reach at equal steps, a number a seed: the mean of {EPISODES} greedy episodes from the same starts.\n\n"
+    text = """(IQL's rows, and the returns of PPO on CartPole, are of the code before IQL's policy and critics went by V after its step, and
+before the noise of environments that end at different times was mended; both wait to be measured anew.)
+
+"""
+    text += f"The return both reach at equal steps, a number a seed: the mean of {EPISODES} greedy episodes from the same starts.\n\n"
     return text + _table(["", "after steps", "the other", "its returns", "Panoply's"], rows)
 
 

@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu_models import DTYPES, MODELS, random_policy
 from panoply import compose
 from panoply.loops.learner import Learner
-from panoply.policies.decoder import Decoder, DecoderConfig
-from panoply.policies.text import TextPolicy
+from panoply.policies.lora import add_lora
 from panoply.policies.tokenizer import Tokenizer
 from panoply.regimes import OnPolicy
 from panoply.rollout.graphs import _made
@@ -36,25 +36,21 @@ from panoply.worlds.world import Task, TextWorld
 RESULTS = Path("results/bench-gpu")
 BYTES_A_SECOND, OPERATIONS_A_SECOND = 4.3e12, 790e12
 """Measured ceilings of one H200: a copy, counting bytes read and written, and a large bf16 matrix product."""
-COMMON: dict[str, Any] = {"vocab_size": 151936, "model_type": "qwen2", "tied": True, "rope_theta": 1e6}
-MODELS = {
-    "0.5B": DecoderConfig(
-        width=896, layers=24, heads=14, kv_heads=2, inner=4864, max_positions=32768, **COMMON
-    ),
-    "1.5B": DecoderConfig(
-        width=1536, layers=28, heads=12, kv_heads=2, inner=8960, max_positions=32768, **COMMON
-    ),
-}
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
 class Shape:
+    """The work of a cell, which both sides do."""
+
     prompts: int = 16
     group: int = 8
     prompt: int = 128
     completion: int = 512
     model: str = "0.5B"
+    lora: int = 0
+    """Rank of adapters on all linear layers; 0 trains every weight."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """Further settings of the method, such as sample.top_p."""
 
     @property
     def sampled(self) -> int:
@@ -67,14 +63,20 @@ class Shape:
 
     def floor(self) -> dict[str, float]:
         """Seconds that bytes (sampling) and operations (learning) take at the measured ceilings."""
-        c, rows = MODELS[self.model], self.prompts * self.group
-        head = c.vocab_size * c.width
-        block = c.width * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + 3 * c.width * c.inner
-        weights = 2 * (head + c.layers * block)
-        kept = 4 * c.layers * c.kv_heads * c.head_dim * (self.prompt + self.completion / 2) * rows
-        sample = self.completion * (weights + kept) / BYTES_A_SECOND
-        attention = 12 * c.layers * c.heads * c.head_dim * (self.prompt + self.completion / 2)
-        learn = (6 * c.layers * block + attention) * self.trained + 8 * head * self.sampled
+        raw, rows = MODELS[self.model], self.prompts * self.group
+        width, layers, heads = raw["hidden_size"], raw["num_hidden_layers"], raw["num_attention_heads"]
+        head, kv, size = raw["vocab_size"] * width, raw["num_key_value_heads"], width // heads
+        each, experts = 3 * width * raw["intermediate_size"], raw.get("num_experts", 1)
+        block = width * size * (2 * heads + 2 * kv)
+        read = block + each * experts / raw.get(
+            "num_experts_per_tok", 1
+        )  # with many rows every expert is asked
+        kept = 4 * layers * kv * size * (self.prompt + self.completion / 2) * rows
+        sample = self.completion * (2 * (head + layers * read) + kept) / BYTES_A_SECOND
+        attention = 12 * layers * heads * size * (self.prompt + self.completion / 2)
+        passes = 4 if self.lora else 6  # frozen weights have no gradient
+        learn = (passes * layers * (block + each) + attention) * self.trained
+        learn += (6 if self.lora else 8) * head * self.sampled
         return {"sample": sample, "learn": learn / OPERATIONS_A_SECOND}
 
 
@@ -104,26 +106,11 @@ class Fixed(TextWorld):
         return {"success": sum(answer) % 1009 / 1009}
 
 
-def random_policy(name: str, dtype: torch.dtype) -> TextPolicy:
-    """Normal weights with deviation 0.02, as transformers draws them, made on the GPU."""
-    with torch.device("meta"):
-        model = Decoder(MODELS[name])
-    model.to_empty(device="cuda").to(dtype)
-    model.tie()
-    generator = torch.Generator("cuda").manual_seed(0)
-    with torch.no_grad():
-        for key, weight in model.named_parameters():
-            if weight.ndim == 1:
-                weight.fill_(1.0 if key.endswith("norm.weight") else 0.0)
-            else:
-                weight.normal_(0, 0.02, generator=generator)
-    return TextPolicy(model.eval(), Tokenizer.of_characters("ab"))
-
-
 def method(shape: Shape) -> OnPolicy:
     """GRPO without a KL term, decisions averaged as TRL averages them by default."""
     settings = {"sample.prompts": shape.prompts, "sample.group": shape.group, "regularise.kl": "none"}
-    found = compose.resolve("grpo", settings={**settings, "reduce": "token_mean"}).method
+    settings |= {"reduce": "token_mean", **dict(shape.settings)}
+    found = compose.resolve("grpo", settings=settings).method
     assert isinstance(found, OnPolicy)
     return found
 
@@ -134,6 +121,8 @@ def measure(
     """Steps of Panoply, phase by phase. The first ones, with capture and compilation, are left out."""
     torch.cuda.reset_peak_memory_stats()
     policy, grpo = random_policy(shape.model, DTYPES[dtype]), method(shape)
+    if shape.lora:
+        policy = add_lora(policy, shape.lora)
     collect = Collector(Fixed(shape), policy, seed=0)
     learner = Learner(policy, grpo, total_steps=100, micro_tokens=micro_tokens)
     found: list[dict[str, float]] = []
@@ -203,6 +192,10 @@ def learn_in_trl() -> dict[str, Any]:
 
 ANCHOR = Shape()
 LONG = Shape(32, 16, 1024, 128)
+LORA, LORA_7B = Shape(lora=16), Shape(model="7B", lora=16)
+GEMMA2, MOE, TOP_P = (
+    Shape(model="gemma2-0.5B"), Shape(model="moe-0.5B"), Shape(settings=(("sample.top_p", 0.95),))
+)  # fmt: skip
 CELLS: dict[str, Callable[[], dict[str, Any]]] = {
     "equality": equality,
     "anchor": lambda: measure(ANCHOR, steps=5),
@@ -219,6 +212,16 @@ CELLS: dict[str, Callable[[], dict[str, Any]]] = {
     "1.5B": lambda: measure(Shape(model="1.5B")),
     "prompt-1024-trl": lambda: trl(LONG, best=True),
     "1.5B-trl": lambda: trl(Shape(model="1.5B"), best=True),
+    "lora": lambda: measure(LORA, steps=5),
+    "lora-trl": lambda: trl(LORA, best=True),
+    "lora-7b": lambda: measure(LORA_7B),
+    "lora-7b-trl": lambda: trl(LORA_7B, best=True),
+    "gemma2": lambda: measure(GEMMA2),
+    "gemma2-trl": lambda: trl(GEMMA2, best=True),
+    "moe": lambda: measure(MOE),
+    "moe-trl": lambda: trl(MOE, best=True),
+    "top-p": lambda: measure(TOP_P),
+    "top-p-trl": lambda: trl(TOP_P, best=True),
     "learn": learn,
     "learn-trl": learn_in_trl,
 }
@@ -249,6 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("cells", nargs="*", help="cells to run; without any, all that have no result yet")
     parser.add_argument("--again", action="store_true", help="also those that have a result")
+    parser.add_argument("--trl", action="store_true", help="also TRL's at the same work, after each")
     given = parser.parse_args(arguments)
     if given.cells == ["list"]:
         print("\n".join(CELLS))
@@ -263,8 +267,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if strange := set(given.cells) - CELLS.keys():
         parser.error(f"there is no cell {', '.join(sorted(strange))}: see list")
-    due = [c for c in given.cells or CELLS if given.again or not (RESULTS / f"{c}.json").exists()]
-    if done := [c for c in given.cells if c not in due]:
+    asked = [*given.cells, *(b for a in given.cells if given.trl for b in CELLS if b.startswith(f"{a}-trl"))]
+    due = [c for c in asked or CELLS if given.again or not (RESULTS / f"{c}.json").exists()]
+    if done := [c for c in asked if c not in due]:
         print(f"{', '.join(done)}: there is a result already, --again measures once more.")
     if len(due) == 1:
         run(due[0])

@@ -15,7 +15,8 @@ from panoply.rollout.text import Collector
 
 
 def check() -> dict[str, Any]:
-    from benchmarks.gpu import DTYPES, Fixed, Shape, method, random_policy
+    from benchmarks.gpu import Fixed, Shape, method
+    from benchmarks.gpu_models import DTYPES, random_policy
 
     small = Shape(prompts=4, group=4, prompt=64, completion=64)
     found: dict[str, Any] = {}

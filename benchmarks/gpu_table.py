@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.control_table import section
+from benchmarks.gpu_beside import FULL, Cells, layouts, lora, not_faster, pairs, shape, table
 from benchmarks.gpu_curve import draw
 
 RESULTS, TEXT, PAGE = Path("results/bench-gpu"), Path("results/bench-text"), Path("docs/performance.md")
@@ -19,7 +19,6 @@ ORDER = (
     "anchor", "anchor-float16", "anchor-float32", "short", "far", "group-8", "prompt-1024",
     "prompt-1024-completion-1024", "1.5B",
 )  # fmt: skip
-Cells = dict[str, Any]
 
 
 def write() -> None:
@@ -38,11 +37,6 @@ def write() -> None:
 
 def _read(folder: Path) -> Cells:
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
-    return "\n".join(lines) + "\n"
 
 
 def _head() -> str:
@@ -77,6 +71,9 @@ warm-up steps, of each phase and of the whole on its own.
         _steps(cells),
         _reading(cells),
         _against(cells),
+        lora(cells),
+        layouts(cells),
+        not_faster(cells),
         _agreement(cells),
         """### Getting it
 
@@ -98,6 +95,7 @@ A cell is a command of its own, so that the table can be filled over several sit
 python -m benchmarks.gpu list                 # the cells
 python -m benchmarks.gpu anchor short         # some of them
 python -m benchmarks.gpu --again anchor       # once more
+python -m benchmarks.gpu --trl lora           # and TRL's at the same work, in the same sitting
 python -m benchmarks.gpu table                # this page
 ```
 
@@ -107,10 +105,6 @@ The cells of TRL need `trl` and `datasets`. Without CUDA the benchmark says so a
     return "\n".join(part for part in parts if part)
 
 
-def _shape(c: Cells) -> str:
-    return f"{c['prompts']} × {c['group']} × ({c['prompt']:,} + {c['completion']:,})"
-
-
 def _steps(cells: Cells) -> str:
     rows = []
     for name in ORDER:
@@ -118,7 +112,7 @@ def _steps(cells: Cells) -> str:
             continue
         share = c["share_of_floor"]
         rows.append([
-            _shape(c) + (" [^1]" if "note" in c else ""), c["model"], c["dtype"], f"{c['sample']:.2f}", f"{c['learn']:.2f}",
+            shape(c) + (" [^1]" if "note" in c else ""), c["model"], c["dtype"], f"{c['sample']:.2f}", f"{c['learn']:.2f}",
             f"**{c['step']:.2f}**", f"{c['tokens_per_s']:,.0f}", f"{c['ms_per_token']:.2f}", f"{c['peak_gb']:.0f}",
             f"{share['sample']:.0%} / {share['learn']:.0%}",
         ])  # fmt: skip
@@ -127,7 +121,7 @@ def _steps(cells: Cells) -> str:
         "tokens sampled / s of step", "ms a position", "peak, GB", "share of the floor",
     ]  # fmt: skip
     notes = [f"[^1]: {c['note']}\n" for name in ORDER if (c := cells.get(name)) and "note" in c]
-    return _table(head, rows) + "\n" + "".join(notes)
+    return table(head, rows) + "\n" + "".join(notes)
 
 
 def _reading(cells: Cells) -> str:
@@ -152,21 +146,9 @@ def _reading(cells: Cells) -> str:
 
 
 def _against(cells: Cells) -> str:
-    rows = []
-    for ours, theirs in (("anchor", "anchor-trl"), ("prompt-1024", "prompt-1024-trl"), ("1.5B", "1.5B-trl")):
-        opponents = [c for name, c in cells.items() if name.startswith(theirs)]
-        if ours not in cells or not opponents:
-            continue
-        mine = cells[ours]
-        what = f"{_shape(mine)}, {mine['model']}"
-        rows.append([what, "**Panoply**", *_phases(mine), ""])
-        for c in sorted(opponents, key=lambda c: float(c["step"])):
-            mark = f"; {c['note'][0].lower()}{c['note'][1:].rstrip('.')}" if "note" in c else ""
-            setting = f"TRL {c['trl']}, {c['setting']}, {c['micro_batch']} rows at a time{mark}"
-            rows.append(["", setting, *_phases(c), f"{c['step'] / mine['step']:.1f}×"])
-    if not rows:
+    found = pairs(cells, FULL, alone=False)
+    if not found:
         return ""
-    head = ["the same work", "", "sampling and scoring, s", "training, s", "step, s", "peak, GB", "slower by"]
     text = """*default*: as TRL comes, float32 weights under bf16 autocast, gradient checkpointing, 8 rows at a time. *best*: bf16 weights,
 no checkpointing, fused AdamW on the bf16 weights themselves (without the float32 masters that Panoply keeps), as many rows as
 pay. One warm-up step and three timed ones unless the row says otherwise.
@@ -182,14 +164,7 @@ pay. One warm-up step and three timed ones unless the row says otherwise.
             "\nTRL samples token by token from Python, so its time depends on the host too. Measured before, on machines of the same kind, "
             f"the first shape took it {best} (best) and {default} (default), and Panoply {ours}.\n"
         )
-    return "### Beside TRL\n\n" + _table(head, rows) + "\n" + text
-
-
-def _phases(c: Cells) -> list[str]:
-    return [
-        f"{c[name]:{form}}" if name in c else "–"
-        for name, form in (("sample", ".2f"), ("learn", ".2f"), ("step", ".2f"), ("peak_gb", ".0f"))
-    ]
+    return "### Beside TRL\n\n" + found + "\n" + text
 
 
 def _agreement(cells: Cells) -> str:
@@ -203,7 +178,7 @@ def _agreement(cells: Cells) -> str:
         "### Does the fast path say the same?\n\n"
         "Mean distance between the log-probability a token was sampled with and the one the learner gives it, on unchanged weights, and "
         "the share of ratios outside 1 ± 0.2. Every run measures both (`step0_gap`, `ratio_off`).\n\n"
-        + _table(["weights", "mean distance", "ratios outside 1 ± 0.2"], rows)
+        + table(["weights", "mean distance", "ratios outside 1 ± 0.2"], rows)
     )
     if (e := cells.get("equality")) is not None:
         text += (
@@ -241,7 +216,7 @@ careless teachers takes {c["imitation_s"]:.0f} s and leaves success on 256 held-
         [str(p["step"]), f"{p['seconds']:.0f}", f"{p['success']:.2f}", f"{p['held_out_sampled']:.2f}", f"{p['held_out_greedy']:.2f}"]
         for p in curve
     ]  # fmt: skip
-    return text + _table(["step", "seconds", "in training", "held out, sampled", "held out, greedy"], rows)
+    return text + table(["step", "seconds", "in training", "held out, sampled", "held out, greedy"], rows)
 
 
 def _late(curve: Sequence[Cells]) -> float:
@@ -280,7 +255,7 @@ without KL; both sides load the same folder. Medians of ten steps after three.
     head = ["work", "", "threads", "tokens a completion", "step, s", "quartiles"]
     return (
         text
-        + _table(head, rows)
+        + table(head, rows)
         + "\nAt its better thread count each: "
         + " ".join(said).replace("Where", "where", 1)
         + "\n"

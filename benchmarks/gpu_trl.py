@@ -32,6 +32,7 @@ def measure(shape: Shape, best: bool, continuous: bool, steps: int = 3, warm: in
         settings |= {"gradient_checkpointing": False, "optim": "adamw_torch_fused"}
     if continuous:
         settings |= {"use_transformers_continuous_batching": True}
+    settings |= {name.removeprefix("sample."): value for name, value in shape.settings}
     world = Fixed(shape)
     prompts = [
         " ".join(f"w{t}" for t in world.task("train", i).prompt)
@@ -72,6 +73,7 @@ def measure(shape: Shape, best: bool, continuous: bool, steps: int = 3, warm: in
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         processing_class=_tokenizer(),
         callbacks=[Clock()],
+        peft_config=_adapters(shape),
     )
     inner = trainer._generate_and_score_completions
 
@@ -106,17 +108,20 @@ def measure(shape: Shape, best: bool, continuous: bool, steps: int = 3, warm: in
 
 
 def _model(shape: Shape, dtype: torch.dtype) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from benchmarks.gpu_models import MODELS, transformers_model
 
-    from benchmarks.gpu import MODELS
-
-    raw = MODELS[shape.model].to_hf()
-    config = AutoConfig.for_model(raw.pop("model_type"), **raw)
-    torch.manual_seed(0)
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = transformers_model(MODELS[shape.model], dtype)
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
     return model
+
+
+def _adapters(shape: Shape) -> Any:
+    """PEFT's, on the layers that Panoply adapts, where the work has any."""
+    if not shape.lora:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(r=shape.lora, lora_alpha=2 * shape.lora, target_modules="all-linear", lora_dropout=0.0)
 
 
 def _tokenizer() -> Any:

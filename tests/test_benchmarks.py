@@ -53,6 +53,54 @@ def test_the_page_can_be_written_from_few_results(tmp_path: Path, monkeypatch: p
     assert "## A CPU" not in page
 
 
+def test_lora_and_layouts_have_tables_and_what_is_slower_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny.ROOT / "results" / "bench-gpu", tmp_path / "results" / "bench-gpu")
+    (tmp_path / "docs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    anchor = json.loads((gpu_table.RESULTS / "anchor.json").read_text())
+    known = {"trl": "1.16.0", "setting": "best", "micro_batch": 64}
+    cells = {
+        "lora": {**anchor, "step": 2.0, "peak_gb": 12.0},
+        "lora-trl": {**anchor, **known, "step": 25.0, "peak_gb": 9.0},
+        "gemma2": {**anchor, "model": "gemma2-0.5B", "step": 23.0},
+        "gemma2-trl": {**anchor, **known, "step": 16.0},
+        "top-p": {**anchor, "step": 3 * anchor["step"]},
+    }
+    for name, facts in cells.items():
+        (gpu_table.RESULTS / f"{name}.json").write_text(json.dumps(facts))
+    gpu_table.write()
+    page = (tmp_path / "docs" / "performance.md").read_text()
+    lora, layouts, behind = (
+        page.split(f"### {title}\n")[1].split("\n### ")[0]
+        for title in ("LoRA", "Layouts", "Where Panoply is not ahead")
+    )
+    assert "0.5B, rank 16 | **Panoply** |" in lora
+    assert "| 25.00 | 9 | 12.5× |" in lora
+    assert "0.5B, Gemma 2 | **Panoply** |" in layouts
+    assert "| 0.7× |" in layouts
+    assert "takes 3.00 times as long as the plain step" in layouts
+    assert "TRL is faster at 16 × 8 × (128 + 512) at gemma2-0.5B (Gemma 2), 16.00 s against 23.00." in behind
+    assert "(rank 16): 9 GB (best) against 12" in behind
+    assert "Nothing was measured beside 16 × 8 × (128 + 512) at 0.5B (Qwen2, `sample.top_p=0.95`)." in behind
+
+
+def test_every_model_of_the_benchmark_has_the_size_of_its_name() -> None:
+    """With as many weights in use at a token, to a tenth, embeddings included."""
+    from benchmarks.gpu_models import MODELS
+
+    published = {"0.5B": 0.494e9, "1.5B": 1.544e9, "3B": 3.086e9, "7B": 7.616e9}
+    for name, raw in MODELS.items():
+        width, size = raw["hidden_size"], raw["hidden_size"] // raw["num_attention_heads"]
+        block = width * size * 2 * (raw["num_attention_heads"] + raw["num_key_value_heads"])
+        inner = raw.get("moe_intermediate_size", 0) * raw.get("num_experts_per_tok", 0)
+        block += 3 * width * (inner or raw["intermediate_size"])
+        tables = raw["vocab_size"] * width * (1 if raw["tie_word_embeddings"] else 2)
+        found = tables + block * raw["num_hidden_layers"]
+        assert found == pytest.approx(published[name.split("-")[-1]], rel=0.01)
+
+
 def test_the_floor_of_a_step_by_hand() -> None:
     """0.5B: 136.1 million weights of the head and 357.8 million of 24 blocks, 2 bytes each, read once a token."""
     shape = gpu.Shape(prompts=1, group=1, prompt=2, completion=1)

@@ -1,0 +1,122 @@
+"""Tables of docs/performance.md that set a cell beside TRL's at the same work: the first shapes, LoRA, layouts."""
+# ruff: noqa: E501 (sentences of the page)
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Cells = dict[str, Any]
+FULL = {"anchor": "", "prompt-1024": "", "1.5B": ""}
+LORA = {
+    "lora": "rank 16",
+    "lora-7b": "rank 16",
+    "qlora": "rank 16, base in 4 bits",
+    "qlora-7b": "rank 16, base in 4 bits",
+}
+LAYOUTS = {
+    "gemma2": "Gemma 2",
+    "moe": "Qwen3-MoE: 64 experts, 8 at a time",
+    "top-p": "Qwen2, `sample.top_p=0.95`",
+}
+"""A cell to what its row says beside shape and model. TRL's cells have its name, `-trl` and perhaps more."""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join(lines) + "\n"
+
+
+def shape(c: Cells) -> str:
+    return f"{c['prompts']} × {c['group']} × ({c['prompt']:,} + {c['completion']:,})"
+
+
+def opponents(cells: Cells, name: str) -> list[Cells]:
+    """TRL's cells of the same work, the fastest first."""
+    found = (c for other, c in cells.items() if other.startswith(f"{name}-trl"))
+    return sorted(found, key=lambda c: float(c["step"]))
+
+
+def pairs(cells: Cells, named: Mapping[str, str], alone: bool = True) -> str:
+    """A row a cell that there is, and below it TRL's; `alone` keeps those that have no opponent."""
+    rows = []
+    for name, remark in named.items():
+        others = opponents(cells, name)
+        if name not in cells or not (others or alone):
+            continue
+        mine = cells[name]
+        model = mine["model"].removeprefix("gemma2-").removeprefix("moe-")
+        what = f"{shape(mine)}, {model}" + (f", {remark}" if remark else "")
+        rows.append([what, "**Panoply**", *_phases(mine), ""])
+        for c in others:
+            mark = f"; {c['note'][0].lower()}{c['note'][1:].rstrip('.')}" if "note" in c else ""
+            setting = f"TRL {c['trl']}, {c['setting']}, {c['micro_batch']} rows at a time{mark}"
+            rows.append(["", setting, *_phases(c), f"{c['step'] / mine['step']:.1f}×"])
+    head = ["the same work", "", "sampling and scoring, s", "training, s", "step, s", "peak, GB", "slower by"]
+    return table(head, rows) if rows else ""
+
+
+def _phases(c: Cells) -> list[str]:
+    return [
+        f"{c[name]:{form}}" if name in c else "–"
+        for name, form in (("sample", ".2f"), ("learn", ".2f"), ("step", ".2f"), ("peak_gb", ".0f"))
+    ]
+
+
+def lora(cells: Cells) -> str:
+    found = pairs(cells, LORA)
+    if not found:
+        return ""
+    return f"""### LoRA
+
+Adapters on all linear layers, α twice the rank; TRL's are PEFT's.
+
+{found}"""
+
+
+def layouts(cells: Cells) -> str:
+    found = pairs(cells, LAYOUTS)
+    if not found:
+        return ""
+    text = f"""### Layouts
+
+The first shape with other models of the same size, and with answers cut by top-p.
+
+{found}"""
+    if "top-p" in cells and "anchor" in cells:
+        ratio = cells["top-p"]["step"] / cells["anchor"]["step"]
+        text += f"\nCutting by top-p takes {ratio:.2f} times as long as the plain step.\n"
+    return text
+
+
+def not_faster(cells: Cells) -> str:
+    """Where TRL takes less time or less memory, by the same files."""
+    time, memory, unmatched = [], [], []
+    for name, remark in {**FULL, **LORA, **LAYOUTS}.items():
+        if name not in cells:
+            continue
+        mine, others = cells[name], opponents(cells, name)
+        work = f"{shape(mine)} at {mine['model']}" + (f" ({remark})" if remark else "")
+        if not others:
+            unmatched.append(work)
+            continue
+        if others[0]["step"] <= mine["step"]:
+            time.append(f"{work}, {others[0]['step']:.2f} s against {mine['step']:.2f}")
+        small = min((c for c in others if "peak_gb" in c), key=lambda c: float(c["peak_gb"]), default=mine)
+        if small["peak_gb"] < mine["peak_gb"]:
+            memory.append(
+                f"{work}: {small['peak_gb']:.0f} GB ({small['setting']}) against {mine['peak_gb']:.0f}"
+            )
+    if not any("trl" in c for c in cells.values()):
+        return ""
+    lines = ["### Where Panoply is not ahead\n"]
+    lines.append(f"TRL is faster at {'; at '.join(time)}.\n" if time else "TRL is faster in no cell above.\n")
+    if memory:
+        lines.append(f"TRL can be run in less memory: {'; '.join(memory)}.\n")
+    if unmatched:
+        lines.append(f"Nothing was measured beside {'; '.join(unmatched)}.\n")
+    lines.append(
+        "float32 on a GPU is for comparing, not for speed. Models that run through transformers are decoded token by token from "
+        "Python, as TRL does it.\n"
+    )
+    return "\n".join(lines)
