@@ -42,7 +42,7 @@ def begin(CHAIN: tl.constexpr):
         gdc_launch_dependents()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _add_norm(
     x, delta, total, weight, out, rows, width, eps,
     ADD: tl.constexpr, PARTS: tl.constexpr, CHAIN: tl.constexpr, BLOCK: tl.constexpr,

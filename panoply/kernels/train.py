@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from panoply.kernels.decode import _add_norm, gated
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _norm_back(x, weight, g, more, out, partial, rows, width, eps, MORE: tl.constexpr, BLOCK: tl.constexpr):
     """Rows in strides; each program sums the weight's gradient over its own."""
     column = tl.arange(0, BLOCK)

@@ -27,6 +27,7 @@ from panoply.loops.mover import Diverged, Flat, Masters, Mover, guard
 from panoply.loops.samples import Watch
 from panoply.parts import Part
 from panoply.policies import divergence
+from panoply.policies.scoring import has_triton
 from panoply.regimes import Method
 from panoply.seeds import torch_rng
 from panoply.slots.schedule.schedules import at
@@ -220,6 +221,7 @@ class Learner:
             return max(1, fitting([tokens(trial) for trial in trials], used, meter.left() - coming))
 
         try:
+            self._rehearse(small)
             fits = measure()
             if fits < longest and self._recompute():
                 fits = measure()
@@ -230,6 +232,19 @@ class Learner:
             pass  # the first real pass will say so, and deal with it
         finally:
             self.watch = watch
+
+    def _rehearse(self, rows: Experience) -> None:
+        """Have the kernels of a pass compiled side by side before the first one."""
+        if not has_triton():
+            return
+        from panoply.kernels.together import rehearsal
+
+        with rehearsal():
+            found = self.policy.score(self._beside(rows), self.needs)
+            learning = [column.sum() for column in found.values() if column.requires_grad]
+            if learning:
+                torch.stack(learning).sum().backward()  # type: ignore[no-untyped-call]
+        self.masters.clear()
 
     def _halve(self, rows: Experience) -> None:
         """After running out of memory: smaller micro-batches from now on, which give the same gradient."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.policies.decoder import Block, Decoder
-from panoply.policies.fused import joined
+from panoply.policies.fused import joined, prefill
 from panoply.policies.scoring import has_triton, wide_product
 from panoply.rollout.rollouts import DEAD, LENGTH, STOP, Slots
 
@@ -56,7 +56,7 @@ def graph_decoder(model: CachedModel, rows: int, capacity: int, burst: int) -> G
         capacity = -(-capacity // 64) * 64
         made = GraphDecoder(model, fitting(model, rows, capacity), capacity, burst)
         try:
-            made.prepare()
+            made.prepare(model)
         except Exception as problem:  # a compiler or a driver that will not: sampling goes on without
             _broken[model] = f"{type(problem).__name__}: {str(problem).splitlines()[0]}"
             _tell(_broken[model])
@@ -181,9 +181,23 @@ class GraphDecoder:
             self.temperature[:n] = temperatures[:n]
             self.temperature[n:] = temperatures[-1]
 
-    def prepare(self) -> None:
+    def prepare(self, model: Decoder) -> None:
         """Capture the largest graph now, so that what cannot work fails before a row depends on it."""
+        began = time.perf_counter()
+        self._rehearse(model)
+        self.setup_seconds += time.perf_counter() - began
         self._graph(self.rows, draws=True)
+
+    def _rehearse(self, model: Decoder) -> None:
+        """Have the kernels of a step, and of reading prompts, compiled side by side."""
+        from panoply.kernels.sample import Record
+        from panoply.kernels.together import rehearsal
+
+        self._idle()
+        with rehearsal():
+            self._step(self.rows, Record.empty(self.longest_burst, self.rows, self.device))
+            if model.fuses:
+                prefill(model, model.new_cache(1, 17), [[0] * 16])
 
     def grow(self, capacity: int) -> None:
         """Room for longer rows; graphs are captured anew."""
@@ -235,15 +249,18 @@ class GraphDecoder:
             self.setup_seconds += time.perf_counter() - began
         return self._graphs[size, draws]
 
-    def _capture(self, size: int, draws: bool) -> tuple[torch.cuda.CUDAGraph, Tensor | Record]:
-        from panoply.kernels.sample import Record
-
-        # Idle slots at the very end, where a row reads nothing that it has not written itself.
+    def _idle(self) -> None:
+        """All slots at the very end, where a row reads nothing that it has not written itself."""
         for column, value in ((self.state.status, DEAD), (self.state.position, self.capacity - 1)):
             column.fill_(value)
         self.state.token.zero_()
         self.state.start.copy_(self.state.position)
         self.state.tick.zero_()
+
+    def _capture(self, size: int, draws: bool) -> tuple[torch.cuda.CUDAGraph, Tensor | Record]:
+        from panoply.kernels.sample import Record
+
+        self._idle()
         record = Record.empty(self.longest_burst, size, self.device) if draws else None
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
