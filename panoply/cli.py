@@ -128,10 +128,16 @@ def _main(arguments: list[str]) -> int:
     return run(chosen)
 
 
+RUN_FOLDER = ("--out", "--out-dir", "--output", "--output-dir", "--output_dir", "-o")
+"""What others call the folder that a run is written to."""
+
+
 def _surplus(word: str, chosen: argparse.Namespace) -> PanoplyError:
     """About a word that a command does not take: what was probably meant by it."""
     command = chosen.parser
     option = word.split("=")[0]
+    if option in RUN_FOLDER and "--run" in command.options():
+        return PanoplyError(f"{command.prog} has no option '{option}', but --run DIR for the run's folder.")
     if option.startswith("-"):
         path = _setting(option, chosen) if "--set" in command.options() else None
         if path is not None:
@@ -145,6 +151,8 @@ def _surplus(word: str, chosen: argparse.Namespace) -> PanoplyError:
         return PanoplyError(
             f"{command.prog} takes one method; panoply compare {chosen.method} {word} compares several."
         )
+    if "=" in word and "--set" in command.options():
+        return PanoplyError(f"{command.prog} takes every setting by a --set of its own: --set {word}.")
     return PanoplyError(f"{command.prog} does not take '{word}'. See {command.prog} --help.")
 
 

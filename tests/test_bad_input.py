@@ -151,7 +151,11 @@ OWN = ["--model", "m", "--data", "own.jsonl"]
         (["train", "ppo", "--learning-rate=1e-4"],
          "panoply train has no option '--learning-rate', but a setting: --set update.lr=VALUE."),
         (["plan", "grpo", "--stpes", "3"], "Unknown option of panoply plan '--stpes'. Did you mean '--steps'?"),
+        (["train", "ppo", "--output-dir", "x"],
+         "panoply train has no option '--output-dir', but --run DIR for the run's folder."),
         # words in the wrong place
+        (["plan", "grpo", "--set", "update.lr=1e-4", "run.steps=3"],
+         "panoply plan takes every setting by a --set of its own: --set run.steps=3."),
         (["plan", "grpo", "chain"], "panoply plan takes a world by its option: --world chain."),
         (["plan", "GRPO"], "Unknown method 'GRPO'. Did you mean 'grpo'?"),
         (["plan", "gpro"], "Unknown method 'gpro'. Did you mean 'grpo'?"),

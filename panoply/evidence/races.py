@@ -43,7 +43,9 @@ RACES: dict[str, Race] = {
     "keydoor": Race(
         "grpo", "keydoor", "episodes=2560", {"world.size": 6, "world.quest": (7, 12), "world.cap": 14}
     ),
-    "lookup": Race("grpo", "tools", "episodes=2560", {"world.easy": 0.0}),
+    "lookup": Race(
+        "grpo", "tools", "episodes=2560", {"world.easy": 0.0, "sample.group": 4, "sample.prompts": 32}
+    ),
     "thrift": Race("grpo", "tools", "episodes=5120", {"world.easy": 0.8}),
     "hackable": Race(
         "reward model alone=reinforce:reward.name=proxy",

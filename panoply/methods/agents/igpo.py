@@ -96,7 +96,7 @@ CLAIM = Learns(
     also=("success", "degenerate_groups"),
     shows=(Shows("mean:degenerate_groups", least=0.3),),
     reworded="it failed where half of the questions need no look-up and groups differ from the start, so that "
-    "outcomes alone teach enough.",
+    "outcomes alone teach enough; among eight episodes a group too few groups were all wrong or all right.",
 )
 
 

@@ -139,13 +139,14 @@ CLAIM = Ranks(
     order=(MINE, MASKED, "td3+bc"),
     margins=(25.0, 0.0),
     world="logged:pendulum-mixed",
-    budget="steps=8",
+    budget="steps=5",
     metric="held_out_greedy",
     tuned_by="area:held_out_greedy",
     settings=SMALL,
     tune={"update.lr": (3e-4, 1e-3, 3e-3)},
     best=-150.0,
     also=("distance",),
+    reworded="after eight steps imitating what was good was done learning, and after five it is not.",
 )
 
 
