@@ -76,7 +76,12 @@ class Part:
     info: ClassVar[PartInfo]
 
     def __call__(self, *args: Any) -> Any:
-        return self.info.function(*args, **self.settings())
+        return self.filled(*args)
+
+    @functools.cached_property
+    def filled(self) -> Callable[..., Any]:
+        """The part's function with its settings filled in, which they are once: what is called in every step."""
+        return functools.partial(self.info.function, **self.settings())
 
     def __post_init__(self) -> None:
         for name, annotation in self.annotations().items():

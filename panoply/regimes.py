@@ -7,12 +7,15 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from panoply import selves
 from panoply.errors import PanoplyError, unknown
 from panoply.experience import plural
 from panoply.parts import Part, Scores, show_value
+
+if TYPE_CHECKING:
+    from panoply.replay import Rhythm
 
 
 @dataclass(frozen=True)
@@ -280,20 +283,15 @@ class OffPolicy(Method):
     def normalised_once(self) -> bool:
         return self.data is not None
 
-    def steps_alone(self, steps: int) -> int:
-        """How many steps of a run learn from logged data alone, before the policy acts."""
-        return int(self.data.settings()["alone"] or 0) if self.data is not None else 0
+    def rhythm(self, steps: int) -> Rhythm:
+        """When a run of so many steps learns: with logged data from the first step on, else after a warm-up."""
+        from panoply.replay import Rhythm
 
-    def updates_a_step(self) -> int:
-        """How many updates a step of the run has."""
-        replay = self.replay.settings()
-        return int(self.sample.settings()["length"] // replay["every"] * replay["updates"])
-
-    def updates_due(self, written: int, envs: int) -> int:
-        """How many updates are due when so many steps of each environment have been written."""
-        replay = self.replay.settings()
-        enough = self.data is not None or written * envs > replay["warmup"]
-        return int(replay["updates"]) if enough and written % replay["every"] == 0 else 0
+        replay, acting = self.replay.settings(), self.sample.settings()
+        updates, every = replay["updates"], replay["every"]
+        alone = self.data.settings()["alone"] or 0 if self.data is not None else 0
+        first = replay["warmup"] // acting["envs"] + 1 if self.data is None else 1
+        return Rhythm(alone, acting["length"] // every * updates, updates, every, first)
 
     def terms(self) -> list[Part]:
         return list(self.losses)
@@ -340,20 +338,14 @@ class Offline(Method):
     def normalised_once(self) -> bool:
         return True
 
-    def steps_alone(self, steps: int) -> int:
-        """How many steps of a run learn from logged data alone, before the policy acts: half of them, unless said."""
-        said = self.data.settings()["alone"]
-        return int(said) if said is not None else steps // 2
+    def rhythm(self, steps: int) -> Rhythm:
+        """When a run of so many steps learns: as often while acting as without, and half of it without, unless said."""
+        from panoply.replay import Rhythm
 
-    def updates_a_step(self) -> int:
-        """How many updates a step of the run has."""
-        return int(self.replay.settings()["updates"])
-
-    def updates_due(self, written: int, envs: int) -> int:
-        """While acting, as many updates in a step of the run as without, spread evenly over what is written in it."""
-        assert self.sample is not None
-        updates, length = self.updates_a_step(), self.sample.settings()["length"]
-        return int(written * updates // length - (written - 1) * updates // length)
+        updates, said = self.replay.settings()["updates"], self.data.settings().get("alone")
+        alone = steps // 2 if said is None else said
+        length = self.sample.settings()["length"] if self.sample is not None else 1
+        return Rhythm(alone, updates, updates, length, spread=True)
 
     def terms(self) -> list[Part]:
         return list(self.losses)

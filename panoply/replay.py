@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from numpy.typing import NDArray
@@ -20,6 +20,28 @@ from panoply.worlds.control.world import Box, Space
 
 MASKS = {"legal": "legal", "next_legal": "legal_after"}
 """What could be done at s and at s′, in worlds that say so, and where a buffer has it."""
+
+
+class Rhythm(NamedTuple):
+    """When an agent learns from what is remembered."""
+
+    alone: int
+    """First steps of the run that learn from logged data alone, before the policy acts."""
+    a_step: int
+    """Updates in a step of the run."""
+    updates: int
+    """Updates for every so many steps of each environment:"""
+    every: int
+    first: int = 1
+    """The first step of each environment after which there are any."""
+    spread: bool = False
+    """Whether they come evenly in between, and not all at once."""
+
+    def due(self, written: int) -> int:
+        """How many updates are due when so many steps of each environment have been written."""
+        if self.spread:
+            return written * self.updates // self.every - (written - 1) * self.updates // self.every
+        return self.updates if written >= self.first and written % self.every == 0 else 0
 
 
 class Replay:

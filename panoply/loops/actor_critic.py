@@ -52,7 +52,7 @@ class _Descent:
         for parameter in self.resting:
             parameter.requires_grad_(False)
         try:
-            values, stats = self.loss(learned, rows)
+            values, stats = self.loss.filled(learned, rows)
             value = values.mean()
             gradients = torch.autograd.grad(value, self.parameters)
         finally:
@@ -79,6 +79,8 @@ class ActorCriticLearner:
     ):
         self.policy, self.method, self.total_steps = policy, method, total_steps
         self.replay: Memory = method.replay(policy, seed)
+        self.batch: int = method.replay.settings()["batch"]
+        self.rhythm = method.rhythm(total_steps)
         self.envs = 1
         if method.sample is not None:
             acting = method.sample.settings()
@@ -143,9 +145,9 @@ class ActorCriticLearner:
 
     def learn(self, count: int = 1) -> None:
         """So many updates, each on a batch of its own."""
-        batch, follow = self.method.replay.settings()["batch"], self.method.targets
+        follow = self.method.targets.filled
         for _ in range(count):
-            rows = self.replay.draw(batch, self.learned.generator)
+            rows = self.replay.draw(self.batch, self.learned.generator)
             self.learned.updates = self.updates
             for descent in self.descents:
                 if (self.updates + 1) % descent.every == 0:
@@ -191,7 +193,7 @@ class ActorCriticLearner:
         """All updates of one step of a run on given data."""
         self.begin(step, self.learned.generator)
         if len(self.replay):
-            self.learn(self.method.replay.settings()["updates"])
+            self.learn(self.rhythm.a_step)
         return self.metrics()
 
     def settle(self) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from panoply.experience import Experience
-from panoply.loops.job import Job, Stepped
+from panoply.loops.job import Job
 from panoply.loops.micro_batches import mean_metrics
-from panoply.loops.seat import Seat
+from panoply.loops.seat import Seat, Stepped
 from panoply.seeds import torch_rng
 
 
@@ -13,7 +13,8 @@ def dataset_step(job: Job, seat: Seat, step: int) -> Stepped:
     with job.phase("data"):
         batch: Experience = seat.call("data", seat.collect)
     with job.phase("score"):
-        batch = seat.snapshots.score(batch)
+        for annotate in seat.annotators:
+            batch = annotate(batch)
         job.watch(seat, batch)
     with job.phase("learn"):
         order = torch_rng("minibatches", seat.options.seed, step)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,7 +22,7 @@ from panoply.kinds import Policy, kind_of
 from panoply.loops.health import speaks
 from panoply.loops.metrics import peak_memory
 from panoply.loops.samples import Watch, choose, sampled_episodes
-from panoply.loops.seat import Seat, first_states
+from panoply.loops.seat import Seat, Stepped, first_states
 from panoply.planning import Plan, named_world
 from panoply.progress import Progress
 from panoply.ranges import MOST_THREADS
@@ -32,14 +32,6 @@ from panoply.run import Run
 from panoply.sinks import Careful, Sink
 from panoply.threads import pick_threads, without_denormals
 from panoply.until import Until
-
-
-class Stepped(NamedTuple):
-    """What a step function made: the experience, its metrics, and what selection left of it, where that is less."""
-
-    experience: Experience
-    metrics: Mapping[str, float]
-    learned: Experience | None = None
 
 
 class Job:

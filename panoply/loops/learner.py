@@ -30,7 +30,7 @@ from panoply.policies import divergence
 from panoply.policies.scoring import has_triton
 from panoply.regimes import Method
 from panoply.seeds import torch_rng
-from panoply.slots.schedule.schedules import at
+from panoply.slots.schedule.schedules import at, changes
 from panoply.slots.update.solver import MiniBatchView
 from panoply.states import State, as_tensors, from_tensors, handed_back
 
@@ -96,6 +96,8 @@ class Learner:
         self._next: dict[str, State] = {}
         """What they will remember once the weights have moved."""
         self.watch: Watch | None = None
+        self._weights: list[float | Part] = [t.settings().get("weight", 1.0) for t in self.terms]
+        self._scheduled = any(map(changes, self._weights))
         self._acting: tuple[int, list[_Active]] | None = None
         self._weighed: tuple[Experience, list[_Active], Experience] | None = None
         """The last mini-batch with its weights: epochs without mini-batches see the same one again."""
@@ -280,8 +282,8 @@ class Learner:
 
     def _active(self, step: int) -> list[_Active]:
         """The terms whose weight is not 0 at this step."""
-        if self._acting is None or self._acting[0] != step:
-            weights = [at(t.settings().get("weight", 1.0), step, self.total_steps) for t in self.terms]
+        if self._acting is None or (self._scheduled and self._acting[0] != step):
+            weights = [at(weight, step, self.total_steps) for weight in self._weights]
             numbered = enumerate(zip(self.terms, weights, strict=True))
             self._acting = (step, [_Active(t, f"weight:{i}", w) for i, (t, w) in numbered if w])
         return self._acting[1]
@@ -295,7 +297,7 @@ class Learner:
             if term.info.unit == "decision":
                 stream = term.info.stream
                 if stream not in shares:
-                    shares[stream] = self.reduce(experience, mask)
+                    shares[stream] = self.reduce.filled(experience, mask)
                 columns[column] = shares[stream]
                 if term.info.slot == "surrogate" and "weight" in experience:
                     columns[column] = columns[column] * experience["weight"]
@@ -310,7 +312,7 @@ class Learner:
             view = batch.of_stream(term.info.stream).scored(term.info.scores)
             if count_units(view.experience, term.info.unit) == 0:
                 continue
-            values, stats = term(view)
+            values, stats = term.filled(view)
             shares = view[column] if term.info.unit == "decision" else view[column][0]
             term_loss = (values * shares.to(values.dtype)).sum()
             factor = DESCENT[term.info.slot] * weight

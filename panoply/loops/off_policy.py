@@ -6,8 +6,8 @@ from typing import cast
 
 from panoply.experience import Experience
 from panoply.loops.actor_critic import ActorCriticLearner
-from panoply.loops.job import Job, Stepped
-from panoply.loops.seat import Seat
+from panoply.loops.job import Job
+from panoply.loops.seat import Seat, Stepped
 from panoply.regimes import OffPolicy
 from panoply.rollout.control import Acting
 from panoply.seeds import torch_rng
@@ -20,18 +20,18 @@ def off_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
         with job.phase("data"):
             experience = seat.call("data", seat.collect)
             learner.remember(experience)
-    alone = step < method.steps_alone(seat.options.steps)
+    alone = step < learner.rhythm.alone
     learner.begin(step, torch_rng("replay", seat.options.seed, step))
     learner.learned.acting = not alone
     if alone:
         with job.phase("learn"):
-            learner.learn(method.updates_a_step())
+            learner.learn(learner.rhythm.a_step)
     else:
         with job.phase("sample"):
             acting: Acting = seat.call("sample", seat.collect)
             for buffer in acting:
                 learner.replay.add(buffer)
-                if due := method.updates_due(learner.replay.written, learner.envs):
+                if due := learner.rhythm.due(learner.replay.written):
                     with job.phase("learn"):
                         learner.learn(due)
             experience = acting.experience()

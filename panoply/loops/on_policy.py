@@ -6,10 +6,10 @@ from typing import cast
 
 from panoply.experience import Experience
 from panoply.loops.health import check_agreement
-from panoply.loops.job import Job, Stepped
+from panoply.loops.job import Job
 from panoply.loops.learner import Learner
 from panoply.loops.micro_batches import mean_metrics
-from panoply.loops.seat import Seat
+from panoply.loops.seat import Seat, Stepped
 from panoply.regimes import OnPolicy
 from panoply.seeds import torch_rng
 
@@ -21,7 +21,8 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
         collected = learner.sampled(step, lambda: cast(Experience, seat.call("sample", seat.collect)))
         asked += seat.collect.state["tasks"]
     with job.phase("score"):
-        collected = seat.models.annotate(seat.snapshots.score(collected))
+        for annotate in seat.annotators:
+            collected = annotate(collected)
     with job.phase("credit"):
         collected = collected.with_columns(reward=seat.call("reward", collected))
         job.watch(seat, collected)
@@ -34,7 +35,7 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
             columns = credited if isinstance(credited, dict) else {"advantage": credited}
             experience = experience.with_columns(**columns)
     with job.phase("learn"):
-        metrics = seat.models.fit(experience, step, collected)
+        metrics = seat.models.fit(experience, step, collected) if seat.models.held else {}
         if step >= seat.models.warmup:
             metrics |= learn(seat, experience, step)
     metrics["groups_asked"] = asked

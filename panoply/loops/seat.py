@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -54,6 +54,14 @@ class Teaches(Protocol):
     def load_state(self, named: Mapping[str, Tensor]) -> None: ...
 
 
+class Stepped(NamedTuple):
+    """What a step function made: the experience, its metrics, and what selection left of it, where that is less."""
+
+    experience: Experience
+    metrics: Mapping[str, float]
+    learned: Experience | None = None
+
+
 class Seat:
     """One learner: a policy, the method that teaches it, and what the method's parts remember.
 
@@ -78,6 +86,9 @@ class Seat:
         self.snapshots = Snapshots(self.method, self.policy, self._reference)
         self.collect.selves = self.snapshots
         self.models = Models(self)
+        others = ((self.snapshots.compares, self.snapshots.score), (self.models.held, self.models.annotate))
+        self.annotators = [annotate for there, annotate in others if there]
+        """Those who add columns to what was collected: other selves and models, where the method has any."""
         self.collect.models = self.models.asked()
         self.members = Pool(self.policy) if "members" in needs else None
         self.collect.members = self.members
@@ -111,18 +122,18 @@ class Seat:
         """Call a slot's part; one that remembers gets its state first and hands back the next one."""
         held = part or getattr(self.method, path)
         if path not in self.states:
-            return held(*args)
-        self.states[path], result = handed_back(held.info.id, held(self.states[path], *args))
+            return held.filled(*args)
+        self.states[path], result = handed_back(held.info.id, held.filled(self.states[path], *args))
         return result
 
-    def conclude(self, step: int, experience: Experience) -> dict[str, float]:
-        """After a step: what it was made of in numbers, and whether the weights are still sound."""
+    def conclude(self, step: int, stepped: Stepped) -> Stepped:
+        """After a step: the same with what it was made of among its metrics; the weights must be sound."""
         self.learner.settle()
-        described = describe(experience)
-        check_growth(step, described, weight_norm(self.learned), self.norm)
+        described = describe(stepped.experience)
+        check_growth(step + 1, described, weight_norm(self.learned), self.norm)
         if not self.method.normalised_once:
-            self.kind.after_step(self.policy, experience)
-        return described
+            self.kind.after_step(self.policy, stepped.experience)
+        return stepped._replace(metrics=described | dict(stepped.metrics))
 
     def probe(self) -> Collector:
         """A collector of held-out tasks."""

@@ -7,8 +7,9 @@ from typing import cast
 
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
-from panoply.loops.job import Job, Stepped
-from panoply.loops.steps import seat_step
+from panoply.loops.job import Job
+from panoply.loops.seat import Seat, Stepped
+from panoply.loops.steps import STEP
 from panoply.regimes import Several
 
 
@@ -26,12 +27,16 @@ def several_step(job: Job, step: int) -> Stepped:
         _check(f"game ({method.game.info.name}) deals to", tuple(dealt), names, fine={*dealt} == {*names})
         for name, rows in dealt.items():
             collectors[name].dealt = rows
-    done = {name: seat_step(job, job.seats[name], step) for name in names if name in turn}
+    done = {name: _one(job, job.seats[name], step) for name in names if name in turn}
     metrics: dict[str, float] = {}
     for name, stepped in done.items():
         before = "" if name == names[0] else f"{name}_"
         metrics |= {f"{before}{key}": value for key, value in stepped.metrics.items()}
     return next(iter(done.values()))._replace(metrics=metrics)
+
+
+def _one(job: Job, seat: Seat, step: int) -> Stepped:
+    return seat.conclude(step, STEP[seat.method.loop](job, seat, step))
 
 
 def _check(says: str, given: tuple[str, ...], names: tuple[str, ...], *, fine: bool) -> None:

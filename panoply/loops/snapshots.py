@@ -41,6 +41,8 @@ class Snapshots:
             if name and not need.startswith((selves.ACTS, divergence.NEED)):
                 self.asked[name].add(output)
         self._compared = set(method.snapshots("sampled"))
+        self.compares = bool(self.asked or self.own or self.distributions)
+        """Whether any column is asked of them."""
         named = selves.named(needs)
         self.kept = {one.name: Kept(one, policy) for one in named if one.kind in KEPT}
         self.reference = reference() if any(one.kind == "reference" for one in named) else None

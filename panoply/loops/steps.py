@@ -1,4 +1,4 @@
-"""The steps of a run: which function makes one, by the method's regime."""
+"""The steps of a run: which function makes them, by the method's regime."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 from panoply.handle import Step
 from panoply.loops.dataset import dataset_step
-from panoply.loops.job import Job, Stepped
+from panoply.loops.job import Job
 from panoply.loops.off_policy import off_policy_step
 from panoply.loops.on_policy import on_policy_step
-from panoply.loops.seat import Seat
+from panoply.loops.seat import Seat, Stepped
 
 STEP: dict[str, Callable[[Job, Seat, int], Stepped]] = {
     "on_policy": on_policy_step,
@@ -20,18 +20,12 @@ STEP: dict[str, Callable[[Job, Seat, int], Stepped]] = {
 
 def steps(job: Job) -> Iterator[Step]:
     """All steps that are left, one after another."""
-    if len(job.seats) == 1:
+    if len(job.seats) > 1:
+        from panoply.loops.several import several_step
+
         for step in job.steps():
-            yield job.finish_step(seat_step(job, job.seat, step))
+            yield job.finish_step(several_step(job, step))
         return
-    from panoply.loops.several import several_step
-
+    seat, made = job.seat, STEP[job.method.loop]
     for step in job.steps():
-        yield job.finish_step(several_step(job, step))
-
-
-def seat_step(job: Job, seat: Seat, step: int) -> Stepped:
-    """One learner's step; the weights must be sound after it."""
-    stepped = STEP[seat.method.loop](job, seat, step)
-    described = seat.conclude(step + 1, stepped.experience)
-    return stepped._replace(metrics=described | dict(stepped.metrics))
+        yield job.finish_step(seat.conclude(step, made(job, seat, step)))

@@ -91,26 +91,29 @@ def method(name: str, world: str = DATA, **choices: Any) -> Any:
 def test_updates_are_spread_evenly() -> None:
     """Three updates over two steps, 1 and then 2; 500 over 300, and never more than 2 at once."""
     made = method("iql", sample="explore", settings={"replay.updates": 3, "sample.length": 2})
-    assert [made.updates_due(n, 1) for n in range(1, 7)] == [1, 2, 1, 2, 1, 2]
+    assert [made.rhythm(20).due(n) for n in range(1, 7)] == [1, 2, 1, 2, 1, 2]
     made = method("iql", sample="explore", settings={"replay.updates": 500, "sample.length": 300})
-    due = [made.updates_due(n, 1) for n in range(1, 301)]
+    due = [made.rhythm(20).due(n) for n in range(1, 301)]
     assert (sum(due), min(due), max(due)) == (500, 1, 2)
-    assert made.updates_a_step() == 500
+    assert made.rhythm(20).a_step == 500
 
 
 def test_off_policy_updates_need_no_warmup_with_data() -> None:
     plain, given = method("sac", "pendulum"), method("sac", data="logged")
-    assert [plain.updates_due(n, 1) for n in (1, 100, 101)] == [0, 0, 1]
-    assert given.updates_due(1, 1) == 1
+    assert [plain.rhythm(20).due(n) for n in (1, 100, 101)] == [0, 0, 1]
+    wide = method("sac", "pendulum", settings={"sample.envs": 8, "replay.warmup": 96})
+    assert [wide.rhythm(20).due(n) for n in (12, 13)] == [0, 1]  # more than 96 steps of all of them together
+    assert given.rhythm(20).due(1) == 1
     seldom = method("sac", data="logged", settings={"sample.length": 100, "replay.every": 4})
-    assert seldom.updates_a_step() == 25
+    assert seldom.rhythm(20).a_step == 25
+    assert [seldom.rhythm(20).due(n) for n in range(1, 9)] == [0, 0, 0, 1, 0, 0, 0, 1]
 
 
 def test_how_long_the_data_is_alone() -> None:
-    assert method("sac", "pendulum").steps_alone(20) == 0
-    assert method("sac", data="logged").steps_alone(20) == 0
-    assert method("iql", sample="explore").steps_alone(20) == 10
-    assert method("iql", sample="explore", settings={"data.alone": 3}).steps_alone(20) == 3
+    assert method("sac", "pendulum").rhythm(20).alone == 0
+    assert method("sac", data="logged").rhythm(20).alone == 0
+    assert method("iql", sample="explore").rhythm(20).alone == 10
+    assert method("iql", sample="explore", settings={"data.alone": 3}).rhythm(20).alone == 3
 
 
 TINY = {"policy.hidden": "8", "replay.batch": 8, "replay.updates": 6, "world.size": 400}

@@ -75,3 +75,8 @@ def decaying(step: int, total: int, *, power: float = 1.0) -> float:
 def at(value: float | Part, step: int, total: int) -> float:
     """A number, or a schedule's value at `step` of `total`."""
     return float(value(step, total)) if isinstance(value, Part) else value
+
+
+def changes(value: float | Part) -> bool:
+    """Whether a number is another one in some step: a schedule's, unless it is `constant` from the first step on."""
+    return isinstance(value, Part) and value != constant()
