@@ -1,0 +1,142 @@
+"""Mixtures of experts: the layer alone against plain expressions, in float64, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from panoply.kernels import host_experts
+from panoply.policies.experts import Mixing, Mixture
+
+MIXINGS = [
+    Mixing(experts=5, chosen=2, inner=6),
+    Mixing(experts=5, chosen=3, inner=6, normalised=False),
+    Mixing(experts=4, chosen=2, inner=6, bias=True, alpha=1.702, limit=0.7),
+]
+
+
+def layer(mixing: Mixing, width: int = 8) -> Mixture:
+    made = Mixture(width, mixing).double()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    return made
+
+
+def plainly(made: Mixture, x: Tensor) -> Tensor:
+    """Every expert for every token, and weights that are 0 where it was not chosen."""
+    m, e = made.mixing, made.experts
+    z = x @ made.router.weight.t() + (0 if made.router.bias is None else made.router.bias)
+    kept = torch.zeros_like(z).scatter(1, z.topk(m.chosen, dim=1).indices, 1.0)
+    share = z.softmax(1) * kept
+    if m.normalised:
+        share = share / share.sum(1, keepdim=True)
+    total = torch.zeros_like(x)
+    for number in range(m.experts):
+        both = x @ e.gate_up_proj[number].t()
+        both = both if e.gate_up_bias is None else both + e.gate_up_bias[number]
+        gate, up = both.chunk(2, dim=1)
+        if m.limit:
+            gate, up = gate.clamp(max=m.limit), up.clamp(-m.limit, m.limit) + 1
+        out = (gate * torch.sigmoid(m.alpha * gate) * up) @ e.down_proj[number].t()
+        out = out if e.down_bias is None else out + e.down_bias[number]
+        total = total + share[:, number, None] * out
+    return total
+
+
+@pytest.mark.parametrize("mixing", MIXINGS)
+def test_values_and_slopes_are_those_of_plain_expressions(mixing: Mixing) -> None:
+    made = layer(mixing)
+    x = torch.randn(11, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    aim = torch.linspace(-1, 2, 88, dtype=torch.float64).view(11, 8)
+    found = []
+    for function in (made, lambda x: plainly(made, x)):
+        given = x.clone().requires_grad_()
+        value = function(given)
+        slopes = torch.autograd.grad((value * aim).sum(), [given, *made.parameters()])
+        found.append([value, *slopes])
+    assert all(slope.abs().sum() > 0 for slope in found[1])
+    for quick, exact in zip(*found, strict=True):
+        torch.testing.assert_close(quick, exact, rtol=1e-10, atol=1e-12)
+
+
+def test_an_expert_without_tokens_has_no_slope_and_breaks_nothing() -> None:
+    made = layer(MIXINGS[0])
+    with torch.no_grad():
+        made.router.weight[3:] = 0.0
+        made.router.weight[:3] = made.router.weight[:3].abs()
+    made(torch.rand(6, 8, dtype=torch.float64) + 0.1).sum().backward()
+    slope = made.experts.gate_up_proj.grad
+    assert slope is not None
+    assert not slope[3:].any()
+    assert slope.any()
+
+
+def test_rows_of_any_shape_and_none_at_all() -> None:
+    made = layer(MIXINGS[0])
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    torch.testing.assert_close(made(x).view(6, 8), made(x.view(6, 8)))
+    assert made(x[:, :0]).shape == (2, 0, 8)
+
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+@CUDA
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [1, 37, 3000])
+@pytest.mark.parametrize("mixing", MIXINGS)
+def test_kernels_are_the_host_s_functions(mixing: Mixing, tokens: int, dtype: torch.dtype) -> None:
+    """Against float64 on the same rounded numbers; tolerances are a few roundings of the sums' own size."""
+    from panoply.kernels import experts
+
+    width, k = 72, mixing.chosen
+    generator = torch.Generator().manual_seed(2)
+
+    def numbers(*shape: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(*shape, generator=generator).to(dtype)
+        return x.cuda(), x.double()
+
+    x, up, bias = numbers(tokens, width), numbers(mixing.experts, 80, width), numbers(mixing.experts, 80)
+    down = numbers(mixing.experts, width, 40)
+    scale = torch.rand(k * tokens, generator=generator)
+    logits = torch.randn(tokens, mixing.experts, generator=generator)
+    chosen = logits.topk(k, dim=1).indices.t().contiguous()
+    there, here = experts.plan(chosen.cuda(), mixing.experts), host_experts.plan(chosen, mixing.experts)
+    few = experts.Table.of(tokens, k, mixing.experts, "cuda")
+    shares, quick_plan = experts.choose(logits.cuda(), k, mixing.normalised, few)
+    aim, slope = numbers(tokens, width), numbers(k * tokens, 40)
+    a, m = mixing.alpha, mixing.limit
+
+    def close(found: Tensor, exact: Tensor) -> None:
+        size = float(exact.abs().max())
+        torch.testing.assert_close(
+            found.double().cpu(), exact, rtol=0, atol=size * (4 * torch.finfo(dtype).eps + 2e-6)
+        )
+
+    exact = host_experts.product(x[1], up[1], bias[1], here, k * tokens)
+    both = experts.product(x[0], up[0], bias[0], there, k * tokens)
+    close(both, exact)
+    close(experts.product(x[0], up[0], bias[0], quick_plan, k * tokens, few=True), exact)
+    close(
+        experts.product(aim[0], down[0].transpose(1, 2), None, there, k * tokens),
+        host_experts.product(aim[1], down[1].transpose(1, 2), None, here, k * tokens),
+    )
+    rounded = both.double().cpu()
+    wide = experts.gated(both, scale.cuda(), a, m)
+    close(wide, host_experts.gated(rounded, scale.double(), a, m))
+    for one, other in zip(
+        experts.gated_back(both, scale.cuda(), slope[0], a, m),
+        host_experts.gated_back(rounded, scale.double(), slope[1], a, m),
+        strict=True,
+    ):
+        close(one, other)
+    close(
+        experts.slope(aim[0], wide, there, down[0]),
+        host_experts.slope(aim[1], wide.double().cpu(), here, down[1]),
+    )
+    top = logits.topk(k, dim=1).values
+    want = top.softmax(1) if mixing.normalised else (top - logits.logsumexp(1, keepdim=True)).exp()
+    torch.testing.assert_close(shares.cpu().view(k, -1), want.t(), rtol=1e-5, atol=1e-6)
