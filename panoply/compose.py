@@ -13,6 +13,7 @@ from panoply.errors import PanoplyError, unknown
 from panoply.parts import Part, check
 from panoply.ranges import ANY, check_range
 from panoply.regimes import REGIMES, Method, Several
+from panoply.values import parse, value_from_json
 
 Filling = str | Part | Sequence[Part] | None
 """What fills a slot: a name, a part, several parts, or nothing."""
@@ -114,7 +115,7 @@ def assign(method: Method, path: str, value: Any) -> Method:
     if not rest:
         if method.optional(slot) and str(value).lower() == "none":
             return dataclasses.replace(method, **{slot: () if method.several(slot) else None})
-        value = registry.value_from_json(value)
+        value = value_from_json(value)
         return borrow(method, slot, value if isinstance(value, Part | tuple) else str(value))
     if held is None:
         raise PanoplyError(
@@ -164,9 +165,9 @@ def _assign_part(where: str, held: Part, path: str, value: Any) -> Part:
         return held.but(**{name: _assign_part(f"{where}.{name}", inner, rest, value)})
     annotation, here = held.annotations()[name], f"{where}.{name}"
     if isinstance(value, str):
-        chosen = registry.parse(here, value, annotation)
+        chosen = parse(here, value, annotation)
     else:
-        chosen = check(here, registry.value_from_json(value), annotation)
+        chosen = check(here, value_from_json(value), annotation)
     check_range(here, chosen, held.info.bounds.get(name, ANY))
     return held.but(**{name: chosen})
 
@@ -184,7 +185,7 @@ def method_from_json(data: Mapping[str, Any]) -> Method:
     missing = [s for s in REGIMES[regime].slot_of if s not in slots and not REGIMES[regime].optional(s)]
     if missing:
         raise PanoplyError(f"A method of the {regime} regime has a slot '{missing[0]}', and none is given.")
-    held = {name: registry.value_from_json(value) for name, value in slots.items()}
+    held = {name: value_from_json(value) for name, value in slots.items()}
     if seats is not None:
         held["seats"] = tuple((name, method_from_json(of)) for name, of in seats.items())
     return REGIMES[regime](**held)

@@ -9,10 +9,10 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from panoply.experience import plural
 from panoply.kinds import kind_of
 from panoply.parts import Finding, Part
 from panoply.regimes import Method
+from panoply.units import plural
 
 if TYPE_CHECKING:
     from panoply.planning import Plan

@@ -19,6 +19,7 @@ from panoply.files import brief
 from panoply.index import Listed
 from panoply.parts import check, describe, show_value
 from panoply.registry import Entry
+from panoply.values import parse
 
 CALLED = ("algorithm", "system", "protocol")
 """The kinds that are called."""
@@ -80,9 +81,7 @@ def given(
         if name not in known:
             raise unknown(f"setting of {entry.name}", name, known)
         where, wanted = f"{entry.name}.{name}", known[name].annotation
-        found[name] = (
-            registry.parse(where, value, wanted) if isinstance(value, str) else check(where, value, wanted)
-        )
+        found[name] = parse(where, value, wanted) if isinstance(value, str) else check(where, value, wanted)
     if seed is not None:
         if "seed" not in known:
             raise PanoplyError(f"{entry.name} draws nothing, so a seed has no effect: leave it out.")

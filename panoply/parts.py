@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Literal, Self
 from panoply.contracts import SLOTS as SLOTS
 from panoply.contracts import TERMS, check_contract
 from panoply.errors import PanoplyError, unknown
-from panoply.experience import STREAMS, Unit
 from panoply.ranges import ANY, check_range, merged, shown, within
+from panoply.units import STREAMS, Unit
 
 UNITS: tuple[Unit, ...] = typing.get_args(Unit)
 
@@ -152,7 +152,7 @@ class Part:
         return f"{self.info.name}({inside})"
 
     def to_json(self) -> dict[str, Any]:
-        """The part as a file holds it: its id, and every setting. `registry.part_from_json` reads it."""
+        """The part as a file holds it: its id, and every setting. `values.part_from_json` reads it."""
         return {"part": self.info.id, **{k: value_to_json(v) for k, v in self.settings().items()}}
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from panoply import registry, selves
 from panoply.effects import findings, inert
 from panoply.errors import PanoplyError, unknown
-from panoply.experience import COMMON_KEYS, KEY_UNITS, STREAMS, plural
 from panoply.kinds import Kind, kind_of
 from panoply.parts import Part, show_value
 from panoply.planning import ANSWER, Plan, named_world
 from panoply.regimes import Method
+from panoply.units import COMMON_KEYS, KEY_UNITS, STREAMS, plural
 
 if TYPE_CHECKING:
     from panoply.worlds.world import TextWorld

@@ -21,6 +21,7 @@ from panoply.regimes import Make, Method
 from panoply.report.shown import Shown
 from panoply.seeds import stable_hash
 from panoply.until import Until
+from panoply.values import parse
 
 if TYPE_CHECKING:
     from panoply.worlds.control.world import ControlWorld
@@ -341,7 +342,7 @@ def world_settings(entry: registry.Entry, settings: Mapping[str, Any]) -> dict[s
     for name, value in settings.items():
         if name not in known:
             raise unknown(f"setting of world {entry.name}", name, known)
-        found[name] = registry.parse(f"world.{name}", value, hints[name]) if isinstance(value, str) else value
+        found[name] = parse(f"world.{name}", value, hints[name]) if isinstance(value, str) else value
     built = entry.build(**found)
     return {name: getattr(built, name) for name in found}
 
@@ -353,7 +354,7 @@ def _options(settings: Mapping[str, Any]) -> Options:
     for name, value in settings.items():
         if name not in fields:
             raise unknown("run setting", name, fields)
-        found[name] = registry.parse(f"run.{name}", value, hints[name]) if isinstance(value, str) else value
+        found[name] = parse(f"run.{name}", value, hints[name]) if isinstance(value, str) else value
     return Options(**found)
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from panoply import selves
 from panoply.errors import PanoplyError, unknown
-from panoply.experience import plural
 from panoply.parts import Part, Scores, show_value
+from panoply.units import plural
 
 if TYPE_CHECKING:
     from panoply.replay import Rhythm

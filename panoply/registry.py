@@ -10,148 +10,29 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
-import inspect
 import pkgutil
-import re
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from panoply import index
 from panoply import parts as part_module
+from panoply.entries import ENTRIES as ENTRIES
+from panoply.entries import Entry as Entry
+from panoply.entries import Published as Published
+from panoply.entries import enter
 from panoply.errors import PanoplyError, plain, unknown
 from panoply.extensions import load_installed
-from panoply.files import NotYaml, brief, parse_yaml
+from panoply.files import brief
 from panoply.index import Kind, Listed
-from panoply.parts import SLOTS, Part, fits, options
+from panoply.parts import SLOTS, Part
 from panoply.recipes import Recipe
 from panoply.regimes import Method
 
-if TYPE_CHECKING:
-    from panoply.evidence.claims import Claim
-
-Published = Mapping[str, Mapping[str, Any]]
-"""Who states which settings: source → path → value (see `panoply/published.py`)."""
 Build = TypeVar("Build", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
 
-
-@dataclass(frozen=True)
-class Entry:
-    """A registered work: how to build it, and where it comes from."""
-
-    id: str
-    kind: Kind
-    build: Callable[..., Any]
-    paper: int | None = None
-    family: str | None = None
-    base: str | None = None
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    world: str | None = None
-    """Where a method is at home, if that is not just anywhere."""
-    claim: Claim | None = None
-    """What its paper found, in a form that can be measured here."""
-    published: Published = field(default_factory=dict)
-    tags: tuple[str, ...] = ()
-    """Words it can be found by, such as `exploration` or `feedback=offline`; more follow from what it is."""
-    judge: Callable[..., Mapping[str, Any]] | None = None
-    """Of a protocol: what judges a run by it (see `evaluation/judged.py`)."""
-
-    @property
-    def name(self) -> str:
-        return self.id.split("@")[0]
-
-    @property
-    def version(self) -> int:
-        return int(self.id.split("@")[1])
-
-    @property
-    def doc(self) -> str:
-        return inspect.getdoc(self.build) or ""
-
-    @property
-    def summary(self) -> str:
-        """What it is, in whole sentences: the first paragraph, and where that is but a title, the sentence after it."""
-        first, *rest = [" ".join(block.split()) for block in self.doc.split("\n\n")]
-        if rest and re.fullmatch(r"[^:]*\([^()]*\)\.", first):
-            return f"{first} {re.split(r'(?<=[.?]) (?=[A-Z])', rest[0])[0]}"
-        return first
-
-    def listed(self) -> Listed:
-        """Its line in the index: what can be said of it without importing it."""
-        needs = self.build().needs() if self.kind == "method" else frozenset()
-        return Listed(
-            self.id,
-            self.kind,
-            self.build.__module__,
-            self.summary,
-            self.family,
-            self.base,
-            self.world,
-            self.paper,
-            tuple(sorted({*self.tags, *self._follows(needs)})),
-            tuple(sorted(needs)),
-            self.claim is not None,
-        )
-
-    def _follows(self, needs: frozenset[str]) -> set[str]:
-        """Tags that follow from what it is: a method's regime and what it learns from, a world's medium."""
-        if self.kind == "world":
-            return {str(getattr(self.build, "medium", "text"))}
-        if self.kind != "method":
-            return {self.kind}
-        made: Method = self.build()
-        slots = made.slots()
-        found = {made.regime.replace("_", "-")}
-        found |= {"data=rewards"} if "reward" in slots or made.regime == "off_policy" else set()
-        found |= {"data=logged"} if made.regime == "offline" else set()
-        found |= set([tag for need, tag in LEARNS_FROM.items() if need in needs][:1])
-        return found | ({"critic"} if slots.get("models") or slots.get("networks") else set())
-
-
-_ENTRIES: dict[str, Entry] = {}
-TAG = re.compile(r"[a-z0-9+-]+(=[a-z0-9+-]+)?")
-LEARNS_FROM = {
-    "world:pairs": "data=preferences",
-    "world:prefer": "data=preferences",
-    "world:teacher": "data=demonstrations",
-    "world:reference": "data=demonstrations",
-}
-"""What a method learns from beside rewards, by what it needs of a world; the first that it needs says it."""
-
-
-def _register(entry: Entry) -> None:
-    name, _, version = entry.id.partition("@") if isinstance(entry.id, str) else ("", "", "")
-    if not name or not version.isdigit():
-        raise PanoplyError(f"'{entry.id}' is not a versioned id such as 'grpo@1'.")
-    _check_facts(entry)
-    known = _ENTRIES.get(entry.id)
-    if known is not None and known.build.__module__ != entry.build.__module__:
-        raise PanoplyError(
-            f"'{entry.id}' is registered twice, by {known.build.__module__} and {entry.build.__module__}."
-        )
-    _ENTRIES[entry.id] = entry
-
-
-def _check_facts(entry: Entry) -> None:
-    """What is said of a work is of the types that all who read it expect."""
-    words: dict[str, type | types.UnionType] = dict.fromkeys(("family", "base", "world"), str | None)
-    for name, wanted in {**words, "paper": int | None, "presets": Mapping, "published": Mapping}.items():
-        if not isinstance(getattr(entry, name), wanted):
-            raise PanoplyError(f"'{entry.id}' is registered with {name}={brief(getattr(entry, name))}.")
-    if not isinstance(entry.tags, tuple) or not all(
-        isinstance(t, str) and TAG.fullmatch(t) for t in entry.tags
-    ):
-        raise PanoplyError(
-            f"Tags of '{entry.id}' are words such as exploration or feedback=offline, not {brief(entry.tags)}."
-        )
-    for name in ("presets", "published"):
-        for key, value in getattr(entry, name).items():
-            if not isinstance(key, str) or not isinstance(value, Mapping):
-                raise PanoplyError(
-                    f"{name} of '{entry.id}' are settings by name, not {brief(key)}: {brief(value)}."
-                )
+if TYPE_CHECKING:
+    from panoply.evidence.claims import Claim
 
 
 def _checked(id: str, build: Callable[..., Any], wanted: type) -> Callable[..., Any]:
@@ -187,7 +68,7 @@ def _registering(
     def register(build: Build) -> Build:
         made = build if wanted is None else _checked(id, build, wanted)
         words = tags if isinstance(tags, str) else tuple(tags)
-        _register(Entry(id, kind, made, family=family or _family(build.__module__), tags=words, **facts))  # type: ignore[arg-type]
+        enter(Entry(id, kind, made, family=family or _family(build.__module__), tags=words, **facts))  # type: ignore[arg-type]
         return build
 
     return register
@@ -305,7 +186,7 @@ def world(
                 f"'{id}' is registered as a world and is none: a world is a frozen dataclass that inherits from "
                 "TextWorld or ControlWorld."
             )
-        _register(Entry(id, "world", cls, paper, family, claim=claim, tags=tuple(tags)))
+        enter(Entry(id, "world", cls, paper, family, claim=claim, tags=tuple(tags)))
         return cls
 
     return register
@@ -320,7 +201,7 @@ def find(kind: Kind, name: str) -> Entry:
     for line in index.works().values():
         if line.kind == kind and line.name == slug:
             _import(line.module)
-    matching = [e for e in _ENTRIES.values() if e.kind == kind and name in (e.id, e.name)]
+    matching = [e for e in ENTRIES.values() if e.kind == kind and name in (e.id, e.name)]
     if not matching:
         matching = [e for e in entries(kind) if name in (e.id, e.name)]
     if not matching and kind == "world" and (found := implied(slug)) is not None:
@@ -362,7 +243,7 @@ def is_recipe(name: str) -> bool:
 def works(kind: Kind | None = None) -> list[Listed]:
     """A line for everything there is, plug-ins included. Imports none of what is built in."""
     load_installed()
-    found = {**index.works(), **{e.id: e.listed() for e in _ENTRIES.values() if e.id not in index.works()}}
+    found = {**index.works(), **{e.id: e.listed() for e in ENTRIES.values() if e.id not in index.works()}}
     return sorted((w for w in found.values() if kind in (None, w.kind)), key=lambda w: (w.kind, w.id))
 
 
@@ -373,14 +254,14 @@ def names(kind: Kind) -> set[str]:
 
 def registered() -> list[Entry]:
     """Everything that has been imported so far."""
-    return list(_ENTRIES.values())
+    return list(ENTRIES.values())
 
 
 def entries(kind: Kind | None = None) -> list[Entry]:
     """Everything registered, plug-ins included. Imports all of it."""
     import_all()
     load_installed()
-    return sorted((e for e in _ENTRIES.values() if kind in (None, e.kind)), key=lambda e: (e.kind, e.id))
+    return sorted((e for e in ENTRIES.values() if kind in (None, e.kind)), key=lambda e: (e.kind, e.id))
 
 
 class PartsOf(Mapping[str, type[Part]]):
@@ -443,60 +324,6 @@ def find_part(slot: str, name: str) -> type[Part]:
     if name not in known:
         raise unknown(f"{slot} part", name, known)
     return known[name]
-
-
-def part_from_json(data: Mapping[str, Any]) -> Part:
-    """The part that `Part.to_json` wrote down: `{"part": "credit.group", "scale": "std"}`."""
-    settings = dict(data)
-    slot, _, name = str(settings.pop("part")).partition(".")
-    cls = find_part(slot, name)
-    for setting in settings:
-        if setting not in cls.annotations():
-            raise unknown(f"setting of {cls.info.id}", setting, cls.annotations())
-    return cls(**{k: value_from_json(v) for k, v in settings.items()})
-
-
-def value_from_json(value: Any) -> Any:
-    """A setting as a file holds it: parts by their names, tuples as lists, anything else as it is."""
-    if isinstance(value, Mapping) and "part" in value:
-        return part_from_json(value)
-    if isinstance(value, list):
-        return tuple(value_from_json(v) for v in value)
-    return value
-
-
-def parse(where: str, text: str, annotation: Any) -> Any:
-    """A command-line word as the annotation wants it; a part of another slot is named by its name."""
-    word = text.strip()
-    guesses: list[Any] = [None] if word.lower() in ("none", "null") else []
-    guesses += [{"true": True, "false": False}[word.lower()]] if word.lower() in ("true", "false") else []
-    for number in (int, float):
-        try:
-            guesses.append(number(word))
-        except ValueError:
-            continue
-    if word.startswith("["):
-        guesses.append(value_from_json(yaml_value(word)))
-    elif "," in word or any(get_origin(option) is tuple for option in options(annotation)):
-        guesses.append(tuple(value_from_json(yaml_value(w)) for w in word.split(",")))
-    guesses.append(word)
-    for option in options(annotation):
-        for guess in guesses:
-            good, coerced = fits(guess, option)
-            if good:
-                return coerced
-        if option is Part and word.lower() not in ("true", "false", "none", "null"):
-            slot = where.rsplit(".", 1)[-1]
-            return find_part(slot if slot in SLOTS else "schedule", word)()
-    return part_module.check(where, guesses[0], annotation)
-
-
-def yaml_value(word: str) -> Any:
-    """What YAML makes of a word, or the word itself where it is none."""
-    try:
-        return parse_yaml(word, f"'{plain(word[:40])}'")
-    except NotYaml:
-        return word
 
 
 # ------------------------------------------------------------------ importing

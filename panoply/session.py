@@ -73,7 +73,7 @@ def plugins(plan: Plan) -> tuple[str, ...]:
 def _with_method(homeless: dict[str, Any], plan: Plan) -> str:
     """The definitions a plan needs, and where it can be written the method's own, for those who want to look at it."""
     id = plan.method_id.partition("+")[0]
-    known = registry._ENTRIES.get(id)
+    known = registry.ENTRIES.get(id)
     if known is not None and known.build.__module__.split(".")[0] not in ("panoply", *_installed()):
         with contextlib.suppress(Unwritable):
             return definitions({**homeless, id: known.build})
@@ -141,8 +141,8 @@ def is_here(file: Path) -> bool:
         slot, _, name = id.partition(".")
         if slot in parts.SLOTS and name in parts.registered(slot):
             here[id] = parts.registered(slot)[name].info.function
-        elif id in registry._ENTRIES:
-            here[id] = registry._ENTRIES[id].build
+        elif id in registry.ENTRIES:
+            here[id] = registry.ENTRIES[id].build
     here = {id: made for id, made in here.items() if not made.__module__.startswith("panoply_plugin_")}
     if not here:
         return False

@@ -29,13 +29,13 @@ def registries() -> Iterator[None]:
     """What a test registers, or loads as a plug-in, is forgotten after it."""
     registry.entries()  # modules are imported once only: what is built in must be in the copies
     held = {slot: dict(known) for slot, known in parts._PARTS.items()}
-    entries, points = dict(registry._ENTRIES), set(extensions._loaded)
+    entries, points = dict(registry.ENTRIES), set(extensions._loaded)
     yield
     for slot, known in parts._PARTS.items():
         known.clear()
         known.update(held[slot])
-    registry._ENTRIES.clear()
-    registry._ENTRIES.update(entries)
+    registry.ENTRIES.clear()
+    registry.ENTRIES.update(entries)
     extensions._loaded.clear()
     extensions._loaded.update(points)
     for name in [n for n in sys.modules if n.startswith("panoply_plugin_")]:

@@ -192,15 +192,15 @@ def own_registries() -> Iterator[None]:
     for slot in parts.SLOTS:
         registry.parts(slot)
     held = {slot: dict(known) for slot, known in parts._PARTS.items()}
-    entries = dict(registry._ENTRIES)
+    entries = dict(registry.ENTRIES)
     try:
         yield
     finally:
         for slot, known in parts._PARTS.items():
             known.clear()
             known.update(held[slot])
-        registry._ENTRIES.clear()
-        registry._ENTRIES.update(entries)
+        registry.ENTRIES.clear()
+        registry.ENTRIES.update(entries)
 
 
 # ------------------------------------------------------------------ the kinds

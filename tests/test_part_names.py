@@ -12,6 +12,7 @@ from panoply import compose, registry
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
 from panoply.parts import Part, part
+from panoply.values import part_from_json
 
 pytestmark = pytest.mark.usefixtures("registries")
 
@@ -32,7 +33,7 @@ def test_two_works_may_have_parts_of_one_name() -> None:
     assert first().info.id == "credit.one/halved"
     assert second().info.id == "credit.other+bc/halved"
     for made in (first(by=3.0), second(by=4.0)):
-        assert registry.part_from_json(json.loads(json.dumps(made.to_json()))) == made
+        assert part_from_json(json.loads(json.dumps(made.to_json()))) == made
     assert first() != second()
 
     method = compose.resolve("grpo", slots={"credit": "other+bc/halved"}, settings={"credit.by": 5}).method
@@ -46,9 +47,7 @@ def test_two_works_may_have_parts_of_one_name() -> None:
 
 def test_a_short_name_will_do_where_it_is_the_only_one() -> None:
     toy_of("one")
-    assert (
-        registry.part_from_json({"part": "credit.halved", "by": 3.0}).to_json()["part"] == "credit.one/halved"
-    )
+    assert part_from_json({"part": "credit.halved", "by": 3.0}).to_json()["part"] == "credit.one/halved"
     with pytest.raises(PanoplyError, match=r"Did you mean 'one/halved'\?"):
         registry.find_part("credit", "haved")
 

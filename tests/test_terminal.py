@@ -15,7 +15,8 @@ from panoply.cli import main
 from panoply.errors import plain
 from panoply.evaluation.held_out import Evaluation
 from panoply.evidence import pool
-from panoply.report.text import evaluated, table
+from panoply.report.layout import table
+from panoply.report.text import evaluated
 
 BELL = "\x1b]0;mine\x07\x9b2J\u202edrow\ud800"
 SHOWN = r"\x1b]0;mine\x07\x9b2J\u202edrow\ud800"

@@ -112,7 +112,7 @@ def _overview(found: Sequence[tuple[Entry, Claim]], store: Path) -> str:
     """Verdicts before and after, of claims that have one."""
     from panoply.evidence.history import before_and_now
     from panoply.evidence.trials import stored
-    from panoply.report.text import table
+    from panoply.report.layout import table
 
     facts = [(entry.name, stored(entry.name, store)) for entry, _ in found]
     rows = [(name, *before_and_now(known)) for name, known in facts if known is not None]
@@ -137,7 +137,7 @@ def _check(found: Sequence[tuple[Entry, Claim]], desk: Desk, chosen: argparse.Na
 
 def _list(found: Sequence[tuple[Entry, Claim]], chosen: argparse.Namespace) -> int:
     from panoply.evidence.verdicts import known
-    from panoply.report.text import table
+    from panoply.report.layout import table
 
     facts = [(entry, claim, known(entry.name, Path(chosen.store))) for entry, claim in found]
     if chosen.json:

@@ -85,7 +85,7 @@ UNUSED = ("which", "world", "problems", "attempts", "k", "temperature", "device"
 def _judge(chosen: argparse.Namespace) -> int:
     """A protocol has settings of its own and looks at the checkpoints it wants."""
     from panoply import api, functions
-    from panoply.report.text import table
+    from panoply.report.layout import table
 
     for name in UNUSED:
         if getattr(chosen, name) is not None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from panoply.commands.parser import Commands, add_json, add_plugins, command, load_plugins
 from panoply.errors import PanoplyError, unknown
 from panoply.index import KINDS
+from panoply.report.layout import page_width, table
 
 if TYPE_CHECKING:
     from panoply.index import Listed
@@ -41,13 +44,12 @@ def add(commands: Commands) -> None:
 def _list(chosen: argparse.Namespace) -> int:
     from panoply import registry
     from panoply.parts import SLOTS
-    from panoply.report.text import listed, listed_parts, table
 
     load_plugins(chosen)
     if chosen.what == "parts":
         _refuse_filters(chosen)
         parts = {slot: sorted(registry.parts(slot)) for slot in SLOTS}
-        print(json.dumps(parts, indent=1) if chosen.json else listed_parts())
+        print(json.dumps(parts, indent=1) if chosen.json else _listed_parts())
         return 0
     kinds = [kind for kind, plural in PLURAL.items() if chosen.what in ("all", plural)]
     every = [w for w in registry.works() if w.kind in kinds]
@@ -60,7 +62,7 @@ def _list(chosen: argparse.Namespace) -> int:
             json.dumps(counts) if chosen.json else table([(t, str(n)) for t, n in counts.items()], margin=0)
         )
         return 0
-    print(json.dumps([w.facts() for w in found], indent=1) if chosen.json else listed(found))
+    print(json.dumps([w.facts() for w in found], indent=1) if chosen.json else _listed(found))
     return 0
 
 
@@ -95,3 +97,26 @@ def _all(works: Iterable[Listed], field: str) -> set[str]:
     """Every word that some work has in a field."""
     held = (getattr(w, field) for w in works)
     return {word for value in held if value for word in ([value] if isinstance(value, str) else value)}
+
+
+def _listed(works: Sequence[Listed]) -> str:
+    """A line a work; sources are on its own page."""
+    rows = [(w.id, w.kind, w.base or "–", re.sub(r" \([^()]*\d{4}[^()]*\)", "", w.summary)) for w in works]
+    return _lines([("id", "kind", "base", "what it is"), *rows])
+
+
+def _listed_parts() -> str:
+    """A line a part."""
+    from panoply import registry
+    from panoply.parts import SLOTS
+
+    known = {slot: registry.parts(slot) for slot in SLOTS}
+    rows = [(slot, name, of.summary(name)) for slot, of in known.items() for name in sorted(of)]
+    return _lines([("slot", "part", "what it does"), *rows])
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> str:
+    """A table whose last column ends where the page does, with what is left out marked."""
+    before = sum(max(len(row[i]) for row in rows) + 2 for i in range(len(rows[0]) - 1))
+    room = max(24, page_width() - before)
+    return table([(*row[:-1], textwrap.shorten(row[-1], room, placeholder=" …")) for row in rows], margin=0)

@@ -26,7 +26,7 @@ def add(commands: Commands) -> None:
 
 def _run(chosen: argparse.Namespace) -> int:
     from panoply import functions
-    from panoply.report.text import table
+    from panoply.report.layout import table
 
     load_plugins(chosen)
     found = functions.call(chosen.name, settings(chosen.settings), chosen.seed)

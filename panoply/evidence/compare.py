@@ -21,8 +21,8 @@ from panoply.own import in_words, is_data_file
 from panoply.parts import show_value
 from panoply.planning import Plan
 from panoply.recipe_plans import RecipePlan
+from panoply.report.layout import table
 from panoply.report.shown import Shown
-from panoply.report.text import table
 from panoply.rewards import here
 from panoply.run import fresh_folder, versions
 

@@ -24,8 +24,8 @@ from panoply.evidence.history import by_former_rule, commit, with_history
 from panoply.files import BadFile, is_file, read_json
 from panoply.given import CHANGED, method_of
 from panoply.registry import Entry
+from panoply.report.layout import table
 from panoply.report.shown import Shown
-from panoply.report.text import table
 from panoply.run import versions
 
 STORE = Path("results") / "claims"

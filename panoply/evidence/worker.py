@@ -91,8 +91,8 @@ def carry_out_recipe(plan: Mapping[str, Any], folder: Path, measures: Sequence[s
     from panoply.evidence import cache, scores
     from panoply.loops.recipe import run_turns
     from panoply.recipes import Recipe, Turn
-    from panoply.registry import part_from_json
     from panoply.run import Run
+    from panoply.values import part_from_json
 
     for plugin in plan["choices"].get("plugins") or ():
         extensions.load_plugin(plugin)

@@ -380,16 +380,14 @@ def is_control(folder: Path) -> bool:
 
 def spec_from(settings: Mapping[str, Any]) -> PolicySpec:
     """Settings by name as a spec."""
-    from panoply import registry
+    from panoply.values import parse
 
     hints = typing.get_type_hints(PolicySpec)
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if name not in hints:
             raise unknown("setting of the policy", name, hints)
-        found[name] = (
-            registry.parse(f"policy.{name}", value, hints[name]) if isinstance(value, str) else value
-        )
+        found[name] = parse(f"policy.{name}", value, hints[name]) if isinstance(value, str) else value
     return PolicySpec(**found)
 
 

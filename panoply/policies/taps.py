@@ -156,7 +156,7 @@ def split(need: str) -> tuple[str, str]:
 @functools.cache
 def parse(need: str) -> Output:
     """Take a need apart; one that is not an output is refused in a sentence."""
-    from panoply import registry
+    from panoply.values import parse
 
     rest, star, heat = need.partition("*")
     name, *words = rest.split(":")
@@ -176,7 +176,7 @@ def parse(need: str) -> Output:
     if len(words) > len(defaults):
         raise PanoplyError(f"'{need}' has too many arguments: {name} takes {', '.join(defaults) or 'none'}.")
     pairs = dict(zip(defaults, words, strict=False))
-    given = {key: registry.parse(f"{key} of '{need}'", word, hints[key]) for key, word in pairs.items()}
+    given = {key: parse(f"{key} of '{need}'", word, hints[key]) for key, word in pairs.items()}
     if lacking := [key for key, default in defaults.items() if key not in given and default is MISSING]:
         raise PanoplyError(f"'{need}' lacks its {lacking[0]}: write {name}:{lacking[0].upper()}.")
     if whole == "policy" and star:

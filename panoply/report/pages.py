@@ -18,7 +18,7 @@ from panoply.recipes import Recipe
 from panoply.regimes import Method
 from panoply.registry import Entry
 from panoply.report import meanings
-from panoply.report.text import equations, indent, prose, table
+from panoply.report.layout import equations, indent, prose, table
 from panoply.worlds.control.world import show_space
 
 SCORES = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import panoply as pp
-from panoply import extensions, registry
+from panoply import extensions
 from panoply.errors import PanoplyError
 from panoply.evidence import cache, pool, scores
 from panoply.evidence.arms import Arm, Budget, default_budget
@@ -20,6 +20,7 @@ from panoply.recipe_plans import RecipePlan
 from panoply.recipes import Recipe, Stage
 from panoply.run import Run
 from panoply.slots.make.answers import answered_by
+from panoply.values import part_from_json
 
 TWO = """
 from panoply.recipes import Recipe, Stage
@@ -150,7 +151,7 @@ def test_a_recipe_round_trips_through_json() -> None:
         until="success>0.5",
     )
     text = json.dumps(recipe.to_json())
-    assert Recipe.from_json(json.loads(text), registry.part_from_json) == recipe
+    assert Recipe.from_json(json.loads(text), part_from_json) == recipe
 
 
 def test_a_diverged_stage_ends_the_recipe(compared: tuple[Comparison, Path]) -> None:

@@ -11,8 +11,8 @@ import tiny
 import panoply as pp
 from panoply.evidence import pool
 from panoply.methods.base.grpo import grpo
+from panoply.report.layout import table
 from panoply.report.shown import Shown, as_html
-from panoply.report.text import table
 from panoply.slots.credit.groups import group
 
 

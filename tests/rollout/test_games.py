@@ -158,7 +158,7 @@ def _known() -> Iterator[None]:
     registry.world("pennies@1")(Pennies)
     yield
     for id in ("take@1", "pennies@1"):
-        del registry._ENTRIES[id]
+        del registry.ENTRIES[id]
 
 
 @pytest.mark.usefixtures("_known")

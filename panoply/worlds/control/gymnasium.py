@@ -86,7 +86,7 @@ class Gymnasium(ControlWorld):
         """One environment."""
         import gymnasium
 
-        from panoply.registry import yaml_value
+        from panoply.values import yaml_value
 
         more = yaml_value(self.options) if self.options else {}
         if not isinstance(more, dict):

@@ -15,6 +15,7 @@ from panoply.errors import PanoplyError, unknown
 from panoply.kinds import is_control
 from panoply.registry import Entry, world
 from panoply.seeds import stable_hash
+from panoply.values import yaml_value
 from panoply.worlds.control.simulated import Simulated
 from panoply.worlds.control.world import ControlWorld, Envs, Space
 from panoply.worlds.logged import behaviour, minari, online, statistics
@@ -62,7 +63,7 @@ class Logged(ControlWorld):
     @functools.cached_property
     def world(self) -> ControlWorld:
         """The world the data is from."""
-        more = registry.yaml_value(self.options) if self.options else {}
+        more = yaml_value(self.options) if self.options else {}
         if not isinstance(more, dict):
             raise PanoplyError(
                 f"logged.options are settings such as {{variant: umaze}}, not '{self.options}'."

@@ -15,6 +15,7 @@ from panoply import registry
 from panoply.errors import PanoplyError, unknown
 from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
+from panoply.values import parse
 from panoply.worlds.text.characters import END
 from panoply.worlds.world import SPLITS, Signals, Task, TextWorld
 
@@ -163,6 +164,6 @@ def _open(text: str) -> TextWorld:
         key, equals, value = option.partition("=")
         if key not in known or not equals:
             raise unknown(f"setting of world {entry.name}", key, known)
-        settings[key] = registry.parse(f"world.{key}", value, hints[key])
+        settings[key] = parse(f"world.{key}", value, hints[key])
     built: TextWorld = entry.build(**settings)
     return built

@@ -1,0 +1,190 @@
+"""Tables: named columns of equal length, and columns whose rows differ in length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from panoply.errors import unknown
+
+
+def moved(x: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor on another device. To a GPU it goes through pinned memory, so that the CPU need not wait for the GPU."""
+    if x.device.type == "cpu" and torch.device(device).type == "cuda":
+        return x.contiguous().pin_memory().to(device, non_blocking=True)
+    return x.to(device)
+
+
+def distinct(key: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct values in ascending order, and each row's place among them. Keys in order are not sorted again."""
+    if bool((key[1:] >= key[:-1]).all()):
+        values, place = torch.unique_consecutive(key, return_inverse=True)
+    else:
+        values, place = torch.unique(key, return_inverse=True)
+    return values, place
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of unequal length: row i is `values[offsets[i]:offsets[i + 1]]`."""
+
+    values: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def from_lists(cls, rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.long) -> Ragged:
+        lengths = torch.tensor([0, *(len(r) for r in rows)])
+        return cls(torch.tensor([x for r in rows for x in r], dtype=dtype), lengths.cumsum(0))
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.offsets.diff()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> Tensor:
+        return self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
+
+    def take(self, rows: Tensor) -> Ragged:
+        lengths = self.lengths[rows]
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        start = (self.offsets[rows] - offsets[:-1]).repeat_interleave(lengths)
+        return Ragged(self.values[start + torch.arange(len(start), device=start.device)], offsets)
+
+    def padded(self, values: Tensor, empty: float) -> Tensor:
+        """A grid [rows, longest] of `values`, one for each of the own ones, with `empty` after the end of a row."""
+        row = torch.arange(len(self), device=values.device).repeat_interleave(self.lengths)
+        place = torch.arange(len(row), device=values.device) - self.offsets[:-1][row]
+        grid = values.new_full((len(self), int(self.lengths.max())), empty)
+        return grid.index_put((row, place), values)
+
+    def tolist(self) -> list[list[int]]:
+        values, offsets = self.values.tolist(), self.offsets.tolist()
+        return [values[a:b] for a, b in pairwise(offsets)]
+
+    def to(self, device: torch.device | str) -> Ragged:
+        return Ragged(moved(self.values, device), moved(self.offsets, device))
+
+    @staticmethod
+    def cat(parts: Sequence[Ragged]) -> Ragged:
+        ends = torch.tensor([0, *(len(p.values) for p in parts[:-1])]).cumsum(0)
+        offsets = [p.offsets[1:] + end for p, end in zip(parts, ends.tolist(), strict=True)]
+        first = parts[0].offsets[:1]
+        return Ragged(torch.cat([p.values for p in parts]), torch.cat([first, *offsets]))
+
+
+Column = Tensor | Ragged
+
+
+class Table(Mapping[str, Column]):
+    """Named columns of equal length. Immutable: every change gives a new table."""
+
+    def __init__(self, columns: Mapping[str, Column]):
+        self._columns = dict(columns)
+        lengths = {name: len(column) for name, column in self._columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"columns differ in length: {lengths}")
+        self.rows = next(iter(lengths.values()), 0)
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._columns:
+            raise unknown("column", name, self._columns)
+        return self._columns[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"Table({self.rows} rows: {', '.join(self._columns)})"
+
+    def tensor(self, name: str) -> Tensor:
+        column = self[name]
+        assert isinstance(column, Tensor), f"column '{name}' is ragged"
+        return column
+
+    def ragged(self, name: str) -> Ragged:
+        column = self[name]
+        assert isinstance(column, Ragged), f"column '{name}' is not ragged"
+        return column
+
+    def plus(self, columns: Mapping[str, Column]) -> Table:
+        """The same rows with columns added or replaced."""
+        if not self._columns:
+            return Table(columns)
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._columns = {**self._columns, **self._checked(columns)}
+        return made
+
+    def _checked(self, columns: Mapping[str, Column]) -> Mapping[str, Column]:
+        for name, column in columns.items():
+            if len(column) != self.rows:
+                raise ValueError(
+                    f"columns differ in length: {name} has {len(column)}, the others {self.rows}"
+                )
+        return columns
+
+    def take(self, rows: Tensor) -> Table:
+        """Some rows, by index. A column is gathered when it is first asked for."""
+        return _Taken(self, rows)
+
+    def to(self, device: torch.device | str) -> Table:
+        moving = ((k, c.to(device) if isinstance(c, Ragged) else moved(c, device)) for k, c in self.items())
+        return Table(dict(moving))
+
+    @staticmethod
+    def cat(tables: Sequence[Table]) -> Table:
+        """Tables of the same columns, one below the other. A column that one lacks is an error: absent is not zero."""
+        names = list(tables[0])
+        for table in tables[1:]:
+            if set(table) != set(names):
+                differing = sorted(set(table) ^ set(names))
+                raise ValueError(f"tables to stack differ in columns: {differing}")
+        stacked: dict[str, Column] = {}
+        for name in names:
+            columns = [t[name] for t in tables]
+            if isinstance(columns[0], Ragged):
+                stacked[name] = Ragged.cat([t.ragged(name) for t in tables])
+            else:
+                stacked[name] = torch.cat([t.tensor(name) for t in tables])
+        return Table(stacked)
+
+
+class _Taken(Table):
+    """Some rows of another table, gathered column by column: of a mini-batch only a few columns are looked at."""
+
+    def __init__(self, source: Table, at: Tensor, columns: Mapping[str, Column] | None = None):
+        self._source, self._at, self.rows = source, at, len(at)
+        self._columns = dict(columns or {})
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._columns:
+            whole = self._source[name]
+            self._columns[name] = whole.take(self._at) if isinstance(whole, Ragged) else whole[self._at]
+        return self._columns[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns or name in self._source
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._source, *self._columns)))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        return f"Table({self.rows} rows: {', '.join(self)})"
+
+    def plus(self, columns: Mapping[str, Column]) -> Table:
+        return _Taken(self._source, self._at, {**self._columns, **self._checked(columns)})
