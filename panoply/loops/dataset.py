@@ -11,7 +11,7 @@ from panoply.seeds import torch_rng
 
 def dataset_step(job: Job, seat: Seat, step: int) -> Stepped:
     with job.phase("data"):
-        batch: Experience = seat.call("data", seat.collect)
+        batch: Experience = seat.parts["data"](seat.collect)
     with job.phase("score"):
         for annotate in seat.annotators:
             batch = annotate(batch)

@@ -22,7 +22,7 @@ from panoply.kinds import Policy, kind_of
 from panoply.loops.health import speaks
 from panoply.loops.metrics import peak_memory
 from panoply.loops.samples import Watch, choose, sampled_episodes
-from panoply.loops.seat import Seat, Stepped, first_states
+from panoply.loops.seat import Seat, Stepped
 from panoply.planning import Plan, named_world
 from panoply.progress import Progress
 from panoply.ranges import MOST_THREADS
@@ -58,7 +58,7 @@ class Job:
         self.seat = next(iter(self.seats.values()))
         """The one that the run is judged by; it keeps what parts remember that belong to none."""
         if len(self.seats) > 1:
-            self.seat.states |= first_states(self.method.slots().items())
+            self.seat.take(self.method.slots().items())
         if not options.threads and self._found is None:
             torch.set_num_threads(pick_threads(self.kind.width(self.policy)))
         self.step = 0
@@ -99,6 +99,7 @@ class Job:
     def begin(self) -> None:
         """Go on from the newest usable checkpoint, or evaluate and store the starting point."""
         self._begin()
+        self._get_ready()
         self.threads = torch.get_num_threads()
 
     def _begin(self) -> None:
@@ -148,8 +149,6 @@ class Job:
             if self.until is not None and self.until.met(self.after, self.logged):
                 self.progress.say(f"Stopped at step {self.step}: {self.plan.options.until} is reached.")
                 break
-            self._moves = 0
-            self._at_start = [copy.deepcopy(seat.memory) for seat in self.seats.values()]
             yield self.step
 
     @property
@@ -193,7 +192,13 @@ class Job:
         if last or best or self.step % options.checkpoint_every == 0:
             self._save()
         self.progress.step(self, record, experience)
+        self._get_ready()
         return Step(record, experience, self)
+
+    def _get_ready(self) -> None:
+        """For the step to come: what is remembered before it, in case it goes wrong."""
+        self._moves = 0
+        self._at_start = [copy.deepcopy(seat.memory) for seat in self.seats.values()]
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

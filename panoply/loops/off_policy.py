@@ -18,7 +18,7 @@ def off_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
     experience: Experience
     if method.data is not None:
         with job.phase("data"):
-            experience = seat.call("data", seat.collect)
+            experience = seat.parts["data"](seat.collect)
             learner.remember(experience)
     alone = step < learner.rhythm.alone
     learner.begin(step, torch_rng("replay", seat.options.seed, step))
@@ -28,7 +28,7 @@ def off_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
             learner.learn(learner.rhythm.a_step)
     else:
         with job.phase("sample"):
-            acting: Acting = seat.call("sample", seat.collect)
+            acting: Acting = seat.parts["sample"](seat.collect)
             for buffer in acting:
                 learner.replay.add(buffer)
                 if due := learner.rhythm.due(learner.replay.written):

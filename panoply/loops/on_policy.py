@@ -18,20 +18,20 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
     method, learner = cast(OnPolicy, seat.method), cast(Learner, seat.learner)
     with job.phase("sample"):
         asked = -seat.collect.state["tasks"]
-        collected = learner.sampled(step, lambda: cast(Experience, seat.call("sample", seat.collect)))
+        collected = learner.sampled(step, lambda: cast(Experience, seat.parts["sample"](seat.collect)))
         asked += seat.collect.state["tasks"]
     with job.phase("score"):
         for annotate in seat.annotators:
             collected = annotate(collected)
     with job.phase("credit"):
-        collected = collected.with_columns(reward=seat.call("reward", collected))
+        collected = collected.with_columns(reward=seat.parts["reward"](collected))
         job.watch(seat, collected)
         experience = collected
         for part in method.select:
-            kept = seat.call(f"select.{part.info.name}", experience, part=part)
+            kept = seat.parts[f"select.{part.info.name}"](experience)
             experience = kept if isinstance(kept, Experience) else experience.take(kept)
         if len(experience):
-            credited = seat.call("credit", experience)
+            credited = seat.parts["credit"](experience)
             columns = credited if isinstance(credited, dict) else {"advantage": credited}
             experience = experience.with_columns(**columns)
     with job.phase("learn"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -93,7 +94,10 @@ class Seat:
         self.members = Pool(self.policy) if "members" in needs else None
         self.collect.members = self.members
         self.learner: Teaches = LEARNERS[self.method.regime](self)
-        self.states = first_states(self.method.parts())
+        self.parts: dict[str, Callable[..., Any]] = {}
+        """What a step calls, by path: the method's parts, those that remember with what they remember."""
+        self.states: dict[str, dict[str, Any]] = {}
+        self.take(self.method.parts())
         self.norm = weight_norm(self.learned)
         """Of the weights the run began with."""
 
@@ -118,11 +122,16 @@ class Seat:
 
     # -------------------------------------------------------------- a step
 
-    def call(self, path: str, *args: Any, part: Part | None = None) -> Any:
-        """Call a slot's part; one that remembers gets its state first and hands back the next one."""
-        held = part or getattr(self.method, path)
-        if path not in self.states:
-            return held.filled(*args)
+    def take(self, parts: Iterable[tuple[str, Any]]) -> None:
+        """Have parts ready to be called; what terms remember is their learner's."""
+        for path, held in parts:
+            self.parts[path] = held.filled
+            if held.info.state is not None and held.info.slot not in TERMS:
+                self.states[path] = held.info.state()
+                self.parts[path] = partial(self._remembering, path, held)
+
+    def _remembering(self, path: str, held: Part, *args: Any) -> Any:
+        """Call a part that remembers: it gets its state first, and hands back the next one."""
         self.states[path], result = handed_back(held.info.id, held.filled(self.states[path], *args))
         return result
 
@@ -223,12 +232,6 @@ class Seat:
         kept = checkpoint.join_tensors(state["parts"], tensors)
         checkpoint.check_states(kept, self.memory)
         self.memory, self.norm = kept, state["norm"]
-
-
-def first_states(parts: Iterable[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What the parts that remember begin with, by path; what terms remember is their learner's."""
-    remembering = [(path, held) for path, held in parts if held.info.state is not None]
-    return {path: held.info.state() for path, held in remembering if held.info.slot not in TERMS}
 
 
 def _by_terms(seat: Seat) -> Learner:

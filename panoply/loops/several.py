@@ -16,14 +16,14 @@ from panoply.regimes import Several
 def several_step(job: Job, step: int) -> Stepped:
     """Metrics are those of the first seat; others' have their seat's name before them."""
     method, names = cast(Several, job.method), tuple(job.seats)
-    turn: tuple[str, ...] = job.seat.call("turn", names, step, job.logged, part=method.turn)
+    turn: tuple[str, ...] = job.seat.parts["turn"](names, step, job.logged)
     _check(
         f"turn ({method.turn.info.name}) gives it to", turn, names, fine=bool(turn) and {*turn} <= {*names}
     )
     if method.game is not None:
         with job.phase("sample"):
             collectors = {name: seat.collect for name, seat in job.seats.items()}
-            dealt: Mapping[str, Experience] = job.seat.call("game", collectors, part=method.game)
+            dealt: Mapping[str, Experience] = job.seat.parts["game"](collectors)
         _check(f"game ({method.game.info.name}) deals to", tuple(dealt), names, fine={*dealt} == {*names})
         for name, rows in dealt.items():
             collectors[name].dealt = rows

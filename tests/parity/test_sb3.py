@@ -91,9 +91,9 @@ def test_one_update_moves_every_weight_alike(tmp_path: Path) -> None:
         for own, other in names.items():
             theirs[other].copy_(mine[own])
 
-    found = seat.models.annotate(seat.call("sample", seat.collect))
-    found = found.with_columns(reward=seat.call("reward", found))
-    found = found.with_columns(**seat.call("credit", found))
+    found = seat.models.annotate(seat.parts["sample"](seat.collect))
+    found = found.with_columns(reward=seat.parts["reward"](found))
+    found = found.with_columns(**seat.parts["credit"](found))
     buffer = model.rollout_buffer
     buffer.reset()
     buffer.observations[:, 0] = found.looked_up("observation").numpy()

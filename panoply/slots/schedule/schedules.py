@@ -74,7 +74,7 @@ def decaying(step: int, total: int, *, power: float = 1.0) -> float:
 
 def at(value: float | Part, step: int, total: int) -> float:
     """A number, or a schedule's value at `step` of `total`."""
-    return float(value(step, total)) if isinstance(value, Part) else value
+    return float(value.filled(step, total)) if isinstance(value, Part) else value
 
 
 def changes(value: float | Part) -> bool:
