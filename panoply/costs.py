@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from panoply import selves
 from panoply.kinds import kind_of
+from panoply.lora import Lora
 from panoply.parts import Part
 
 if TYPE_CHECKING:
     from panoply.planning import Plan
 
-TABLES = ("embed", "wte", "wpe", "lm_head")
-"""In names of weights: tables of tokens and positions."""
 Tokens = tuple[int, int]
 """Tokens sampled, and tokens trained on, in one step."""
 
@@ -85,15 +84,20 @@ def cost(plan: Plan) -> Cost:
         return _together(plan, {name: cost(one) for name, one in seats.items()})
     shapes = kind.shapes(options.model, world, plan.policy_options)
     parameters = sum(map(_numel, shapes.values()))
-    trainable = _adapters(shapes, options.lora) if options.lora else parameters
+    trainable, moving = parameters, parameters
+    if options.lora:
+        trainable, moving = _adapters(shapes, options.lora, plan.lora)
     slots: dict[str, Any] = method.slots()
     source = slots.get("sample") or slots["data"]
     sampled, trained = part_tokens(source, kind.lengths(world, source.settings().get("max_tokens")))
 
     width = 4 if options.dtype == "float32" else 2
     memory = {"weights": parameters * width}
+    merged = options.lora > 0 and not plan.lora.dora and not kind.remark(options.model, world)
     if options.lora:
         memory |= {"adapters": trainable * 4, **_learning(trainable, slots["update"], 4)}
+    if merged:
+        memory["adapted layers as they were"] = moving * width
     else:
         memory |= _learning(parameters, slots["update"], width)
     update = slots["update"].settings().get("epochs", 1)
@@ -109,9 +113,10 @@ def cost(plan: Plan) -> Cost:
         if asked:
             extra.append(f"one forward pass for {' and '.join(asked)}")
             work += 2 * parameters * trained * (2 if one.other else 1)
-        if one.copies:
-            mean = parameters * 4 if one.kind == "ema" and width < 4 else 0
-            memory[f"{one.name} copy"] = parameters * width * one.copies + mean
+        if one.copies and not (merged and one.kind == "reference" and options.reference == "start"):
+            own = moving if merged and one.kind != "reference" else parameters
+            mean = parameters * 4 if one.kind == "ema" and width < 4 and not options.lora else 0
+            memory[f"{one.name} copy"] = own * width * one.copies + mean
     if "judged" in method.needs():
         memory["policy beside the judge"] = parameters * width
     for model in slots.get("models", ()):
@@ -206,17 +211,11 @@ def _model_beside(model: Part, parameters: int, width: int, trained: int) -> tup
     return memory, work
 
 
-def _adapters(shapes: dict[str, tuple[int, ...]], rank: int) -> int:
-    """Weights of low-rank adapters: rank · (in + out) for every layer that gets one.
-
-    Where layers have other names than ours, all matrices but those of embeddings and of the head get one.
-    """
-    from panoply.policies.lora import TARGETS
-
-    adapted = [s for name, s in shapes.items() if name.removesuffix(".weight").endswith(TARGETS)]
-    if not adapted:
-        adapted = [s for name, s in shapes.items() if not any(word in name for word in TABLES)]
-    return sum(rank * sum(shape) for shape in adapted if len(shape) == 2)
+def _adapters(shapes: dict[str, tuple[int, ...]], rank: int, settings: Lora) -> tuple[int, int]:
+    """Weights of low-rank adapters, rank · (in + out) for every layer that gets one, and weights of these layers."""
+    linear = {name.removesuffix(".weight"): shape for name, shape in shapes.items()}
+    adapted = [linear[name] for name in settings.layers(linear, rank)]
+    return sum(rank * sum(shape) for shape in adapted), sum(map(_numel, adapted))
 
 
 def _numel(shape: tuple[int, ...]) -> int:

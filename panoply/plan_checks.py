@@ -86,6 +86,7 @@ def check_plan(plan: Plan) -> None:
     if world.medium == "text":
         typing.cast("TextWorld", world).check(method.needs())
     _check_length(plan, world)
+    _check_lora(plan, kind, world)
     _check_other_world(plan, world)
     for path, reason in inert(plan):
         if path in plan.chosen:
@@ -113,6 +114,26 @@ def _check_selves(plan: Plan, kind: Kind) -> None:
                 if idle := one.idle(plan.options):
                     raise PanoplyError(f"{path} asks for {one.name}, which {idle}.")
             kind.check_output("logp" if need.startswith(selves.ACTS) else output, name)
+
+
+def _check_lora(plan: Plan, kind: Kind, world: Any) -> None:
+    """Adapters have a rank, a model with layers of the names given, and somebody who trains them."""
+    options = plan.options
+    if not options.lora:
+        if "run.lora" in plan.chosen:
+            raise PanoplyError("--lora 0 leaves adapters nothing to learn: give a rank, or leave --lora out.")
+        for path in sorted(p for p in plan.chosen if p.startswith("lora.")):
+            raise PanoplyError(f"{path} has no effect without adapters: give them a rank with --lora RANK.")
+        return
+    if world.medium != "text":
+        raise PanoplyError(f"--lora is for models of text, and {world.name} is a world of control.")
+    if "judged" in plan.method.needs():
+        raise PanoplyError(f"--lora has no effect: {plan.method_id} trains a judge, and every weight of it.")
+    try:
+        shapes = kind.shapes(options.model, world, plan.policy_options)
+    except PanoplyError:
+        return  # said by whoever opens the model, which need not be there yet
+    plan.lora.layers({name.removesuffix(".weight"): shape for name, shape in shapes.items()}, options.lora)
 
 
 def _check_other_world(plan: Plan, world: Any) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from panoply import compose, extensions, registry
 from panoply.errors import PanoplyError, unknown
 from panoply.kinds import kind_of
+from panoply.lora import Lora
 from panoply.parts import Part, check_fields
 from panoply.ranges import MOST_THREADS, SEED
 from panoply.regimes import Make, Method
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from panoply.worlds.world import TextWorld
 
 
+Settings = typing.TypeVar("Settings", "Options", Lora)
 ANSWER = "sample.max_tokens"
 """How long an answer may be. A world of one's own data, which has such a setting too, goes by this one."""
 
@@ -51,7 +53,7 @@ class Options:
     model: str = "start"
     """`start` (the world's warm start), `fresh` (new weights), a folder, a run, or a model of the Hugging Face Hub."""
     lora: int = 0
-    """Rank of low-rank adapters, through PEFT; 0 trains every weight."""
+    """Rank of low-rank adapters, which alone learn then; 0 trains every weight."""
     reference: str = "start"
     """Where KL terms and preference losses pull to: `start` (a frozen copy), `none`, or a folder."""
     device: str = "auto"
@@ -126,6 +128,8 @@ class Plan(Shown):
     """Which of several learners this is the plan of."""
     gifts: frozenset[str] = frozenset()
     """What their game gives beside what the world does, such as `signal:paid`."""
+    lora: Lora = field(default_factory=Lora)
+    """What adapters are made of, beside their rank (`options.lora`)."""
 
     def seats(self) -> dict[str, Plan]:
         """A plan for each of several learners, by name; the seeds of all but the first are made of their names."""
@@ -134,7 +138,7 @@ class Plan(Shown):
         for name, method in self.method.seated().items():
             seed = stable_hash("seat", name, self.options.seed) % 2**31 if found else self.options.seed
             own = {path.removeprefix(f"{name}.") for path in self.chosen if path.startswith(f"{name}.")}
-            shared = {path for path in self.chosen if path.startswith(("run.", "policy."))}
+            shared = {path for path in self.chosen if path.startswith(("run.", "policy.", "lora."))}
             found[name] = dataclasses.replace(
                 self,
                 method=method,
@@ -172,6 +176,7 @@ class Plan(Shown):
             "world": {"id": self.world_id, **self.world_options},
             "policy": dict(self.policy_options),
             "run": dataclasses.asdict(self.options),
+            **({"lora": dataclasses.asdict(self.lora)} if self.options.lora else {}),
             "chosen": sorted(self.chosen),
             "plugins": list(self.plugins),
         }
@@ -192,6 +197,7 @@ class Plan(Shown):
             frozenset(data.get("chosen", ())),
             tuple(data.get("plugins", ())),
             policy,
+            lora=_fields(Lora, "lora", data.get("lora", {})),
         )
 
     def to_yaml(self) -> str:
@@ -219,15 +225,15 @@ def make_plan(
 ) -> Plan:
     """Resolve names, presets and settings into a plan, or say in one sentence why it cannot be.
 
-    `settings` are paths: `credit.scale`, `update.lr`, `world.operations`, `policy.hidden`, `run.held_out`. What a world
-    asks for does not reach into slots that are given as parts. `mark` is put after the method's id.
+    `settings` are paths: `credit.scale`, `update.lr`, `world.operations`, `policy.hidden`, `lora.alpha`, `run.seed`.
+    What a world asks for does not reach into slots that are given as parts. `mark` is put after the method's id.
     """
     for plugin in plugins:
         extensions.load_plugin(plugin)
     world_entry = registry.find("world", world)
     given = dict(settings or {})
     of_world = _split(given, "world.")
-    of_run, of_policy = _split(given, "run."), _split(given, "policy.")
+    of_run, of_policy, of_lora = (_split(given, prefix) for prefix in ("run.", "policy.", "lora."))
     entry = registry.find("method", method)
     if preset not in (None, "published", *entry.presets):
         raise unknown(f"preset of {entry.name}", str(preset), [*entry.presets, "published"])
@@ -258,12 +264,14 @@ def make_plan(
         resolved.method,
         world_entry.id,
         world_options,
-        _options({**run_defaults, **of_run, **chosen_options}),
+        _fields(Options, "run", {**run_defaults, **of_run, **chosen_options}),
         resolved.chosen
         | {f"run.{k}" for k in (*chosen_options, *of_run)}
-        | {f"policy.{k}" for k in of_policy},
+        | {f"policy.{k}" for k in of_policy}
+        | {f"lora.{k}" for k in of_lora},
         tuple(os.path.abspath(p) for p in plugins),
         kind.policy_settings(policy_options) if policy_options else {},
+        lora=_fields(Lora, "lora", of_lora),
     )
     from panoply.plan_checks import check_plan
 
@@ -297,7 +305,7 @@ def plan_data(
         method,
         entry.id,
         world_settings(entry, of_world),
-        _options({**chosen, "steps": 1}),
+        _fields(Options, "run", {**chosen, "steps": 1}),
         frozenset(f"make.{path}" for path in given),
         tuple(os.path.abspath(p) for p in plugins),
     )
@@ -347,15 +355,16 @@ def world_settings(entry: registry.Entry, settings: Mapping[str, Any]) -> dict[s
     return {name: getattr(built, name) for name in found}
 
 
-def _options(settings: Mapping[str, Any]) -> Options:
-    fields = {f.name: f for f in dataclasses.fields(Options)}
-    hints = typing.get_type_hints(Options)
+def _fields(kind: type[Settings], prefix: str, settings: Mapping[str, Any]) -> Settings:
+    """Options of a run, or of its adapters, as words or values."""
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
     found = {}
     for name, value in settings.items():
         if name not in fields:
-            raise unknown("run setting", name, fields)
-        found[name] = parse(f"run.{name}", value, hints[name]) if isinstance(value, str) else value
-    return Options(**found)
+            raise unknown(f"{prefix} setting", name, fields)
+        found[name] = parse(f"{prefix}.{name}", value, hints[name]) if isinstance(value, str) else value
+    return kind(**found)
 
 
 # ------------------------------------------------------------------ checks

@@ -33,7 +33,7 @@ def add_choices(parser: Parser) -> None:
     )
     option("--reference", help="what KL and preference terms compare with: start, none, a folder or a run")
     add_which(parser, "that --model and --reference take of a run")
-    option("--lora", type=int, metavar="RANK", help="train low-rank adapters only, through PEFT")
+    option("--lora", type=int, metavar="RANK", help="train low-rank adapters only")
     option("--steps", type=int, help="optimisation steps")
     option("--minutes", type=float, help="stop after this time")
     option("--until", metavar="RULE", help="stop when a number is reached, such as 'success>0.9'")

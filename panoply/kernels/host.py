@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from panoply.kernels.low_rank import Factors, slopes
+
 ROWS = 384
 """So many rows at a time, what is computed between two products stays in a core's own cache."""
 
@@ -116,8 +118,9 @@ class _GatedDown(torch.autograd.Function):
     """(silu(gate) · up) Wᵀ. What is between the products is computed again in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, both: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(both, weight)
+    def forward(ctx: Any, both: Tensor, weight: Tensor, scale: float, *pair: Tensor) -> Tensor:
+        ctx.save_for_backward(both, weight, *pair)
+        ctx.scale = scale
         out = both.new_empty(len(both), len(weight))
         for part, into in zip(torch.split(both, ROWS), torch.split(out, ROWS), strict=True):
             torch.mm(gated(part), weight.t(), out=into)
@@ -126,12 +129,21 @@ class _GatedDown(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        both, weight = ctx.saved_tensors
-        g_both, on_weight = both.new_empty(both.shape), torch.zeros_like(weight)
-        for part, slope, into in zip(*(torch.split(x, ROWS) for x in (both, g, g_both)), strict=True):
+        both, weight, *pair = ctx.saved_tensors
+        g_both, on_weight = both.new_empty(both.shape), None
+        if ctx.needs_input_grad[1]:
+            on_weight = torch.zeros_like(weight)
+        whole = both.new_empty(len(both), weight.shape[1]) if pair else None
+        for start, (part, slope, into) in enumerate(
+            zip(*(torch.split(x, ROWS) for x in (both, g, g_both)), strict=True)
+        ):
             wide = _gated_back(part, slope @ weight, into)
-            on_weight.addmm_(slope.t(), wide)
-        return g_both, on_weight
+            if on_weight is not None:
+                on_weight.addmm_(slope.t(), wide)
+            if whole is not None:
+                whole[start * ROWS : start * ROWS + len(wide)] = wide
+        on_factors = () if whole is None else slopes(whole, g, [Factors(pair[0], pair[1], ctx.scale)])
+        return g_both, on_weight, None, *on_factors
 
 
 def gated(both: Tensor) -> Tensor:
@@ -160,7 +172,8 @@ def _gated_back(both: Tensor, slope: Tensor, out: Tensor) -> Tensor:
     return silu.mul_(up)
 
 
-def gated_down(both: Tensor, weight: Tensor) -> Tensor:
-    """[N, 2 · inner], gates first, to [N, width]."""
-    found: Tensor = _GatedDown.apply(both, weight)  # type: ignore[no-untyped-call]
+def gated_down(both: Tensor, weight: Tensor, factors: Factors | None = None) -> Tensor:
+    """[N, 2 · inner], gates first, to [N, width]. Where the weight has low-rank `factors`, they get the gradient."""
+    learned = (1.0,) if factors is None else (factors.scale, factors.a, factors.b)
+    found: Tensor = _GatedDown.apply(both, weight, *learned)  # type: ignore[no-untyped-call]
     return found

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from panoply.kernels.decode import _add_norm, gated
+from panoply.kernels.low_rank import Factors, slopes
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -130,22 +131,26 @@ class _GatedDown(torch.autograd.Function):
     """(silu(gate) · up) Wᵀ. The product in brackets, the widest tensor of a block, is computed again, not kept."""
 
     @staticmethod
-    def forward(ctx: Any, both: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(both, weight)
+    def forward(ctx: Any, both: Tensor, weight: Tensor, scale: float, *pair: Tensor) -> Tensor:
+        ctx.save_for_backward(both, weight, *pair)
+        ctx.scale = scale
         return gated(both) @ weight.t()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        both, weight = ctx.saved_tensors
+        both, weight, *pair = ctx.saved_tensors
         slope = g @ weight
         wide, g_both = torch.empty_like(slope), torch.empty_like(both)
         rows, inner = slope.shape
         _gate_back[(rows, triton.cdiv(inner, 1024))](both, slope, wide, g_both, inner, 1024, num_warps=4)
-        return g_both, g.t() @ wide
+        on_weight = g.t() @ wide if ctx.needs_input_grad[1] else None
+        on_factors = slopes(wide, g, [Factors(pair[0], pair[1], ctx.scale)]) if pair else ()
+        return g_both, on_weight, None, *on_factors
 
 
-def gated_down(both: Tensor, weight: Tensor) -> Tensor:
-    """[N, 2 · inner], gates first, to [N, width]."""
-    found: Tensor = _GatedDown.apply(both, weight)
+def gated_down(both: Tensor, weight: Tensor, factors: Factors | None = None) -> Tensor:
+    """[N, 2 · inner], gates first, to [N, width]. Where the weight has low-rank `factors`, they get the gradient."""
+    learned = (1.0,) if factors is None else (factors.scale, factors.a, factors.b)
+    found: Tensor = _GatedDown.apply(both, weight, *learned)
     return found

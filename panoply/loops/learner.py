@@ -27,6 +27,7 @@ from panoply.loops.mover import Diverged, Flat, Masters, Mover, guard
 from panoply.loops.samples import Watch
 from panoply.parts import Part
 from panoply.policies import divergence
+from panoply.policies.low_rank import adapters
 from panoply.policies.scoring import has_triton
 from panoply.regimes import Method
 from panoply.seeds import torch_rng
@@ -88,7 +89,9 @@ class Learner:
         self.epochs: int = update.settings().get("epochs", 1)
         self.per_epoch: int = update.settings().get("minibatches", 1)
         learning = {n: p for n, p in policy.named_parameters() if p.requires_grad}
-        self.masters = Flat(learning) if getattr(policy, "small", False) else Masters(learning)
+        followers = (layer for _, layer in adapters(getattr(policy, "model", None)))
+        small = getattr(policy, "small", False)
+        self.masters = Flat(learning) if small else Masters(learning, followers)
         self.parameters = self.masters.moving
         self.mover = Mover(self.masters, update, total_steps)
         self.states = {t.info.name: t.info.state() for t in self.terms if t.info.state is not None}
@@ -148,6 +151,7 @@ class Learner:
         rows = self._beside(self._with_weights(experience, active))
 
         def judged() -> tuple[Tensor, Batch]:
+            self.masters.publish()  # a solver judges weights that it only tries
             batch = Batch(rows, self._now(rows, active))
             return self._loss(batch, active, Totals()), batch
 

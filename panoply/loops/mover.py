@@ -6,13 +6,14 @@ Weights of fewer bits have float32 copies (`Masters`), which the optimiser moves
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.parts import Part
+from panoply.policies.low_rank import LowRankLinear
 from panoply.slots.schedule.schedules import at, changes
 from panoply.slots.update.solver import MiniBatchView, Solver
 
@@ -144,13 +145,17 @@ class Masters:
     """`moving` are the parameters an optimiser should move: the weights themselves, or their float32 masters.
 
     A step of 1e-6 is lost on a bfloat16 weight, whose neighbours are 4e-3 of it away; its master keeps it.
+
+    adapted   layers whose weights follow low-rank factors that are among the `weights`
     """
 
-    def __init__(self, weights: Mapping[str, nn.Parameter]):
+    def __init__(self, weights: Mapping[str, nn.Parameter], adapted: Iterable[LowRankLinear] = ()):
+        self.adapted = list(adapted)
         self.weights = {name: w for name, w in weights.items() if w.dtype in NARROW}
         self.masters = {name: nn.Parameter(w.detach().float()) for name, w in self.weights.items()}
         self.moving: dict[str, nn.Parameter] = {**weights, **self.masters}
-        half = any(w.dtype == torch.float16 for w in self.weights.values())
+        followed = (layer.weight for layer in self.adapted)
+        half = any(w.dtype == torch.float16 for w in (*self.weights.values(), *followed))
         self.scale = SCALE if half else 1.0
 
     def named(self) -> dict[str, nn.Parameter]:
@@ -177,7 +182,7 @@ class Masters:
 
     def overflowed(self, loss: float) -> bool:
         """Whether the scale was too large for float16; it is then halved, and the pass must be repeated."""
-        grads = [m.grad for m in self.masters.values() if m.grad is not None]
+        grads = [m.grad for m in self.moving.values() if m.grad is not None]
         if self.scale <= 1.0 or not grads or not math.isfinite(loss):
             return False
         if bool(torch.nn.utils.get_total_norm(grads).isfinite()):
@@ -188,7 +193,7 @@ class Masters:
     @torch.no_grad()
     def unscale(self) -> None:
         """Divide what was collected by the scale its losses were multiplied by."""
-        grads = [m.grad for m in self.masters.values() if m.grad is not None]
+        grads = [m.grad for m in self.moving.values() if m.grad is not None]
         if self.scale != 1.0 and grads:
             torch._foreach_div_(grads, self.scale)
 
@@ -207,6 +212,8 @@ class Masters:
         """Round the masters into the weights, in place: whoever holds those samples from the new policy."""
         if self.masters:
             torch._foreach_copy_(list(self.weights.values()), list(self.masters.values()))
+        for layer in self.adapted:
+            layer.merge()
 
     def state(self) -> dict[str, Tensor]:
         return {f"{name}:master": master.detach() for name, master in self.masters.items()}

@@ -28,7 +28,7 @@ from panoply.loops.snapshots import Snapshots
 from panoply.parts import Part
 from panoply.planning import Plan
 from panoply.policies.build import model_source
-from panoply.policies.lora import add_lora, load_adapter, save_adapter
+from panoply.policies.lora import add_lora, begun_with, load_adapter, save_adapter
 from panoply.policies.value import ValueModel
 from panoply.states import handed_back
 
@@ -76,7 +76,7 @@ class Seat:
         self.kind = kind_of(world)
         self.policy: Policy = self._begun_with(found)
         if options.lora:
-            self.policy = add_lora(cast(Any, self.policy), options.lora, options.seed)
+            self.policy = add_lora(cast(Any, self.policy), options.lora, options.seed, plan.lora)
         needs = self.method.needs()
         self.collect: Collector = self.kind.collector(world, self.policy, options.seed, needs=needs)
         self.judges = "judged" in needs
@@ -118,6 +118,8 @@ class Seat:
 
     def _reference(self) -> Policy:
         named = self.options.reference
+        if named == "start" and self.options.lora and (begun := begun_with(cast(Any, self.policy))):
+            return cast(Policy, begun)
         return self.open(self.options.model if named == "start" else named)
 
     # -------------------------------------------------------------- a step

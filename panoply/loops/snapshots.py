@@ -13,6 +13,7 @@ from panoply import selves
 from panoply.experience import OWN, Experience
 from panoply.kinds import Policy
 from panoply.policies import divergence
+from panoply.policies.low_rank import merge
 from panoply.regimes import Method
 
 PREFIX = "snapshot:"
@@ -155,6 +156,7 @@ class Kept:
     def _take(self, weights: Weights) -> None:
         for name, weight in self.weights.items():
             weight.copy_(weights[name])
+        merge(self.policy.model)
 
     @torch.no_grad()
     def _mix(self, share: float) -> None:
@@ -166,6 +168,7 @@ class Kept:
             else:
                 mean.copy_(now[name])
             self.weights[name].copy_(mean)
+        merge(self.policy.model)
 
     def _weights(self, policy: Any) -> Weights:
         """What changes in a run: weights that learn, and what a normalisation has seen."""

@@ -18,6 +18,7 @@ from panoply.errors import PanoplyError, plain
 from panoply.files import is_file, is_folder, read_json
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.decoder_config import ARCHITECTURES
+from panoply.policies.low_rank import plain_weights
 from panoply.policies.weights import INDEX, WHOLE, check_fit, read_weights, weight_files
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _write_decoder(model: Decoder, folder: Path, shard_bytes: int) -> None:
     raw = model.config.to_hf()
     raw["dtype"] = raw["torch_dtype"] = DTYPE_NAMES.get(model.dtype, "float32")
     (folder / "config.json").write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n")
-    weights = {n: w.detach().cpu().contiguous() for n, w in model.state_dict().items()}
+    weights = {n: w.detach().cpu().contiguous() for n, w in plain_weights(model).items()}
     if model.config.tied:
         del weights["lm_head.weight"]
     shards = _shards(weights, shard_bytes)

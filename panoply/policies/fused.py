@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from panoply.experience import moved
 from panoply.kernels import host
+from panoply.policies import low_rank
 from panoply.policies.packing import Packing, pack, rotate_and_attend
 
 if TYPE_CHECKING:
@@ -120,8 +121,9 @@ def _block(
     norm = block.post_attention_layernorm
     total, y = kernels.add_norm(total, attention.o_proj(mixed), norm.weight, norm.eps)
     both, down = _products(y, [mlp.gate_proj, mlp.up_proj]), mlp.down_proj
-    if type(down) is nn.Linear and down.bias is None and down.weight.requires_grad:
-        added: Tensor = kernels.gated_down(both, down.weight)
+    if low_rank.plain(down) and down.bias is None:
+        factors = down.factors if isinstance(down, low_rank.LowRankLinear) else None
+        added: Tensor = kernels.gated_down(both, down.weight, factors)
         return total, added
     gate, up = both.chunk(2, dim=1)
     wide: Tensor = nn.functional.silu(gate) * up
@@ -130,9 +132,13 @@ def _block(
 
 def _products(x: Tensor, layers: list[nn.Linear]) -> Tensor:
     """The layers' outputs side by side: one product where they are plain, so that their weights can be joined."""
-    if any(type(layer) is not nn.Linear or not layer.weight.requires_grad for layer in layers):
+    if not all(map(low_rank.plain, layers)):
         return torch.cat([layer(x) for layer in layers], dim=1)
     weight, bias = joined(layers)
+    if any(isinstance(layer, low_rank.LowRankLinear) for layer in layers):
+        return low_rank.product(x, weight, bias, [low_rank.factors_of(layer) for layer in layers])
+    if not any(layer.weight.requires_grad for layer in layers):
+        return nn.functional.linear(x, weight, bias)
     biases = [] if bias is None else [layer.bias for layer in layers]
     return product(x, weight, bias, [layer.weight for layer in layers], biases)
 

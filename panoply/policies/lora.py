@@ -1,9 +1,14 @@
-"""Low-rank adapters through PEFT: only they learn, and they are what a checkpoint must remember."""
+"""Low-rank adapters on a policy: only they learn, and they are what a checkpoint must remember.
+
+The decoder of this library has its own (low_rank.py), merged into its weights. Models that transformers runs, and DoRA,
+go through PEFT: separate products, without fused blocks and captured graphs, and several times slower.
+"""
 
 from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,64 +16,145 @@ import torch
 
 from panoply.errors import PanoplyError, needs_extra, plain
 from panoply.files import is_file
+from panoply.lora import Lora
+from panoply.policies import low_rank
+from panoply.policies.adapter_folder import (
+    CONFIG,
+    WEIGHTS,
+    Adapter,
+    load_factors,
+    read_adapter,
+    write_adapter,
+)
 from panoply.policies.foreign import Foreign
 from panoply.policies.text import TextPolicy
 from panoply.policies.weights import check_fit, read_weights
 from panoply.seeds import stable_hash
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+@dataclass(frozen=True)
+class Adapted:
+    """What a policy's adapters are, and the policy as it was before them, where that is at hand for nothing."""
+
+    rank: int
+    settings: Lora
+    base: TextPolicy | None
+
+
+def add_lora(
+    policy: TextPolicy, rank: int, seed: int = 0, settings: Lora | None = None, saved: Adapter | None = None
+) -> TextPolicy:
+    """The policy with adapters of that rank: fresh ones, with which it starts unchanged, or `saved` ones."""
+    settings = settings or Lora()
+    model = policy.model
+    if isinstance(model, Foreign) or settings.dora:
+        return _through_peft(policy, rank, seed, settings, saved)
+    linear = low_rank.linear_layers(model)
+    if saved is None:
+        ranks = dict.fromkeys(settings.layers(linear, rank), rank)
+    else:
+        saved.check(linear)
+        ranks = saved.ranks()
+    base = low_rank.adapt(model, ranks, {name: settings.scale(own, rank) for name, own in ranks.items()})
+    before = TextPolicy(base, policy.tokenizer, shared=policy.shared)
+    if saved is None:
+        low_rank.start(model, torch.Generator().manual_seed(stable_hash("lora", seed) % 2**31))
+    else:
+        load_factors(model, saved)
+    policy.adapted = Adapted(rank, settings, before if saved is None else None)
+    return policy
+
+
+def begun_with(policy: TextPolicy) -> TextPolicy | None:
+    """The policy as it was when its adapters were added: its base, without a second copy of anything.
+
+    With adapters that went on from saved ones, a copy of the weights that they move; through PEFT there is none.
+    """
+    if policy.adapted is None or _peft_model(policy):
+        return None
+    return policy.adapted.base or policy.copy()
+
+
+def save_adapter(policy: TextPolicy, folder: Path, base: Path | None = None) -> None:
+    """A folder that PEFT opens on the base model, by `AutoPeftModelForCausalLM` where a folder holds that."""
+    assert policy.adapted is not None
+    if (model := _peft_model(policy)) is None:
+        write_adapter(policy.model, folder, policy.adapted.rank, policy.adapted.settings, base)
+    else:
+        _save_through_peft(model, folder, base)
+    policy.tokenizer.save(folder)
+
+
+def load_adapter(policy: TextPolicy, folder: Path) -> None:
+    """Overwrite the adapters' weights with saved ones."""
+    if (model := _peft_model(policy)) is None:
+        load_factors(policy.model, read_adapter(folder))
+        return
+    if not is_file(folder / WEIGHTS):
+        raise PanoplyError(f"{plain(folder)} holds no adapter: there is no {WEIGHTS}.")
+    peft, saved = _peft(), read_weights([folder / WEIGHTS])
+    expected = peft.get_peft_model_state_dict(model)
+    check_fit({name: tuple(w.shape) for name, w in expected.items()}, saved, plain(folder))
+    peft.set_peft_model_state_dict(model, saved)
+
+
+# ------------------------------------------------------------------ through PEFT
 
 
 def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise needs_extra("peft", "peft", "--lora") from error
+        raise needs_extra("peft", "peft", "DoRA, or --lora of a model that transformers runs,") from error
     return peft
 
 
-def add_lora(policy: TextPolicy, rank: int, seed: int = 0) -> TextPolicy:
-    """The policy with fresh adapters of that rank on every linear layer; α is twice the rank. It starts unchanged."""
+def _peft_model(policy: TextPolicy) -> Any:
+    """PEFT's own model: the policy's, or inside of one that transformers runs; None where there is none."""
+    model = policy.model.inner if isinstance(policy.model, Foreign) else policy.model
+    return model if hasattr(model, "peft_config") else None
+
+
+def _through_peft(
+    policy: TextPolicy, rank: int, seed: int, settings: Lora, saved: Adapter | None
+) -> TextPolicy:
     peft, model = _peft(), policy.model
-    foreign = isinstance(model, Foreign)
-    targets = "all-linear" if foreign else list(TARGETS)
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, lora_dropout=0.0)
+    named: Any = model.inner if isinstance(model, Foreign) else model
+    linear = {
+        name: tuple(m.weight.shape)
+        for name, m in named.named_modules()
+        if type(m).__name__ in ("Linear", "Conv1D")
+    }
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank if settings.alpha is None else settings.alpha,
+        target_modules=settings.layers(linear, rank) if saved is None else saved.layers(),
+        lora_dropout=0.0,
+        use_rslora=settings.rslora,
+        use_dora=settings.dora,
+    )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT corrects fan_in_fan_out by itself, and says so at length
         torch.manual_seed(stable_hash("lora", seed) % 2**31)
-        if foreign:
-            model.inner = peft.get_peft_model(model.inner, config)
+        if isinstance(model, Foreign):
+            model.inner = peft.get_peft_model(named, config)
         else:
             model = peft.get_peft_model(model, config)
-    return TextPolicy(model.eval(), policy.tokenizer, shared=policy.shared, files_beside=policy.files_beside)
+    found = TextPolicy(model.eval(), policy.tokenizer, shared=policy.shared, files_beside=policy.files_beside)
+    found.adapted = Adapted(rank, settings, None)
+    if saved is not None:
+        load_adapter(found, saved.folder)
+    return found
 
 
-def adapted(policy: TextPolicy) -> Any:
-    """PEFT's own model: the policy's, or inside of one that transformers runs."""
-    return policy.model.inner if isinstance(policy.model, Foreign) else policy.model
+def _save_through_peft(model: Any, folder: Path, base: Path | None) -> None:
+    """What PEFT would write of a decoder of this library is no use to others: they open the base with transformers,
 
-
-def save_adapter(policy: TextPolicy, folder: Path, base: Path | None = None) -> None:
-    """A folder that PEFT opens on the base model, by `AutoPeftModelForCausalLM` where a folder holds that.
-
-    What PEFT would write of a decoder of this library is no use to others: they open the base with transformers, where
-    the layers have the same names.
+    where the layers have the same names.
     """
-    adapted(policy).save_pretrained(str(folder), save_embedding_layers=False)
+    model.save_pretrained(str(folder), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # a form that nobody has filled in
-    config = json.loads((folder / "adapter_config.json").read_text())
+    config = json.loads((folder / CONFIG).read_text())
     config |= {"auto_mapping": None, "task_type": "CAUSAL_LM"}
     config["base_model_name_or_path"] = None if base is None else str(base.resolve())
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def load_adapter(policy: TextPolicy, folder: Path) -> None:
-    """Overwrite the adapters' weights with saved ones."""
-    file = folder / "adapter_model.safetensors"
-    if not is_file(file):
-        raise PanoplyError(f"{plain(folder)} holds no adapter: there is no {file.name}.")
-    peft, model = _peft(), adapted(policy)
-    saved = read_weights([file])
-    expected = peft.get_peft_model_state_dict(model)
-    check_fit({name: tuple(w.shape) for name, w in expected.items()}, saved, plain(folder))
-    peft.set_peft_model_state_dict(model, saved)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,10 +17,12 @@ from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import generation_config, load_model, save_model
 from panoply.policies.foreign import Foreign
 from panoply.policies.layout import Rows, lay_out
+from panoply.policies.low_rank import copied
 from panoply.policies.scoring import Head, score_actions
 from panoply.policies.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from panoply.policies.lora import Adapted
     from panoply.worlds.world import Task
 
 
@@ -46,6 +47,8 @@ class TextPolicy:
         self.files_beside = dict(files_beside or {})
         self.outputs: dict[str, Tensor] = {}
         """Output weights of snapshots that whole distributions are compared with."""
+        self.adapted: Adapted | None = None
+        """Its low-rank adapters, where it has some."""
 
     @classmethod
     def load(
@@ -105,7 +108,7 @@ class TextPolicy:
 
     def copy(self) -> TextPolicy:
         """A frozen snapshot that later training does not touch."""
-        model = copy.deepcopy(self.model).requires_grad_(False).eval()
+        model = copied(self.model).requires_grad_(False).eval()
         return TextPolicy(model, self.tokenizer, shared=self.shared, files_beside=self.files_beside)
 
     @torch.no_grad()

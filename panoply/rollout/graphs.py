@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from panoply.errors import PanoplyError
 from panoply.policies.decoder import Block, Decoder
 from panoply.policies.fused import joined, prefill
+from panoply.policies.low_rank import plain
 from panoply.policies.scoring import has_triton, wide_product
 from panoply.rollout.rollouts import DEAD, LENGTH, STOP, Slots
 
@@ -83,10 +84,10 @@ def why_not(model: CachedModel) -> str | None:
         return "the model is run by transformers"
     if model.config.head_dim not in HEAD_SIZES:
         return f"heads of size {model.config.head_dim} have no kernel"
-    if any(isinstance(m, nn.Linear) and type(m) is not nn.Linear for m in model.modules()) or any(
+    if any(isinstance(m, nn.Linear) and not plain(m) for m in model.modules()) or any(
         hasattr(m, "base_layer") for m in model.modules()
     ):
-        return "the model has adapters"
+        return "the model has adapters of PEFT"
     if not has_triton():
         return "triton is not installed"
     return _broken.get(model)

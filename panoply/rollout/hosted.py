@@ -13,21 +13,22 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from panoply.kernels import host
 from panoply.policies.attention import Cache, Visibility, attend
 from panoply.policies.decoder import Attention, Block, Decoder, Norm
 from panoply.policies.fused import joined
+from panoply.policies.low_rank import plain
 from panoply.rollout.requests import CachedModel
 
 
 def host_decoder(model: CachedModel, cache: Cache) -> HostDecoder | None:
-    """None where blocks are not plain: on another device, with adapters, or of another architecture."""
+    """None where blocks are not plain: on another device, with adapters of PEFT, or of another architecture."""
     if not isinstance(model, Decoder) or model.device.type != "cpu" or not model.fuses:
         return None
     layers = (m for block in model.model.layers for m in block.modules() if hasattr(m, "out_features"))
-    if not all(type(m) is nn.Linear for m in layers):
+    if not all(map(plain, layers)):
         return None
     kernels = host.compiled(model.head_weight)
     return HostDecoder(model, cache) if kernels is None else CompiledDecoder(model, cache, kernels)

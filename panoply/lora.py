@@ -1,0 +1,68 @@
+"""Settings of low-rank adapters (LoRA): W = W₀ + s·B·A, of which only A and B learn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+from panoply.errors import PanoplyError, unknown
+from panoply.parts import check_fields
+
+TABLES = ("embed", "wte", "wpe", "lm_head")
+"""In names of weights: tables of tokens and positions."""
+ROUTER = "gate"
+"""What chooses among experts; it stays as it is, unless it is named."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """What adapters are made of, beside their rank, which is `--lora RANK`. Dropout is always 0."""
+
+    alpha: float | None = None
+    """s = α / rank. Left out, it is twice the rank."""
+    target_modules: tuple[str, ...] = ()
+    """Names of the layers that get adapters, or patterns of whole names (`*.3.mlp.*`). Left out, every linear layer."""
+    rslora: bool = False
+    """Whether s = α / √rank, which keeps steps of one size as the rank grows."""
+    dora: bool = False
+    """Whether a weight's length learns beside its direction (DoRA), through PEFT and several times slower."""
+
+    bounds: ClassVar[Mapping[str, str]] = {"alpha": "above 0"}
+
+    def __post_init__(self) -> None:
+        check_fields(self, "lora")
+
+    def scale(self, rank: int, asked: int) -> float:
+        """s, by which the B·A of a layer is multiplied; its rank may be another than the one asked for."""
+        alpha = 2.0 * asked if self.alpha is None else self.alpha
+        return alpha / (rank**0.5 if self.rslora else rank)
+
+    def layers(self, linear: Mapping[str, tuple[int, ...]], rank: int) -> list[str]:
+        """Which of a model's linear layers, given with the shapes of their weights, get adapters of this rank."""
+        inside = {n: s for n, s in linear.items() if len(s) == 2 and not any(word in n for word in TABLES)}
+        found = [n for n in inside if not self.target_modules and n.rpartition(".")[2] != ROUTER]
+        for word in self.target_modules:
+            if any(_names(word, name) for name in linear.keys() - inside.keys()):
+                raise PanoplyError(
+                    f"lora.target_modules cannot name {word}: tables of tokens get no adapters."
+                )
+            named = [name for name in inside if _names(word, name)]
+            if not named:
+                raise unknown("layer in lora.target_modules", word, {n.rpartition(".")[2] for n in inside})
+            found += [name for name in named if name not in found]
+        for name in found:
+            if rank > min(inside[name]):
+                wide = " × ".join(map(str, inside[name]))
+                raise PanoplyError(
+                    f"--lora {rank} is more than {name} allows, whose weight is {wide}: at most {min(inside[name])}."
+                )
+        return found
+
+
+def _names(word: str, layer: str) -> bool:
+    """As PEFT reads names, the last part or parts of a layer's; a pattern must fit all of it."""
+    if any(sign in word for sign in "*?["):
+        return fnmatchcase(layer, word)
+    return layer == word or layer.endswith(f".{word}")

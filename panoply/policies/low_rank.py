@@ -1,0 +1,161 @@
+"""Low-rank adapters of this library's own decoder: merged into its weights, so that it stays a plain model.
+
+A layer keeps W₀, as it was, and float32 factors A and B. After every step of the optimiser W = round(W₀ + s·B·A) is
+written where W lies, and whoever reads that, by a fused block or a captured graph, sees the new policy. The backward
+pass gives ∂A and ∂B without ∂W (kernels/low_rank.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from panoply.kernels.low_rank import Factors, slopes
+
+
+class _Product(torch.autograd.Function):
+    """x · wholeᵀ + bias, where `whole` lies over the merged weights of layers that share their input."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, whole: Tensor, bias: Tensor | None, scales: Sequence[float], *pairs: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, whole, *pairs)
+        ctx.scales = scales
+        return F.linear(x, whole, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, whole, *pairs = ctx.saved_tensors
+        factors = [Factors(*f) for f in zip(pairs[::2], pairs[1::2], ctx.scales, strict=True)]
+        on_x = g @ whole if ctx.needs_input_grad[0] else None
+        return on_x, None, None, None, *slopes(x.flatten(0, -2), g.flatten(0, -2), factors)
+
+
+def product(x: Tensor, whole: Tensor, bias: Tensor | None, factors: Sequence[Factors]) -> Tensor:
+    """[…, inputs] to […, outputs of all layers]; only their factors get gradients."""
+    pairs = [tensor for f in factors for tensor in (f.a, f.b)]
+    found: Tensor = _Product.apply(x, whole, bias, [f.scale for f in factors], *pairs)  # type: ignore[no-untyped-call]
+    return found
+
+
+class Origin:
+    """The layer as it was before adapters: W₀. It never changes, so copies of a model share it."""
+
+    def __init__(self, layer: nn.Linear):
+        self.layer = layer
+
+    def __deepcopy__(self, _: Mapping[int, Any]) -> Origin:
+        return self
+
+
+class LowRankLinear(nn.Linear):
+    """A linear layer whose weight is W₀ + s·B·A, merged; A and B learn, nothing else does."""
+
+    def __init__(self, layer: nn.Linear, origin: nn.Linear, rank: int, scale: float):
+        with torch.device("meta"):
+            super().__init__(layer.in_features, layer.out_features, bias=False)
+        self.weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
+        self.bias = layer.bias
+        self.origin, self.scale = Origin(origin), scale
+        on: dict[str, Any] = {"dtype": _exact(layer.weight.dtype), "device": layer.weight.device}
+        self.lora_A = nn.Parameter(torch.zeros(rank, layer.in_features, **on))
+        self.lora_B = nn.Parameter(torch.zeros(layer.out_features, rank, **on))
+
+    @property
+    def factors(self) -> Factors:
+        return Factors(self.lora_A, self.lora_B, self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, self.weight, self.bias, [self.factors])
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Write round(W₀ + s·B·A) where the weight lies."""
+        change = (self.lora_B @ self.lora_A).mul_(self.scale)
+        self.weight.copy_(change.add_(self.origin.layer.weight))
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def plain(layer: nn.Module) -> bool:
+    """Whether a layer is no more than x · Wᵀ + bias in a forward pass."""
+    return type(layer) in (nn.Linear, LowRankLinear)
+
+
+def factors_of(layer: nn.Linear) -> Factors:
+    """What a layer learns, of rank 0 where it learns nothing."""
+    if isinstance(layer, LowRankLinear):
+        return layer.factors
+    weight = layer.weight
+    return Factors(weight.new_empty(0, weight.shape[1]), weight.new_empty(weight.shape[0], 0), 1.0)
+
+
+def adapters(model: nn.Module | None) -> Iterator[tuple[str, LowRankLinear]]:
+    """A model's layers that have adapters, by name."""
+    for name, layer in () if model is None else model.named_modules():
+        if isinstance(layer, LowRankLinear):
+            yield name, layer
+
+
+def merge(model: nn.Module) -> None:
+    """Let the weights follow the factors, all of them, at their addresses."""
+    for _, layer in adapters(model):
+        layer.merge()
+
+
+# ------------------------------------------------------------------ adding adapters
+
+
+def adapt(model: Any, ranks: Mapping[str, int], scales: Mapping[str, float]) -> Any:
+    """Give the layers named adapters of zeros, in place, and freeze all else; the model as it was before.
+
+    That one shares every weight with the adapted one but those of adapted layers, which are W₀: it costs what W₀ costs.
+    """
+    model.requires_grad_(False)
+    layers = {name: model.get_submodule(name) for name in ranks}
+    own = {id(layer.weight) for layer in layers.values()}
+    base = copy.deepcopy(model, {id(p): p for p in model.parameters() if id(p) not in own})
+    for name, layer in layers.items():
+        place, _, last = name.rpartition(".")
+        adapted = LowRankLinear(layer, base.get_submodule(name), ranks[name], scales[name])
+        setattr(model.get_submodule(place), last, adapted)
+    return base
+
+
+@torch.no_grad()
+def start(model: nn.Module, generator: torch.Generator) -> None:
+    """Factors as PEFT starts them, so that the policy is unchanged: A uniform within ±1/√inputs, and B zeros."""
+    for _, layer in adapters(model):
+        drawn = torch.empty(layer.lora_A.shape).uniform_(-1, 1, generator=generator)
+        layer.lora_A.copy_(drawn / math.sqrt(layer.in_features))
+        layer.lora_B.zero_()
+
+
+@torch.no_grad()
+def copied(model: Any) -> Any:
+    """A copy that learning does not touch. With adapters, it shares what never changes: W₀ and all frozen weights."""
+    moving = {id(p) for _, layer in adapters(model) for p in (layer.weight, layer.lora_A, layer.lora_B)}
+    shared = {id(p): p for p in model.parameters() if moving and id(p) not in moving}
+    return copy.deepcopy(model, shared)
+
+
+def plain_weights(model: nn.Module) -> dict[str, Tensor]:
+    """All weights by name as a model without adapters has them: merged."""
+    factors = {f"{name}.{own}" for name, _ in adapters(model) for own in ("lora_A", "lora_B")}
+    return {name: weight for name, weight in model.state_dict().items() if name not in factors}
+
+
+def linear_layers(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Which layers could have adapters, and the shapes of their weights."""
+    return {name: tuple(m.weight.shape) for name, m in model.named_modules() if type(m) is nn.Linear}
