@@ -15,6 +15,7 @@ from torch import Tensor
 from panoply.segments import Segments, segment_mean
 from panoply.tables import Column, Ragged, Table, distinct, moved
 from panoply.units import (
+    ALTERING,
     DEMONSTRATION,
     INSIDE,
     KEY_UNITS,
@@ -85,11 +86,11 @@ class Experience:
     @property
     def altered(self) -> bool:
         """Whether actions were drawn at a temperature or with a cut (top-k, a mask), so not from the policy itself."""
-        return "temperature" in self or "allowed" in self
+        return any(name in self for name in ALTERING)
 
     def unaltered(self) -> Experience:
         """The same decisions, to be scored under the policy itself: at temperature 1, with nothing cut off."""
-        return self.without("temperature", "allowed") if self.altered else self
+        return self.without(*ALTERING) if self.altered else self
 
     def with_pairs(self, pairs: Table) -> Experience:
         return Experience(self.decisions, self.context, pairs, self.lists)
@@ -130,7 +131,9 @@ class Experience:
             next_number = max(next_number, number[row] + 1)
         lengths, place = torch.tensor(shared), self["context"]
         moved = self["position"] + (lengths - self.context.tensor("shared"))[place]
-        told = [n for n in self.decisions if n in ("logp", "entropy", "answer_likelihood") or "@" in n]
+        told = [
+            n for n in self.decisions if n in ("logp", "entropy", "kept", "answer_likelihood") or "@" in n
+        ]
         kept = self.without(*told).decisions.plus({"position": moved})
         said: dict[str, Column] = {
             "tokens": Ragged.from_lists(tokens), "prompt": torch.tensor(number), "shared": lengths
@@ -181,7 +184,7 @@ class Experience:
                 if isinstance(kind, Ragged):
                     absent[name] = Ragged(kind.values[:0], torch.zeros(len(p) + 1, dtype=torch.long))
                 elif kind.is_floating_point():
-                    empty = 1.0 if name == "temperature" else torch.nan
+                    empty = ALTERING.get(name, torch.nan)
                     absent[name] = torch.full((len(p),), empty, dtype=kind.dtype)
                 else:
                     raise ValueError(f"column '{name}' is missing from some rows and has no number for that")

@@ -4,6 +4,7 @@
     at least 1       1 or more
     from 0 to 1      both ends included
     from 0 up to 1   1 itself excluded
+    above 0 to 1     0 itself excluded
     any number       said on purpose: a sign or a size would make no difference
 
 Whatever the range, a setting is finite and not absurd: a whole number is at most a billion, so that a slip of the hand
@@ -30,6 +31,7 @@ _NUMBER = r"-?\d+(?:\.\d+)?"
 _FORMS = (
     re.compile(rf"(above|at least) ({_NUMBER})"),
     re.compile(rf"(from) ({_NUMBER}) (to|up to) ({_NUMBER})"),
+    re.compile(rf"(above) ({_NUMBER}) (to) ({_NUMBER})"),
 )
 
 
@@ -59,11 +61,10 @@ def within(value: float, bound: str) -> bool:
             f"'{bound}' is no range: write one such as 'above 0', 'at least 1' or 'from 0 to 1'."
         )
     low = float(found[2])
-    if found[1] == "above":
-        return value > low
-    if found[1] == "at least":
-        return value >= low
-    return low <= value and (value <= float(found[4]) if found[3] == "to" else value < float(found[4]))
+    enough = value > low if found[1] == "above" else value >= low
+    if found.re is _FORMS[0]:
+        return enough
+    return enough and (value <= float(found[4]) if found[3] == "to" else value < float(found[4]))
 
 
 def shown(value: float) -> str:

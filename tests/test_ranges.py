@@ -62,6 +62,7 @@ def test_every_numeric_setting_has_a_range_that_holds_its_default() -> None:
         ("at least -1.5", [-1.5, 3], [-1.6]),
         ("from 0 to 1", [0, 1], [-0.1, 1.1]),
         ("from 0 up to 1", [0, 0.99], [1]),
+        ("above 0 to 1", [0.01, 1], [0, 1.1]),
         (ANY, [-5, 1e9], [math.inf, math.nan, 1e30, 10**10, 10**400]),
         (SEED, [2**62], [2**64]),
     ],

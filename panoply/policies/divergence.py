@@ -72,6 +72,17 @@ def independent(pairs: Iterable[tuple[Tensor, Tensor]], q: float = 1.0) -> Tenso
     return (own.prod(0) - cross.prod(0)) / (q - 1)
 
 
+def _both(
+    head: Head, rows: slice, hidden: Tensor, weight: Tensor, other: Tensor, other_weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Log-probabilities of some rows under both, over one set of tokens, and the slope of the first's logits."""
+    z, slope = head.whole_logits(hidden, weight, rows)
+    then, _ = head.whole_logits(other, other_weight, rows)
+    if (barred := head.barred(z, rows)) is not None:
+        z, then = (x.masked_fill_(barred, float("-inf")) for x in (z, then))
+    return z.log_softmax(-1), then.log_softmax(-1), slope
+
+
 class _OfTokens(torch.autograd.Function):
     """Logits are computed twice. With D = Σ p·(ln_q p − ln_q p′): ∂D/∂z = p·(f − Σ p·f), f = ∂D/∂p."""
 
@@ -81,10 +92,7 @@ class _OfTokens(torch.autograd.Function):
     ) -> Tensor:
         found = [hidden.new_zeros(0, dtype=torch.promote_types(hidden.dtype, torch.float32))]
         for rows in chunks(len(hidden), chunk_of(hidden, weight)):
-            logp, then = (
-                head.logits(states, matrix, rows)[0].log_softmax(-1)
-                for states, matrix in ((hidden, weight), (other, other_weight))
-            )
+            logp, then, _ = _both(head, rows, hidden, weight, other, other_weight)
             found.append(categorical(logp, then, q))
         ctx.save_for_backward(hidden, weight, other, other_weight)
         ctx.head, ctx.q = head, q
@@ -99,13 +107,12 @@ class _OfTokens(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden) if need_hidden else None
         d_weight = torch.zeros_like(weight, dtype=g.dtype) if need_weight else None
         for rows in chunks(len(hidden), chunk_of(hidden, weight)):
-            z, slope = head.logits(hidden, weight, rows)
-            logp = z.log_softmax(-1).clamp_(min=NEVER)
-            then = head.logits(other, other_weight, rows)[0].log_softmax(-1).clamp_(min=NEVER)
+            logp, then, slope = _both(head, rows, hidden, weight, other, other_weight)
+            logp, then = logp.clamp_(min=NEVER), then.clamp_(min=NEVER)
             p = logp.exp()
             f = q_log(logp, q) - q_log(then, q) + (0.0 if q == 1 else ((q - 1) * logp).exp())
             dz = p * (f - (p * f).sum(-1, keepdim=True)) * g[rows, None]
-            dz = dz if head.temperature is None else dz / head.temperature[rows, None]
+            dz = dz if (divisor := head.divisor(rows)) is None else dz / divisor[:, None]
             dz = (dz if slope is None else dz * slope).to(weight.dtype)
             if d_hidden is not None:
                 d_hidden[rows] = dz @ weight

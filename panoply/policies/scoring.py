@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from panoply.experience import Ragged
+from panoply.policies.penalties import Said
 
 CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 28}
 """Logits held at a time when no chunk is given: what a core's cache likes, or a small share of GPU memory."""
@@ -26,25 +27,49 @@ NEVER = -1e4
 
 @dataclass(frozen=True)
 class Head:
-    """What turns hidden states into the distribution that was sampled from, bar the weight."""
+    """What turns hidden states into the distribution that was sampled from, bar the weight.
 
-    temperature: Tensor | None
-    allowed: Ragged | None
-    softcap: float
+    A set S that could have been drawn is either listed (`allowed`) and then the same under any weights; or it is what
+    is at least as likely as a recorded threshold, {v : log p(v) ≥ cut} ∪ {action}, where p is before the cut. That is S
+    itself at the weights sampled with, up to rounding between sampler and scorer. Under other weights p′ tokens cross
+    the threshold, S becomes S′, and a ratio is p′(S) / p′(S′) times that of the recorded set, where |p′(S) − kept| is
+    at most the total variation between p and p′. What crosses has about the probability exp(cut), the least in S.
 
-    def logits(self, hidden: Tensor, weight: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
-        """Float32 logits of some rows, and the slope of the soft cap there."""
+    The alternative, log p(action) − log kept with the recorded mass as a constant, is off by p′(S) / kept ≤ 1 / kept.
+    It has no tokens that cross, but a gradient whose mean over S is ∇ log p(S) and not 0, even at the weights sampled
+    with: a push that no advantage asked for.
+    """
+
+    temperature: Tensor | None = None
+    allowed: Ragged | None = None
+    softcap: float = 0.0
+    cut: Tensor | None = None
+    action: Tensor | None = None
+    """What was drawn, which is never cut off; only with `cut`."""
+    said: Said | None = None
+    heat: float = 1.0
+    """Times the temperature, of what is left after the cut."""
+
+    def whole_logits(self, hidden: Tensor, weight: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """Float32 logits of some rows before the cut, and what a change of the product is multiplied by in them."""
         z = wide_product(hidden[rows], weight.t())
         slope = None
         if self.softcap:
             z = z.div_(self.softcap).tanh_()
             slope = 1 - z * z
             z = z.mul_(self.softcap)
-        if self.temperature is not None:
-            z = z.div_(self.temperature[rows, None])
-        if self.allowed is not None:
-            z = z.masked_fill_(forbidden(self.allowed, rows, z.shape[1]), float("-inf"))
+        if self.said is not None:
+            z, penalty = self.said.penalise(z, rows)
+            slope = penalty if slope is None else slope.mul_(penalty)
+        if (divisor := self.divisor(rows)) is not None:
+            z = z.div_(divisor[:, None])
         return z, slope
+
+    def logits(self, hidden: Tensor, weight: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """The same with −∞ for what could not be drawn."""
+        z, slope = self.whole_logits(hidden, weight, rows)
+        barred = self.barred(z, rows)
+        return z if barred is None else z.masked_fill_(barred, float("-inf")), slope
 
     def free_logits(self, states: Tensor, weight: Tensor, rows: slice) -> Tensor:
         """The same by plain operations, for autograd: of the `states` of some rows."""
@@ -52,16 +77,43 @@ class Head:
         z = z.to(torch.promote_types(z.dtype, torch.float32))
         if self.softcap:
             z = torch.tanh(z / self.softcap) * self.softcap
-        if self.temperature is not None:
-            z = z / self.temperature[rows, None]
-        if self.allowed is not None:
-            z = z.masked_fill(forbidden(self.allowed, rows, z.shape[1]), float("-inf"))
-        return z
+        if self.said is not None:
+            z, _ = self.said.penalise(z, rows)
+        if (divisor := self.divisor(rows)) is not None:
+            z = z / divisor[:, None]
+        barred = self.barred(z.detach(), rows)
+        return z if barred is None else z.masked_fill(barred, float("-inf"))
+
+    @torch.no_grad()
+    def barred(self, z: Tensor, rows: slice) -> Tensor | None:
+        """Marks what could not be drawn in some rows, by their whole logits."""
+        listed = None if self.allowed is None else forbidden(self.allowed, rows, z.shape[1])
+        if self.cut is None:
+            return listed
+        assert self.action is not None
+        z = z if self.heat == 1 else z * self.heat
+        z = z if listed is None else z.masked_fill(listed, float("-inf"))
+        below = z < (self.cut[rows].to(z.dtype) + z.logsumexp(1))[:, None]
+        below.scatter_(1, self.action[rows, None], False)
+        return below if listed is None else below | listed
+
+    def divisor(self, rows: slice) -> Tensor | None:
+        """What logits of some rows are divided by."""
+        if self.temperature is None:
+            return None
+        return self.temperature[rows] * self.heat if self.heat != 1 else self.temperature[rows]
+
+    def heated(self, times: float, like: Tensor) -> Head:
+        """The same at so many times the temperature; what could be drawn stays what it was."""
+        held = self.temperature
+        wide = torch.promote_types(like.dtype, torch.float32)
+        held = like.new_ones(len(like), dtype=wide) if held is None else held
+        return replace(self, temperature=held, heat=self.heat * times)
 
     def fused(self, hidden: Tensor) -> bool:
         """Whether kernels do it that read the logits once: on a GPU, if nothing but a temperature acts."""
-        plain = self.allowed is None and not self.softcap and hidden.dtype != torch.float64
-        return hidden.is_cuda and plain and has_triton()
+        plain = self.allowed is None and self.cut is None and self.said is None and not self.softcap
+        return hidden.is_cuda and plain and hidden.dtype != torch.float64 and has_triton()
 
     def keeps(self, hidden: Tensor, vocab: int, entropy: bool) -> bool:
         """Whether softmaxes are kept for the backward pass, in half the logits' bytes, and not computed again."""
@@ -71,9 +123,6 @@ class Head:
         if hidden.element_size() != 2 or vocab < KEPT_VOCABULARY:
             return False
         return needed < KEPT_SHARE * torch.cuda.mem_get_info(hidden.device)[1]
-
-    def temperature_of(self, rows: slice) -> Tensor | None:
-        return None if self.temperature is None else self.temperature[rows]
 
 
 @functools.cache
@@ -112,7 +161,7 @@ class _Score(torch.autograd.Function):
                 from panoply.kernels.scoring import normalise
 
                 z = wide_product(hidden[rows], weight.t())
-                total, chosen, entropies = normalise(z, actions[rows], head.temperature_of(rows), entropy)
+                total, chosen, entropies = normalise(z, actions[rows], head.divisor(rows), entropy)
                 lse.append(total)
                 logp.append(chosen)
                 spread += [] if entropies is None else [entropies]
@@ -151,8 +200,8 @@ class _Score(torch.autograd.Function):
             else:
                 z, slope = ctx.head.logits(hidden, weight, rows)
                 g = _through_softmax(z.sub_(lse[rows, None]), *parts, entropies, rows)
-                if ctx.head.temperature is not None:
-                    g = g.div_(ctx.head.temperature[rows, None])
+                if (divisor := ctx.head.divisor(rows)) is not None:
+                    g = g.div_(divisor[:, None])
                 if slope is not None:
                     g = g.mul_(slope)
                 g = g.to(weight.dtype)
@@ -179,8 +228,8 @@ class _Kept(torch.autograd.Function):
         unit = torch.full_like(logp, ctx.unit)
         for rows in chunks(len(hidden), chunk):
             z = wide_product(hidden[rows], weight.t())
-            lse, logp[rows], _ = normalise(z, actions[rows], head.temperature_of(rows), False)
-            slope(z, actions[rows], head.temperature_of(rows), lse, None, unit[rows], None, kept[rows])
+            lse, logp[rows], _ = normalise(z, actions[rows], head.divisor(rows), False)
+            slope(z, actions[rows], head.divisor(rows), lse, None, unit[rows], None, kept[rows])
         ctx.save_for_backward(hidden, weight, kept)
         return logp
 
@@ -220,7 +269,7 @@ def _fused_slope(
     spread = entropies[rows] if len(entropies) else None
     z = wide_product(hidden[rows], weight.t())
     out = torch.empty_like(z, dtype=weight.dtype)
-    slope(z, actions, head.temperature_of(rows), lse[rows], spread, g_logp, g_entropy, out)
+    slope(z, actions, head.divisor(rows), lse[rows], spread, g_logp, g_entropy, out)
     return out
 
 
@@ -257,17 +306,26 @@ def score_actions(
     entropy: bool = False,
     chunk: int = 0,
     softcap: float = 0.0,
+    cut: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """`logp` [N] and, if asked, `entropy` [N] of actions under softmax(hidden · headᵀ / temperature).
 
     Both have exact gradients with respect to `hidden` and `head_weight`. `allowed` restricts a row's support
-    to the ids listed (an empty row: all); an action outside it has log-probability −inf. `chunk` is how many
-    rows are held at a time (0: chosen); `softcap` c makes the logits c · tanh(logits / c) first.
+    to the ids listed (an empty row: all); an action outside it has log-probability −inf. `cut` restricts it to what has
+    at least that log-probability, and the action. `chunk` is how many rows are held at a time (0: chosen);
+    `softcap` c makes the logits c · tanh(logits / c) first.
     """
+    head = Head(temperature, allowed, softcap, cut, actions)
+    return scored(hidden, head_weight, actions, head, entropy, chunk)
+
+
+def scored(
+    hidden: Tensor, head_weight: Tensor, actions: Tensor, head: Head, entropy: bool = False, chunk: int = 0
+) -> dict[str, Tensor]:
+    """`score_actions` through a whole head."""
     if hidden.ndim != 2 or actions.shape != hidden.shape[:1]:
         raise ValueError(f"hidden {tuple(hidden.shape)} and actions {tuple(actions.shape)} do not fit")
     chunk = chunk or chunk_of(hidden, head_weight)
-    head = Head(temperature, allowed, softcap)
     if head.keeps(hidden, len(head_weight), entropy):
         return {"logp": _Kept.apply(hidden, head_weight, actions, head, chunk)}  # type: ignore[no-untyped-call]
     logp, entropies, _ = _Score.apply(hidden, head_weight, actions, head, entropy, chunk)  # type: ignore[no-untyped-call]

@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from panoply.errors import PanoplyError, unknown
 from panoply.experience import Experience, Ragged
 from panoply.policies.attention import maps
-from panoply.policies.scoring import Head, chunk_of, chunks, score_actions
+from panoply.policies.scoring import Head, chunk_of, chunks, scored
 
 Norm = Literal["raw", "normed"]
 
@@ -58,16 +58,7 @@ class Pass:
 
     def scores(self, state: Tensor, entropy: bool = False) -> dict[str, Tensor]:
         """`logp` of the actions, and `entropy`, where `state` is read through the output weights."""
-        head = self.head
-        return score_actions(
-            state,
-            self.model.head_weight,
-            self.action,
-            head.temperature,
-            head.allowed,
-            entropy,
-            softcap=head.softcap,
-        )
+        return scored(state, self.model.head_weight, self.action, self.head, entropy)
 
     def over_vocabulary(self, reduce: Callable[[Tensor], Tensor]) -> Tensor:
         """What `reduce` makes of all log-probabilities, [some decisions, vocabulary] at a time, one value a decision.
@@ -90,12 +81,7 @@ class Pass:
 
     def at(self, temperature: float) -> Pass:
         """The same at so many times the temperature."""
-        held = self.head.temperature
-        wide = torch.promote_types(self.last.dtype, torch.float32)
-        changed = self.last.new_ones(len(self.last), dtype=wide) if held is None else held
-        return dataclasses.replace(
-            self, head=dataclasses.replace(self.head, temperature=changed * temperature)
-        )
+        return dataclasses.replace(self, head=self.head.heated(temperature, self.last))
 
 
 @dataclass(frozen=True)

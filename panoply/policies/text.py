@@ -18,7 +18,8 @@ from panoply.policies.folder import generation_config, load_model, save_model
 from panoply.policies.foreign import Foreign
 from panoply.policies.layout import Rows, lay_out
 from panoply.policies.low_rank import copied
-from panoply.policies.scoring import Head, score_actions
+from panoply.policies.penalties import Said
+from panoply.policies.scoring import Head, scored
 from panoply.policies.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ class TextPolicy:
     def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """What the model says of each decision: `logp`, and the outputs that `needs` names (see taps.py).
 
-        Under the distribution that was sampled from: the columns `temperature` and `allowed` apply.
+        Under the distribution that was sampled from: the columns `temperature`, `repetition_penalty`,
+        `allowed` and `cut` apply (see scoring.Head).
         `divergence:Q@SNAPSHOT` compares the whole distribution with that of a snapshot (see `remember`).
         """
         outputs = [taps.parse(n) for n in sorted(needs) if n != "logp" and not n.startswith(divergence.NEED)]
@@ -196,20 +198,29 @@ class TextPolicy:
     ) -> dict[str, Tensor]:
         """All that is asked of some decisions, from the states they were predicted from."""
         at, device = decision.to(experience["action"].device), last.device
-        temperature = moved(experience["temperature"][at], device) if "temperature" in experience else None
-        allowed = None
-        if "allowed" in experience:
-            allowed = experience.decisions.ragged("allowed").take(at).to(device)
-        weight, softcap = self.model.head_weight, self.model.softcap
+        weight = self.model.head_weight
         action = moved(experience["action"][at], device)
-        found = score_actions(last, weight, action, temperature, allowed, "entropy" in needs, softcap=softcap)
-        head = Head(temperature, allowed, softcap)
+        head = self._head(experience, at, action)
+        found = scored(last, weight, action, head, "entropy" in needs)
         for output in (o for o in outputs if o.need != "entropy" and not o.whole):
             found[output.need] = output.read(taps.Pass(self.model, last, blocks, action, head))
         for need, q, to in divergence.parse(needs):
             other = moved(experience[f"distribution@{to}"][at], device)
             found[need] = divergence.of_tokens(last, weight, other, self.outputs[to], head, q)
         return found
+
+    def _head(self, experience: Experience, at: Tensor, action: Tensor) -> Head:
+        """How the decisions `at` were drawn from their logits."""
+        device = action.device
+        temperature, cut = (
+            moved(experience[name][at], device) if name in experience else None
+            for name in ("temperature", "cut")
+        )
+        allowed = None
+        if "allowed" in experience:
+            allowed = experience.decisions.ragged("allowed").take(at).to(device)
+        said = Said.before(experience, at, device)
+        return Head(temperature, allowed, self.model.softcap, cut, action, said)
 
     def _check_length(self, experience: Experience) -> None:
         longest = int(experience["position"].max()) if len(experience) else 0

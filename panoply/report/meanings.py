@@ -18,6 +18,8 @@ SHARED = {
     "sample.temperature": "what logits are divided by; above 1 more varied, 0 always the likeliest token",
     "sample.top_p": "draw from the fewest tokens whose probability reaches this; 1 from all",
     "sample.top_k": "draw from so many of the likeliest tokens; 0 from all",
+    "sample.min_p": "draw from tokens that have at least this share of the likeliest one's probability; 0 from all",
+    "sample.repetition_penalty": "logits of tokens said before are divided by it, negative ones multiplied; 1 none",
     "sample.max_tokens": "longest answer; none means as long as the world allows",
     "sample.rounds": "how often to ask for more tasks at most",
     "sample.name": "the signal that must vary inside a group",

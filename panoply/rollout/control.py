@@ -71,6 +71,8 @@ class ControlCollector(InOrder[Start]):
         temperature: Temperature = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
         max_tokens: int | None = None,
     ) -> Experience:
         """A group of whole episodes from each start; `max_tokens` decisions at most.
@@ -78,8 +80,10 @@ class ControlCollector(InOrder[Start]):
         group   how many episodes, or games: one number for all starts, or one for each
         into    keys of groups that the episodes join, one a start and seat; left out, each of these has a new group
         """
-        if top_p != 1.0 or top_k:
-            raise PanoplyError("top_p and top_k cut a vocabulary; a control policy has none.")
+        if top_p != 1.0 or top_k or min_p or repetition_penalty != 1.0:
+            raise PanoplyError(
+                "top_p, top_k, min_p and repetition_penalty act on a vocabulary; a control policy has none."
+            )
         waiting = self._games(tasks, group, into)
         size = min(len(waiting), MOST - MOST % self.world.seats)
         rows = _Rows(self, self._envs(size))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
+from panoply.policies.penalties import penalise_
 from panoply.rollout.graphs import GraphDecoder, graph_decoder
 from panoply.rollout.hosted import host_decoder
 from panoply.rollout.masks import BatchMask, View, combined
@@ -73,11 +74,17 @@ class Generation:
             self.steps(patience)
             self.settle(compact)
         return self.recorder.result(
+            self._constants(),
             torch.tensor(self.prompt, dtype=torch.long),
             torch.tensor([len(self.prompts[p]) for p in self.prompt], dtype=torch.long),
             torch.tensor(self.request, dtype=torch.long),
             tuple(self.requests[i].key for i in self.request),
         )
+
+    def _constants(self) -> dict[str, float]:
+        """Columns of decisions that are the same in all of them."""
+        penalty = self.sampling.repetition_penalty
+        return {} if penalty == 1 else {"repetition_penalty": penalty}
 
     def _allocate(self, capacity: int, whole: int, patience: int) -> None:
         """Cache and history: what turns need at first or, at the fixed addresses graphs want, the `whole`."""
@@ -113,7 +120,7 @@ class Generation:
         row, turn = self.slots.row.repeat(count), self.slots.turn.repeat(count)
         self.slots, drawn = graphs.burst(self.slots, count)
         entropy = drawn.entropy if self.entropy else None
-        draws = Draw(drawn.action, drawn.logp, drawn.temperature, None, entropy)
+        draws = Draw(drawn.action, drawn.logp, drawn.temperature, entropy)
         self.recorder.step(row, drawn.position, turn, drawn.live, draws)
         self.reach = min(self.reach + count, self.history.shape[1])
 
@@ -122,7 +129,10 @@ class Generation:
         slots = self.slots
         self._reserve(self.reach + 1)
         position = slots.position + 1
-        drawn = self._draw(self._logits(), position)
+        logits = self._logits()
+        if (penalty := self.sampling.repetition_penalty) != 1:
+            logits = penalise_(logits, self.history[: len(slots), : self.reach], position, penalty)
+        drawn = self._draw(logits, position)
         self.recorder.step(slots.row, position, slots.turn, slots.live, drawn)
         self.history[: len(slots)].scatter_(1, position[:, None], drawn.action[:, None])
         full = (position + 1 >= slots.limit) * LENGTH

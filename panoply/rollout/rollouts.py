@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from panoply.errors import PanoplyError
 from panoply.experience import OPEN, TERMINATED, TRUNCATED, Column, Ragged, Table
 from panoply.rollout.sampling import Draw
 
@@ -20,9 +23,10 @@ class Rollouts:
     """Rows in the order of the requests and, within one, of its seeds. Everything is on the CPU.
 
     `decisions` has one row a sampled token, ordered by row and position: `context` (the row), `position`,
-    `turn`, `action`, `logp`, `end`, and where they apply `temperature`, `allowed`, `entropy`. `context` has
-    one row each: `tokens` (prompt, samples and observations), `prompt` (equal for equal prompts) and `shared`
-    (its length). They are an Experience's tables but for the keys that only a collector knows.
+    `turn`, `action`, `logp`, `end`, and where they apply `temperature`, `allowed`, `cut`, `kept`,
+    `repetition_penalty`, `entropy`. `context` has one row each: `tokens` (prompt, samples and observations), `prompt`
+    (equal for equal prompts) and `shared` (its length). They are an Experience's tables but for the keys that only a
+    collector knows.
     """
 
     decisions: Table
@@ -57,7 +61,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self._steps: dict[str, list[Tensor]] = {}
-        self._allowed: list[tuple[Tensor, Tensor]] = []
+        self._allowed: list[Ragged] = []
+        self._ids = 0
         self._turns: list[tuple[Tensor, Tensor, Tensor]] = []
         self._rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
@@ -65,15 +70,24 @@ class Recorder:
         """One draw a slot; those that are not live are dropped at the end."""
         columns = {"context": row, "position": position, "turn": turn, "live": live}
         columns |= {"action": draw.action, "logp": draw.logp}
-        if draw.temperature is not None:
-            columns["temperature"] = draw.temperature
-        if draw.entropy is not None:
-            columns["entropy"] = draw.entropy
+        for name in ("temperature", "entropy", "cut", "kept"):
+            if (column := getattr(draw, name)) is not None:
+                columns[name] = column
         for name, column in columns.items():
             self._steps.setdefault(name, []).append(column)
         if draw.allowed is not None:
-            listed = draw.allowed & (~draw.allowed.all(-1) & live)[:, None]
-            self._allowed.append((listed.nonzero()[:, 1], listed.sum(-1)))
+            self._list(draw.allowed)
+
+    def _list(self, allowed: Ragged) -> None:
+        self._allowed.append(allowed.to("cpu"))
+        self._ids += len(allowed.values)
+        if self._ids * 8 > (room := most_listed()):
+            decisions = sum(map(len, self._allowed))
+            raise PanoplyError(
+                f"The tokens that masks allow take {self._ids * 8 / 2**30:.1f} GiB after {decisions} decisions, "
+                f"{self._ids / decisions:.0f} ids each, and {room / 2**30:.1f} GiB may be used: "
+                "sample fewer or shorter episodes, or let masks allow less."
+            )
 
     def turn(self, row: Tensor, turn: Tensor, reason: Tensor) -> None:
         self._turns.append((row, turn, reason))
@@ -82,10 +96,20 @@ class Recorder:
         inside = torch.arange(history.shape[1], device=history.device) < length[:, None]
         self._rows.append((row, end, history[inside], length))
 
-    def result(self, prompt: Tensor, shared: Tensor, request: Tensor, keys: tuple[Any, ...]) -> Rollouts:
+    def result(
+        self,
+        constants: Mapping[str, float],
+        prompt: Tensor,
+        shared: Tensor,
+        request: Tensor,
+        keys: tuple[Any, ...],
+    ) -> Rollouts:
+        """All of it; `constants` are columns of decisions that are the same in every row."""
         tokens, end = self._contexts()
         context = Table({"tokens": tokens, "prompt": prompt, "shared": shared})
-        return Rollouts(self._decisions(end), context, request, keys, self._reasons(len(prompt)), end)
+        decisions = self._decisions(end)
+        same = {name: torch.full((decisions.rows,), value) for name, value in constants.items()}
+        return Rollouts(decisions.plus(same), context, request, keys, self._reasons(len(prompt)), end)
 
     def _decisions(self, end: Tensor) -> Table:
         # Sorted where they were recorded: on a GPU that is nothing, on the host it is not.
@@ -106,8 +130,7 @@ class Recorder:
         if "temperature" in columns and bool((sorted_steps["temperature"] == 1).all()):
             del columns["temperature"]
         if self._allowed:
-            values, counts = (torch.cat(parts).cpu() for parts in zip(*self._allowed, strict=True))
-            columns["allowed"] = Ragged(values, _offsets(counts)).take(order)
+            columns["allowed"] = Ragged.cat(self._allowed).take(order)
         return Table(columns)
 
     def _contexts(self) -> tuple[Ragged, Tensor]:
@@ -128,6 +151,11 @@ class Recorder:
 def ends(reason: Tensor, more: Tensor) -> Tensor:
     """How a row ends: one that stopped and was asked for no `more` is terminated."""
     return torch.where((reason == STOP) & ~more, TERMINATED, TRUNCATED)
+
+
+def most_listed() -> int:
+    """Bytes that listed ids may take: a quarter of the machine's memory, since a step holds them up to three times."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 def _offsets(lengths: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
+from panoply.experience import Ragged
 from panoply.kernels import host
+from panoply.rollout.cuts import LISTED, separated, truncated
 
 Schedule = Callable[[Tensor], Tensor]
 """Positions within the turn (0 for its first sampled token) to temperatures."""
@@ -18,10 +20,12 @@ Schedule = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. Logits are masked, divided by the temperature, cut to `top_k`, then to `top_p`.
+    """How to sample. Logits are penalised, masked, divided by the temperature, cut to `top_k`, `top_p`, then `min_p`.
+
+    `repetition_penalty` divides logits of what the context holds already (see policies/penalties.py).
 
     Temperature 0 takes the most likely allowed token. A greedy token is recorded with temperature 1, its
-    log-probability is under the masked temperature-1 distribution, and `top_k` and `top_p` do not act on it.
+    log-probability is under the penalised and masked temperature-1 distribution, and no cut acts on it.
 
     A turn ends with a stop token or a stop string, both of which stay in the record, or after `max_tokens`.
     Before `min_tokens` stop tokens cannot be drawn, so those tokens record the rest of the vocabulary as
@@ -31,6 +35,8 @@ class Sampling:
     temperature: float | Schedule = 1.0
     top_p: float = 1.0
     top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     max_tokens: int = 128
     min_tokens: int = 0
     stop_tokens: tuple[int, ...] = ()
@@ -45,6 +51,10 @@ class Sampling:
             raise PanoplyError(
                 f"top_k must be at least 1, not {self.top_k}; leave it out to keep all tokens."
             )
+        if not 0 <= self.min_p < 1:
+            raise PanoplyError(f"min_p must be from 0 up to 1, not {self.min_p}.")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise PanoplyError(f"repetition_penalty must be above 0, not {self.repetition_penalty}.")
         if self.max_tokens < 1:
             raise PanoplyError(f"max_tokens must be at least 1, not {self.max_tokens}.")
         if not 0 <= self.min_tokens <= self.max_tokens:
@@ -56,7 +66,7 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        return self.top_k is not None or self.top_p < 1
+        return self.top_k is not None or self.top_p < 1 or self.min_p > 0
 
     def temperatures(self) -> Tensor | None:
         """The temperature at each position of a turn, [max_tokens]; None where it is 1 throughout."""
@@ -70,13 +80,18 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Draw:
-    """One token a row, and what it was drawn from. `allowed` is [B, V], None if nothing is cut."""
+    """One token a row, and what it was drawn from; None where nothing was cut, or not asked for."""
 
     action: Tensor
     logp: Tensor
-    temperature: Tensor | None
-    allowed: Tensor | None
-    entropy: Tensor | None
+    temperature: Tensor | None = None
+    entropy: Tensor | None = None
+    allowed: Ragged | None = None
+    """The ids that could be drawn; none listed: all that `cut` leaves."""
+    cut: Tensor | None = None
+    """The log-probability, before the cut, that separates what could be drawn from what could not; −∞ if ids say it."""
+    kept: Tensor | None = None
+    """The mass of what could be drawn, before the cut."""
 
 
 def draw(
@@ -98,13 +113,18 @@ def draw(
         temperature = temperature.masked_fill(greedy, 1.0)
         logits = logits / temperature[:, None]
     whole = logits.log_softmax(-1) if entropy else None
+    cut, kept = None, None
     if mask is not None:
         logits = logits.masked_fill(~mask, -torch.inf)
     if sampling.truncates:
-        kept = truncated(logits, sampling.top_k, sampling.top_p)
-        kept = kept if greedy is None else kept | greedy[:, None]
-        logits = logits.masked_fill(~kept, -torch.inf)
-        mask = kept if mask is None else kept & mask
+        inside = truncated(logits, sampling.top_k, sampling.top_p, sampling.min_p)
+        inside = inside if greedy is None else inside | (greedy[:, None] & (logits > -torch.inf))
+        cut, kept = separated(logits, inside)
+        logits = logits.masked_fill(~inside, -torch.inf)
+        # A long list is that of the mask alone, and the cut says the rest.
+        short = (inside.sum(-1) <= LISTED) | (cut == -torch.inf)
+        mask = inside | ~short[:, None] & (True if mask is None else mask)
+        cut = cut.masked_fill(short, -torch.inf)
     logp = logits.log_softmax(-1)
     action = invert(logp, uniform)
     if greedy is not None:
@@ -113,9 +133,18 @@ def draw(
         action,
         logp.gather(-1, action[:, None])[:, 0],
         temperature,
-        mask,
         None if whole is None else torch.special.entr(whole.exp()).sum(-1),
+        None if mask is None else listed(mask),
+        cut,
+        kept,
     )
+
+
+def listed(mask: Tensor) -> Ragged:
+    """The ids that a mask leaves in each row; none where it leaves everything."""
+    ids = mask & ~mask.all(-1, keepdim=True)
+    counts = ids.sum(-1)
+    return Ragged(ids.nonzero()[:, 1], torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
 
 
 def _drawn(fast: ModuleType, logits: Tensor, uniform: Tensor, entropy: bool) -> Draw:
@@ -123,17 +152,7 @@ def _drawn(fast: ModuleType, logits: Tensor, uniform: Tensor, entropy: bool) -> 
     action = uniform.new_empty(len(logits), dtype=torch.long)
     logp, spread = logits.new_empty(len(logits)), logits.new_empty(len(logits))
     fast.draw(*map(host.array, (logits, uniform, action, logp, spread)))
-    return Draw(action, logp, None, None, spread if entropy else None)
-
-
-def truncated(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
-    """Marks the `top_k` likeliest tokens and, of those, the fewest whose probability reaches `top_p`."""
-    values, order = logits.topk(min(top_k or logits.shape[-1], logits.shape[-1]))
-    inside = values > -torch.inf
-    if top_p < 1:
-        p = values.softmax(-1)
-        inside &= p.cumsum(-1) - p < top_p
-    return torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, order, inside)
+    return Draw(action, logp, None, spread if entropy else None)
 
 
 def invert(logp: Tensor, uniform: Tensor) -> Tensor:

@@ -88,6 +88,8 @@ class Collector(InOrder[Task]):
         temperature: Temperature = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
         max_tokens: int | None = None,
     ) -> Experience:
         """A group of the policy's own episodes for each task, with the world's signals on their last decisions.
@@ -95,7 +97,7 @@ class Collector(InOrder[Task]):
         group   how many episodes: one number for all tasks, or one for each
         into    keys of groups that the episodes join, one a task; left out, every task has a new group
         """
-        sampling = self._sampling(temperature, top_p, top_k, max_tokens)
+        sampling = self._sampling(temperature, top_p, top_k, min_p, repetition_penalty, max_tokens)
         asked, keys = self._groups(tasks, group, into)
         first = self.state["episodes"]
         seeds = [self._draw(first + i) for i in range(len(asked))]
@@ -201,13 +203,21 @@ class Collector(InOrder[Task]):
         return found[:, 0] / found[:, 1].clamp(min=1)
 
     def _sampling(
-        self, temperature: Temperature, top_p: float = 1.0, top_k: int = 0, max_tokens: int | None = None
+        self,
+        temperature: Temperature,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        max_tokens: int | None = None,
     ) -> Sampling:
         longest = self.world.max_tokens
         return Sampling(
             temperature=temperature,
             top_p=top_p,
             top_k=top_k or None,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
             max_tokens=min(max_tokens or longest, longest),
             stop_tokens=self.world.stop_tokens,
         )

@@ -14,6 +14,7 @@ from panoply.policies.scoring import naive_scores, score_actions
 ROWS, VOCAB, WIDTH = 7, 11, 5
 ALLOWED = Ragged.from_lists([[0, 3, 5], [], [2], [1, 2, 3, 4, 5, 6], [], [9, 10], [4, 7]])
 ACTIONS = torch.tensor([3, 8, 2, 6, 0, 10, 4])
+CUT = torch.tensor([-torch.inf, -2.5, -3.0, -2.0, -1.5, -torch.inf, -0.01], dtype=torch.float64)
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,7 +26,12 @@ def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def reference(
-    hidden: Tensor, weight: Tensor, softcap: float, temperature: Any = None, allowed: Any = None
+    hidden: Tensor,
+    weight: Tensor,
+    softcap: float,
+    temperature: Any = None,
+    allowed: Any = None,
+    cut: Any = None,
 ) -> dict[str, Tensor]:
     logits = hidden @ weight.t()
     if softcap:
@@ -38,17 +44,22 @@ def reference(
             mask[ids or slice(None)] = False
             logits = logits.clone()
             logits[row] = logits[row].masked_fill(mask, float("-inf"))
+    if cut is not None:
+        likely = logits.log_softmax(1) >= cut[:, None]
+        logits = logits.masked_fill(~(likely | (torch.arange(VOCAB) == ACTIONS[:, None])), float("-inf"))
     return naive_scores(logits, ACTIONS)
 
 
 @pytest.mark.parametrize("chunk", [0, 1, 3])
 @pytest.mark.parametrize("restricted", [False, True])
+@pytest.mark.parametrize("cuts", [False, True])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_values_and_gradients_are_those_of_a_plain_softmax(
-    chunk: int, restricted: bool, softcap: float
+    chunk: int, restricted: bool, cuts: bool, softcap: float
 ) -> None:
     hidden, weight, temperature = inputs()
     options: dict[str, Any] = {"temperature": temperature, "allowed": ALLOWED} if restricted else {}
+    options |= {"cut": CUT} if cuts else {}
     expected = reference(hidden, weight, softcap, **options)
     found = score_actions(hidden, weight, ACTIONS, **options, entropy=True, chunk=chunk, softcap=softcap)
     mix = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
@@ -63,7 +74,7 @@ def test_gradcheck_of_both_outputs_together() -> None:
     hidden, weight, temperature = inputs()
 
     def both(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        scores = score_actions(h, w, ACTIONS, temperature, ALLOWED, entropy=True, chunk=2)
+        scores = score_actions(h, w, ACTIONS, temperature, ALLOWED, entropy=True, chunk=2, cut=CUT)
         return scores["logp"], scores["entropy"]
 
     assert torch.autograd.gradcheck(both, (hidden, weight))

@@ -46,6 +46,10 @@ def rescored(model: Decoder, rollouts: Rollouts) -> Tensor:
         at = int(decisions["position"][index])
         with torch.no_grad():
             logits = model(tokens[None, :at])[0, -1]
+        if "repetition_penalty" in set(decisions):
+            penalty = decisions["repetition_penalty"][index]
+            for token in set(tokens[:at].tolist()):
+                logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
         if "temperature" in set(decisions):
             logits = logits / decisions["temperature"][index]
         if "allowed" in set(decisions) and len(ids := decisions.ragged("allowed")[index]):
@@ -74,6 +78,8 @@ SETTINGS = {
     "plain": Sampling(max_tokens=12),
     "cool": Sampling(max_tokens=12, temperature=0.7),
     "top_k": Sampling(max_tokens=12, top_k=4),
+    "min_p": Sampling(max_tokens=12, min_p=0.1),
+    "penalty": Sampling(max_tokens=12, repetition_penalty=1.3, top_k=9, stop_tokens=(3,)),
     "top_p": Sampling(max_tokens=12, temperature=1.3, top_p=0.8),
     "both": Sampling(max_tokens=12, temperature=0.9, top_k=6, top_p=0.9, stop_tokens=(3,)),
     "schedule": Sampling(max_tokens=12, temperature=lambda t: 1.5 - t / 10),
@@ -89,7 +95,7 @@ def test_log_probabilities_are_those_of_a_full_forward_pass(model: Decoder, name
     assert rollouts.decisions.rows > 60
     assert (rollouts.decisions["logp"] - rescored(model, rollouts)).abs().max() < 1e-5
     assert ("allowed" in set(rollouts.decisions)) == (
-        masked or name in {"top_k", "top_p", "both", "min_tokens"}
+        masked or name in {"top_k", "min_p", "penalty", "top_p", "both", "min_tokens"}
     )
     assert ("temperature" in set(rollouts.decisions)) == (name in {"cool", "top_p", "both", "schedule"})
 

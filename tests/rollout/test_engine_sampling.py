@@ -7,7 +7,8 @@ import torch
 
 from panoply.errors import PanoplyError
 from panoply.policies.attention import Cache
-from panoply.rollout.sampling import Sampling, draw, invert, stream, truncated, uniforms
+from panoply.rollout.cuts import truncated
+from panoply.rollout.sampling import Sampling, draw, invert, stream, uniforms
 from panoply.rollout.stops import StopStrings
 
 
@@ -49,7 +50,7 @@ def test_the_mask_acts_before_truncation() -> None:
     mask = torch.tensor([[False, True, False, True]])
     drawn = draw(logits, torch.tensor([0.99], dtype=torch.float64), Sampling(top_k=2), None, mask)
     assert drawn.allowed is not None
-    assert drawn.allowed.tolist() == [[False, True, False, True]]
+    assert drawn.allowed.tolist() == [[1, 3]]
     assert drawn.action.tolist() == [3]
     assert torch.allclose(drawn.logp, torch.tensor([1.0, 3.0]).log_softmax(0)[:1])
 
@@ -61,6 +62,8 @@ def test_the_mask_acts_before_truncation() -> None:
         ({"temperature": float("nan")}, "temperature must be zero or more"),
         ({"top_p": 0.0}, "top_p must be above 0"),
         ({"top_k": 0}, "top_k must be at least 1"),
+        ({"min_p": 1.0}, "min_p must be from 0 up to 1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens must be from 0 to max_tokens"),
         ({"stop_strings": ("",)}, "stop_strings"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from panoply import data_folder
 from panoply.experience import Experience
 from panoply.parts import part
-from panoply.slots.sample.groups import LIMITS, greedy_groups
+from panoply.slots.sample.groups import LIMITS, greedy_cuts, greedy_groups
 
 if TYPE_CHECKING:
     from panoply.rollout.text import Collector
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     needs={"world:text"},
     bounds=LIMITS,
     impossible=greedy_groups,
+    inert=greedy_cuts,
 )
 def among(
     collect: Collector,
@@ -29,6 +30,8 @@ def among(
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
     max_tokens: int | None = None,
 ) -> Experience:
     """Tasks of a data folder (`make.bucket`), all of them once and then in another order, and a group for each."""
@@ -40,5 +43,7 @@ def among(
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
         max_tokens=max_tokens,
     )

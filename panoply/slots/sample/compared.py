@@ -14,7 +14,7 @@ from panoply.parts import Finding, part
 from panoply.seeds import numpy_rng
 from panoply.selves import LEARNER, acts
 from panoply.slots.sample.answers import answers_of
-from panoply.slots.sample.groups import LIMITS, greedy_groups
+from panoply.slots.sample.groups import LIMITS, greedy_cuts, greedy_groups
 
 if TYPE_CHECKING:
     from panoply.rollout.text import Collector
@@ -52,6 +52,7 @@ def _equation(held: Any) -> str:
     gives={"pairs", "signal:wins"},
     bounds=LIMITS,
     impossible=_impossible,
+    inert=greedy_cuts,
     cost=_cost,
 )
 def compared(
@@ -62,6 +63,8 @@ def compared(
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
     max_tokens: int | None = None,
     asked: Literal["once", "all"] = "once",
     soft: bool = False,
@@ -84,6 +87,8 @@ def compared(
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
         "max_tokens": max_tokens,
     }
     found = collect.episodes(tasks, group, **how)

@@ -9,7 +9,7 @@ import torch
 from panoply.costs import Lengths, Tokens, own_episodes
 from panoply.experience import Experience, Segments
 from panoply.parts import part
-from panoply.slots.sample.groups import LIMITS, greedy_groups
+from panoply.slots.sample.groups import LIMITS, greedy_cuts, greedy_groups
 
 if TYPE_CHECKING:
     from panoply.rollout.text import Collector
@@ -27,6 +27,7 @@ def _cost(held: Any, of: Lengths) -> Tokens:
     needs=lambda held: frozenset({"world:verify", f"signal:{held.name}"}),
     bounds={**LIMITS, "rounds": "at least 1"},
     impossible=greedy_groups,
+    inert=greedy_cuts,
     cost=_cost,
 )
 def dynamic(
@@ -37,6 +38,8 @@ def dynamic(
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
     max_tokens: int | None = None,
     rounds: int = 10,
     name: str = "success",
@@ -56,6 +59,8 @@ def dynamic(
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
             max_tokens=max_tokens,
         )
         varied = varied_groups_of(found, name)[: prompts - enough]

@@ -16,8 +16,10 @@ LIMITS = {
     "prompts": "at least 1",
     "group": "at least 1",
     "temperature": "from 0 to 100",
-    "top_p": "from 0 to 1",
+    "top_p": "above 0 to 1",
     "top_k": "at least 0",
+    "min_p": "from 0 up to 1",
+    "repetition_penalty": "above 0",
     "max_tokens": "at least 1",
 }
 
@@ -29,6 +31,13 @@ def greedy_groups(held: Any, method: Any) -> list[Finding]:
     return []
 
 
+def greedy_cuts(held: Any, method: Any) -> list[Finding]:
+    """The likeliest token is in every cut."""
+    if held.temperature != 0:
+        return []
+    return [(name, "at temperature 0 the likeliest token is taken") for name in ("top_p", "top_k", "min_p")]
+
+
 @part(
     "sample",
     equation=lambda held: (
@@ -38,6 +47,7 @@ def greedy_groups(held: Any, method: Any) -> list[Finding]:
     needs=lambda held: acts(held.by),
     bounds=LIMITS,
     impossible=greedy_groups,
+    inert=greedy_cuts,
 )
 def groups(
     collect: Collector,
@@ -47,6 +57,8 @@ def groups(
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
     max_tokens: int | None = None,
     by: str = LEARNER,
 ) -> Experience:
@@ -61,5 +73,7 @@ def groups(
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
             max_tokens=max_tokens,
         )
