@@ -35,7 +35,7 @@ SMALL = {
 }
 
 
-def small(name: str, device: str = "cpu") -> Plan:
+def small(name: str, device: str = "cpu", **more: Any) -> Plan:
     """The method on the first world that serves it, with as little data as its settings allow."""
     world = world_for(name)
     plain = pp.plan(name, world)
@@ -51,7 +51,7 @@ def small(name: str, device: str = "cpu") -> Plan:
     if "judged" not in plain.method.needs():
         run["greedy"] = False
     model = "start" if isinstance(built, ControlWorld) or warm_start(built) else "fresh"
-    return pp.plan(name, world, settings=fitting, model=model, **run)
+    return pp.plan(name, world, settings=fitting, model=model, **run, **more)
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import torch
 from test_conformance import METHODS, metrics, small
 
 import panoply as pp
+from panoply.errors import PanoplyError
 from panoply.policies.build import open_folder
 from panoply.progress import Progress
 from panoply.run import Run
@@ -45,6 +46,19 @@ def test_real_actions(name: str, tmp_path: Path) -> None:
         logged.append(metrics(done.run)[0])
         assert logged[-1]["loss"] != 0
     alike(*logged)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_method_with_adapters(name: str, tmp_path: Path) -> None:
+    plain = small(name)
+    if plain.world().medium != "text" or "judged" in plain.method.needs():
+        with pytest.raises(PanoplyError, match="--lora"):
+            small(name, lora=2)
+        return
+    plans = [small(name, device, lora=2) for device in ("cuda", "cpu")]
+    there, here = (pp.train(plan, run=tmp_path / plan.options.device, progress=Progress()) for plan in plans)
+    alike(metrics(there.run)[0], metrics(here.run)[0], name in KINKED)
+    assert torch.tensor(metrics(there.run)[1]["loss"]).isfinite()
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from panoply.experience import Experience
-from panoply.policies import scoring
+from panoply.policies import low_rank, scoring
 from panoply.policies.decoder import Decoder, DecoderConfig
+from panoply.policies.lora import add_lora
 from panoply.policies.scoring import naive_scores, score_actions
 from panoply.policies.text import TextPolicy
 from tests.policies.test_text import RAGGED, TOKENIZER, experience, gradients
@@ -108,6 +109,38 @@ def test_packed_half_precision_is_near_float32(
     with torch.no_grad():
         gap = (narrow.score(data)["logp"] - wide.score(data)["logp"]).abs().mean()
     assert gap < limit
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fusing", [True, False])
+def test_slopes_of_low_rank_factors_are_near_those_in_float32(
+    dtype: torch.dtype, fusing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 5 * torch.finfo(dtype).eps
+    monkeypatch.setattr(Decoder, "fusing", fusing)
+    data = experience(RAGGED)
+    narrow, wide = add_lora(policy(dtype), 4), add_lora(policy(), 4)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for mine, theirs in zip(wide.model.parameters(), narrow.model.parameters(), strict=True):
+            if theirs.requires_grad:
+                theirs.copy_(torch.randn_like(theirs) * 0.1)
+            mine.copy_(theirs)
+        low_rank.merge(narrow.model)
+        for (_, mine), (_, theirs) in zip(
+            low_rank.adapters(wide.model), low_rank.adapters(narrow.model), strict=True
+        ):
+            assert theirs.lora_A.dtype == torch.float32
+            mine.weight.copy_(theirs.weight)  # with its rounding
+    names, slopes = [], []
+    for one in (wide, narrow):
+        learning = {n: p for n, p in one.named_parameters() if p.requires_grad}
+        scores = one.score(data)["logp"]
+        slopes.append(torch.autograd.grad((scores * weight(data, "cuda")).sum(), list(learning.values())))
+        names = list(learning)
+    for name, right, found in zip(names, *slopes, strict=True):
+        apart = (found - right).norm() / right.norm()
+        assert apart < limit, f"{name}: {apart}"
 
 
 def test_packed_windows_are_kept() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from panoply.errors import PanoplyError
+from panoply.policies import low_rank
 from panoply.policies.decoder import Decoder
 from panoply.rollout import graphs
 from panoply.rollout.engine import Rollouts, Sampling, TextEngine, Turn
@@ -91,6 +92,30 @@ def test_graphs_follow_the_weights_and_are_kept() -> None:
     there.load_state_dict({n: w.clone() for n, w in here.state_dict().items()}, assign=True)
     there.to("cuda")
     agree(*(TextEngine(m).generate(requests, sampling) for m in (here, there)))
+
+
+def test_graphs_follow_low_rank_factors_and_are_kept() -> None:
+    models = pair()
+    sampling, requests = Sampling(max_tokens=10), make_requests(4, 4)
+    for model in models:
+        linear = low_rank.linear_layers(model)
+        layers = [name for name in linear if "layers" in name]
+        low_rank.adapt(model, dict.fromkeys(layers, 4), dict.fromkeys(layers, 2.0))
+    before = [TextEngine(m).generate(requests, sampling) for m in models]
+    agree(*before)
+    made = graphs._made[models[1]]
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for (_, a), (_, b) in zip(*map(low_rank.adapters, models), strict=True):
+            for mine, theirs in ((a.lora_A, b.lora_A), (a.lora_B, b.lora_B)):
+                mine.copy_(torch.randn_like(mine) * 0.3)
+                theirs.copy_(mine)
+    for model in models:
+        low_rank.merge(model)
+    after = [TextEngine(m).generate(requests, sampling) for m in models]
+    agree(*after)
+    assert not same(before[1], after[1])
+    assert graphs._made[models[1]] is made
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, 5e-2), (torch.float16, 1e-2)])
