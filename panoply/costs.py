@@ -168,7 +168,7 @@ def activations(
     total = _device_memory(options.device) if total is None else total
     blocks = [(name, shape) for name, shape in shapes.items() if ".layers." in name and "bias" not in name]
     inside = sum(shape[0] for _, shape in blocks)
-    between = sum(shape[0] for name, shape in blocks if name.endswith("input_layernorm.weight"))
+    between = sum(shape[0] for name, shape in blocks if name.endswith("o_proj.weight"))
     width = 4 if options.dtype == "float32" else 2
     longest, most = of.prompt + of.context, min(options.micro_tokens, max(trained, 1))
     cramped = total is not None and held + longest * inside * width > total

@@ -9,12 +9,15 @@ so that one captured graph serves every length.
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from panoply.policies.attention import Focus
 
 TILE = (32, 128)
 PARTS = 4
@@ -44,8 +47,9 @@ def begin(CHAIN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def _add_norm(
-    x, delta, total, weight, out, rows, width, eps,
-    ADD: tl.constexpr, PARTS: tl.constexpr, CHAIN: tl.constexpr, BLOCK: tl.constexpr,
+    x, delta, total, after, weight, out, rows, width, eps, offset, factor,
+    ADD: tl.constexpr, PARTS: tl.constexpr, AFTER: tl.constexpr, NORM: tl.constexpr, CHAIN: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     begin(CHAIN)
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
@@ -56,50 +60,87 @@ def _add_norm(
         change = tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
         for part in range(1, PARTS):
             change += tl.load(delta + part * rows * width + at, mask=inside, other=0.0)
-        added = value.to(tl.float32) + change.to(value.dtype).to(tl.float32)
+        change = change.to(value.dtype).to(tl.float32)
+        if AFTER:
+            gain = tl.load(after + column, mask=inside, other=0.0).to(tl.float32) + offset
+            change = change * (1.0 / tl.sqrt(tl.sum(change * change, axis=0) / width + eps)) * gain
+            change = change.to(value.dtype).to(tl.float32)
+        change = (change * factor).to(value.dtype).to(tl.float32)
+        added = value.to(tl.float32) + change
         value = added.to(value.dtype)
         tl.store(total + at, value, mask=inside)
-    wide = value.to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / width + eps)
-    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, (wide * scale * gain).to(value.dtype), mask=inside)
+    if NORM:
+        wide = value.to(tl.float32)
+        scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / width + eps)
+        gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset
+        tl.store(out + at, (wide * scale * gain).to(value.dtype), mask=inside)
 
 
-def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """Add `delta` to [rows, width] `x` in place, and give the sum's RMSNorm.
+@dataclass(frozen=True)
+class Stream:
+    """How a layout's stream is added to and normed: norms' epsilon and offset, and the factor of what is added."""
 
-    A `delta` of [parts, rows, width] is the sum of its parts.
+    eps: float
+    offset: float = 0.0
+    factor: float = 1.0
+
+
+def add_norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor | None, stream: Stream, after: Tensor | None = None
+) -> Tensor:
+    """Add `delta`, normed itself where there is an `after`, to [rows, width] `x` in place, and give the sum's RMSNorm.
+
+    A `delta` of [parts, rows, width] is the sum of its parts. Without a weight the sum is not normed.
     """
     rows, width = x.shape
-    out = torch.empty_like(x)
+    if delta is None and weight is None:
+        return x
+    out = x if weight is None else torch.empty_like(x)
     block = triton.next_power_of_2(width)
     warps = 4 if block <= 2048 else 8
     added = x if delta is None else delta
     parts = 1 if delta is None or delta.ndim == 2 else len(delta)
     _add_norm[(rows,)](
-        x, added, x, weight, out, rows, width, eps, delta is not None, parts, chained(), block,
+        x, added, x, x if after is None else after, x if weight is None else weight, out, rows, width, stream.eps,
+        stream.offset, stream.factor, delta is not None, parts, after is not None, weight is not None, chained(), block,
         num_warps=warps, launch_pdl=chained(),
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _gated(both, out, inner, CHAIN: tl.constexpr, BLOCK: tl.constexpr):
+def gelu_parts(x):
+    """x · s(x), the approximation of gelu that is a gate of x's own: the gate s, and its slope."""
+    inside = 1.5957691216057308 * (
+        x + 0.044715 * x * x * x
+    )  # 2 · √(2 / π): ½ (1 + tanh y) is the sigmoid of 2y
+    share = 1.0 / (1.0 + tl.exp(-inside))
+    return share, share * (1.0 - share) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
+
+
+@triton.jit
+def _gated(both, out, inner, GELU: tl.constexpr, CHAIN: tl.constexpr, BLOCK: tl.constexpr):
     begin(CHAIN)
     row, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < inner
     at = row.to(tl.int64) * 2 * inner + column
     gate = tl.load(both + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + at + inner, mask=inside, other=0.0).to(tl.float32)
-    value = gate / (1.0 + tl.exp(-gate)) * up
+    if GELU:
+        share, _ = gelu_parts(gate)
+        value = gate * share * up
+    else:
+        value = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out + row.to(tl.int64) * inner + column, value.to(out.dtype.element_ty), mask=inside)
 
 
-def gated(both: Tensor, chain: bool = False) -> Tensor:
-    """silu(gate) · up, of [rows, 2 · inner] in which the gates come first."""
+def gated(both: Tensor, gelu: bool = False, chain: bool = False) -> Tensor:
+    """silu(gate) · up, or gelu's approximation in silu's place, of [rows, 2 · inner] in which the gates come first."""
     rows, inner = both.shape[0], both.shape[1] // 2
     out = both.new_empty(rows, inner)
-    _gated[(rows, triton.cdiv(inner, 1024))](both, out, inner, chain, 1024, num_warps=4, launch_pdl=chain)
+    _gated[(rows, triton.cdiv(inner, 1024))](
+        both, out, inner, gelu, chain, 1024, num_warps=4, launch_pdl=chain
+    )
     return out
 
 
@@ -150,18 +191,28 @@ def in_parts(x: Tensor, weight: Tensor) -> bool:
 
 
 @triton.jit
-def _head(start, count, cosine, sine, weight, eps, NORM: tl.constexpr, PAD: tl.constexpr, D: tl.constexpr):
-    """`count` heads at `start`, normed if asked and rotated, in float32; `sine` has its sign."""
-    head, column = tl.arange(0, PAD)[:, None], tl.arange(0, D)
-    other = (column + D // 2) % D
-    here = head < count
+def capped(score, cap):
+    """cap · tanh(score / cap), where a cap is above 0; 1 − 2 / (e²ʸ + 1) is tanh y for every y."""
+    return cap * (1.0 - 2.0 / (tl.exp(2.0 * score / cap) + 1.0))
+
+
+@triton.jit
+def _head(
+    start, count, cosine, sine, other, weight, eps, offset,
+    NORM: tl.constexpr, PAD: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """`count` heads at `start`, normed if asked and turned with `other` columns, in float32; `sine` has its sign."""
+    head, column = tl.arange(0, PAD)[:, None], tl.arange(0, WIDE)
+    here = (head < count) & (column < D)[None, :]
     first = tl.load(start + head * D + column[None, :], mask=here, other=0.0).to(tl.float32)
     second = tl.load(start + head * D + other[None, :], mask=here, other=0.0).to(tl.float32)
     if NORM:
-        dtype = start.dtype.element_ty
+        dtype, real = start.dtype.element_ty, column < D
         scale = 1.0 / tl.sqrt(tl.sum(first * first, axis=1) / D + eps)[:, None]
-        first = (first * scale * tl.load(weight + column).to(tl.float32)[None, :]).to(dtype).to(tl.float32)
-        second = (second * scale * tl.load(weight + other).to(tl.float32)[None, :]).to(dtype).to(tl.float32)
+        gain = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)[None, :] + offset
+        across = tl.load(weight + other, mask=real, other=0.0).to(tl.float32)[None, :] + offset
+        first, second = (first * scale * gain).to(dtype), (second * scale * across).to(dtype)
+        first, second = first.to(tl.float32), second.to(tl.float32)
     return first * cosine[None, :] + second * sine[None, :]
 
 
@@ -176,13 +227,19 @@ def _attention(
     q_weight,
     k_weight,
     eps,
+    offset,
     scale,
+    cap,
     capacity,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
+    WIDE: tl.constexpr,
+    TURNING: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     PAD: tl.constexpr,
     NORM: tl.constexpr,
+    CAPPED: tl.constexpr,
     WINDOW: tl.constexpr,
     CHAIN: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -192,24 +249,37 @@ def _attention(
     share: tl.constexpr = HEADS // KV_HEADS
     dtype = keys.dtype.element_ty
     position = tl.load(positions + row)
-    column, head = tl.arange(0, D), tl.arange(0, PAD)
-    cosine = tl.load(angles + position * D + column % (D // 2)).to(tl.float32)
-    sine = tl.load(angles + position * D + D // 2 + column % (D // 2)).to(tl.float32)
-    sine = tl.where(column < D // 2, -sine, sine)
+    column, head = tl.arange(0, WIDE), tl.arange(0, PAD)
+    real, half = column < D, TURNING // 2
+    if INTERLEAVED:
+        angle, other, negative = column // 2, column ^ 1, column % 2 == 0
+    else:
+        angle, other, negative = column % half, (column + half) % TURNING, column < half
+    turning = column < TURNING
+    other = tl.where(turning, other, column)
+    cosine = tl.load(angles + position * TURNING + angle, mask=turning, other=1.0).to(tl.float32)
+    sine = tl.load(angles + position * TURNING + half + angle, mask=turning, other=0.0).to(tl.float32)
+    sine = tl.where(negative, -sine, sine)
 
     start = qkv + row * (HEADS + 2 * KV_HEADS) * D
-    q = _head(start + kv * share * D, share, cosine, sine, q_weight, eps, NORM, PAD, D).to(dtype)
-    k = _head(start + (HEADS + kv) * D, 1, cosine, sine, k_weight, eps, NORM, 1, D).to(dtype)
-    v = tl.load(start + (HEADS + KV_HEADS + kv) * D + column)[None, :]
+    q = _head(
+        start + kv * share * D, share, cosine, sine, other, q_weight, eps, offset, NORM, PAD, D, WIDE
+    ).to(dtype)
+    k = _head(start + (HEADS + kv) * D, 1, cosine, sine, other, k_weight, eps, offset, NORM, 1, D, WIDE).to(
+        dtype
+    )
+    v = tl.load(start + (HEADS + KV_HEADS + kv) * D + column, mask=real, other=0.0)[None, :]
     base = (row.to(tl.int64) * capacity) * KV_HEADS * D + kv * D
     own = base + position * KV_HEADS * D + column[None, :]
-    tl.store(keys + own, k)
-    tl.store(values + own, v)
+    tl.store(keys + own, k, mask=real[None, :])
+    tl.store(values + own, v, mask=real[None, :])
 
     # The row's own key comes from registers; the others were written by earlier steps.
     best = tl.sum(q.to(tl.float32) * k.to(tl.float32), axis=1) * scale
+    if CAPPED:
+        best = capped(best, cap)
     total = tl.full([PAD], 1.0, tl.float32)
-    mixed = tl.zeros([PAD, D], tl.float32) + v.to(tl.float32)
+    mixed = tl.zeros([PAD, WIDE], tl.float32) + v.to(tl.float32)
     first = position * 0
     if WINDOW > 0:
         first = tl.maximum(position - WINDOW + 1, 0)
@@ -217,18 +287,21 @@ def _attention(
         at = low + tl.arange(0, BLOCK)
         seen = at < position
         place = base + at[:, None] * (KV_HEADS * D) + column[None, :]
-        key = tl.load(keys + place, mask=seen[:, None], other=0.0)
+        there = seen[:, None] & real[None, :]
+        key = tl.load(keys + place, mask=there, other=0.0)
         score = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
+        if CAPPED:
+            score = capped(score, cap)
         score = tl.where(seen[None, :], score, float("-inf"))
         higher = tl.maximum(best, tl.max(score, axis=1))
         weight = tl.exp(score - higher[:, None])
         fade = tl.exp(best - higher)
         total = total * fade + tl.sum(weight, axis=1)
-        value = tl.load(values + place, mask=seen[:, None], other=0.0)
+        value = tl.load(values + place, mask=there, other=0.0)
         mixed = mixed * fade[:, None] + tl.dot(weight.to(dtype), value, input_precision="ieee")
         best = higher
     target = out + row * HEADS * D + (kv * share + head)[:, None] * D + column[None, :]
-    tl.store(target, (mixed / total[:, None]).to(dtype), mask=(head < share)[:, None])
+    tl.store(target, (mixed / total[:, None]).to(dtype), mask=(head < share)[:, None] & real[None, :])
 
 
 def decode_attention(
@@ -238,13 +311,14 @@ def decode_attention(
     values: Tensor,
     positions: Tensor,
     norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    window: int,
+    stream: Stream,
+    focus: Focus,
+    interleaved: bool = False,
 ) -> Tensor:
     """Attention of one new token a row, [rows, heads · size], from its [rows, (heads + 2 kv_heads) · size] products.
 
     Norms and rotates queries and keys, and writes keys and values at `positions` of the cache's
-    [slots, capacity, kv_heads, size] on the way. `angles` is [positions, size]: cosines, then sines.
+    [slots, capacity, kv_heads, size] on the way. `angles` is [positions, turning]: cosines, then sines.
     """
     rows, (_, capacity, kv_heads, size) = len(qkv), keys.shape
     heads = qkv.shape[1] // size - 2 * kv_heads
@@ -252,9 +326,51 @@ def decode_attention(
     pad = max(16, triton.next_power_of_2(heads // kv_heads))
     q_norm, k_norm = norms if norms is not None else (qkv, qkv)
     block = 64 if qkv.element_size() == 2 else 32
+    scale = size**-0.5 if focus.scale is None else focus.scale
     _attention[(rows, kv_heads)](
-        qkv, angles, keys, values, positions, out, q_norm, k_norm, eps, size**-0.5, capacity,
-        HEADS=heads, KV_HEADS=kv_heads, D=size, PAD=pad, NORM=norms is not None, WINDOW=window, CHAIN=chained(),
-        BLOCK=block, num_warps=4, num_stages=3, launch_pdl=chained(),
+        qkv, angles, keys, values, positions, out, q_norm, k_norm, stream.eps, stream.offset, scale, focus.cap,
+        capacity, HEADS=heads, KV_HEADS=kv_heads, D=size, WIDE=triton.next_power_of_2(size), TURNING=angles.shape[1],
+        INTERLEAVED=interleaved, PAD=pad, NORM=norms is not None, CAPPED=focus.cap > 0, WINDOW=focus.window,
+        CHAIN=chained(), BLOCK=block, num_warps=4, num_stages=3, launch_pdl=chained(),
     )  # fmt: skip
     return out
+
+
+@triton.jit
+def _norm_spans(x, first, second, eps, offset, A, B, stride, CHAIN: tl.constexpr, BLOCK: tl.constexpr):
+    begin(CHAIN)
+    column = tl.arange(0, BLOCK)
+    later = tl.program_id(1) > 0
+    width = tl.where(later, B, A)
+    inside = column < width
+    at = x + tl.program_id(0).to(tl.int64) * stride + tl.where(later, A, 0) + column
+    value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(value * value, axis=0) / width + eps)
+    gain = tl.load(first + column, mask=inside & (column < A) & ~later, other=0.0).to(tl.float32)
+    gain += tl.load(second + column, mask=inside & later, other=0.0).to(tl.float32)
+    tl.store(at, (value * scale * (gain + offset)).to(x.dtype.element_ty), mask=inside)
+
+
+def norm_spans(x: Tensor, first: Tensor, second: Tensor, stream: Stream) -> None:
+    """RMSNorm, in place, of the first columns of [rows, …], as many as `first` has, and of `second`'s after them."""
+    block = triton.next_power_of_2(max(len(first), len(second)))
+    _norm_spans[(len(x), 2)](
+        x, first, second, stream.eps, stream.offset, len(first), len(second), x.stride(0), chained(), block,
+        num_warps=4 if block <= 2048 else 8, launch_pdl=chained(),
+    )  # fmt: skip
+
+
+@triton.jit
+def _cap_all(x, cap, count, CHAIN: tl.constexpr, BLOCK: tl.constexpr):
+    begin(CHAIN)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    tl.store(x + at, capped(tl.load(x + at, mask=inside, other=0.0), cap), mask=inside)
+
+
+def cap_all(x: Tensor, cap: float) -> Tensor:
+    """Logits capped in place, in one pass."""
+    _cap_all[(triton.cdiv(x.numel(), 4096),)](
+        x, cap, x.numel(), chained(), 4096, num_warps=8, launch_pdl=chained()
+    )
+    return x

@@ -92,8 +92,11 @@ def _scale(x: Tensor, eps: float) -> Tensor:
     return length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
-def add_norm(x: Tensor, change: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """[N, width] x + change, and its RMSNorm."""
+def add_norm(
+    x: Tensor, change: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """[N, width] x + change, and its RMSNorm, times the weight plus an offset."""
+    weight = weight + offset if offset else weight
     found: tuple[Tensor, Tensor] = _AddNorm.apply(x, change, weight, eps)  # type: ignore[no-untyped-call]
     return found
 

@@ -12,16 +12,18 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from panoply.kernels.decode import _add_norm, gated
+from panoply.kernels.decode import _add_norm, gated, gelu_parts
 from panoply.kernels.low_rank import Factors, slopes
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _norm_back(x, weight, g, more, out, partial, rows, width, eps, MORE: tl.constexpr, BLOCK: tl.constexpr):
+def _norm_back(
+    x, weight, g, more, out, partial, rows, width, eps, offset, MORE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """Rows in strides; each program sums the weight's gradient over its own."""
     column = tl.arange(0, BLOCK)
     inside = column < width
-    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset
     total = tl.zeros([BLOCK], tl.float32)
     for row in range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0)):
         at = row * width + column
@@ -43,7 +45,7 @@ class _AddNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, change: Tensor | None, weight: Tensor, eps: float
+        ctx: Any, x: Tensor, change: Tensor | None, weight: Tensor, eps: float, offset: float
     ) -> tuple[Tensor, Tensor]:
         rows, width = x.shape
         total, added = (x, x) if change is None else (torch.empty_like(x), change)
@@ -51,11 +53,11 @@ class _AddNorm(torch.autograd.Function):
         block = triton.next_power_of_2(width)
         warps = 4 if block <= 2048 else 8
         _add_norm[(rows,)](
-            x, added, total, weight, normed, rows, width, eps, change is not None, 1, False, block,
-            num_warps=warps,
+            x, added, total, x, weight, normed, rows, width, eps, offset, 1.0, change is not None, 1, False, True,
+            False, block, num_warps=warps,
         )  # fmt: skip
         ctx.save_for_backward(total, weight)
-        ctx.eps, ctx.added = eps, change is not None
+        ctx.eps, ctx.offset, ctx.added = eps, offset, change is not None
         ctx.set_materialize_grads(False)
         return total, normed
 
@@ -64,77 +66,102 @@ class _AddNorm(torch.autograd.Function):
     def backward(ctx: Any, g_total: Tensor | None, g: Tensor | None) -> Any:
         x, weight = ctx.saved_tensors
         if g is None:
-            return g_total, g_total if ctx.added else None, None, None
+            return g_total, g_total if ctx.added else None, None, None, None
         rows, width = x.shape
         programs = min(rows, 1024)
         out, partial = torch.empty_like(x), torch.empty(programs, width, dtype=torch.float32, device=x.device)
         more = g if g_total is None else g_total.contiguous()
         block = triton.next_power_of_2(width)
         _norm_back[(programs,)](
-            x, weight, g.contiguous(), more, out, partial, rows, width, ctx.eps, g_total is not None, block,
+            x, weight, g.contiguous(), more, out, partial, rows, width, ctx.eps, ctx.offset, g_total is not None,
+            block,
             num_warps=4 if block <= 2048 else 8,
         )  # fmt: skip
-        return out, out if ctx.added else None, partial.sum(0).to(weight.dtype), None
+        return out, out if ctx.added else None, partial.sum(0).to(weight.dtype), None, None
 
 
-def add_norm(x: Tensor, change: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """[N, width] x + change, and its RMSNorm."""
-    found: tuple[Tensor, Tensor] = _AddNorm.apply(x, change, weight, eps)
+def add_norm(
+    x: Tensor, change: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """[N, width] x + change, and its RMSNorm, times the weight plus an offset."""
+    found: tuple[Tensor, Tensor] = _AddNorm.apply(x, change, weight, eps, offset)
     return found
 
 
 @triton.jit
 def _turn(
-    x, x_stride, cos, sin, out, out_stride, sign, heads, D: tl.constexpr, PAD: tl.constexpr
+    x, x_stride, cos, sin, out, out_stride, sign, heads, D: tl.constexpr, HALF: tl.constexpr, WIDE: tl.constexpr,
+    PAD: tl.constexpr, STEP: tl.constexpr, APART: tl.constexpr, STILL: tl.constexpr,
 ):  # fmt: skip
-    row, head, column = (
+    """Pair i of HALF is of the columns i · STEP and i · STEP + APART; STILL columns (padded) come after all pairs."""
+    row, head, pair = (
         tl.program_id(0).to(tl.int64),
         tl.arange(0, PAD)[:, None],
-        tl.arange(0, D // 2)[None, :],
+        tl.arange(0, WIDE)[None, :],
     )
-    here = head < heads
-    cosine = tl.load(cos + row * (D // 2) + column).to(tl.float32)
-    sine = tl.load(sin + row * (D // 2) + column).to(tl.float32) * sign
-    at = head * D + column
-    first = tl.load(x + row * x_stride + at, mask=here, other=0.0).to(tl.float32)
-    second = tl.load(x + row * x_stride + at + D // 2, mask=here, other=0.0).to(tl.float32)
+    here, real = head < heads, pair < HALF
+    cosine = tl.load(cos + row * HALF + pair, mask=real, other=0.0).to(tl.float32)
+    sine = tl.load(sin + row * HALF + pair, mask=real, other=0.0).to(tl.float32) * sign
+    at = head * D + pair * STEP
+    first = tl.load(x + row * x_stride + at, mask=here & real, other=0.0).to(tl.float32)
+    second = tl.load(x + row * x_stride + at + APART, mask=here & real, other=0.0).to(tl.float32)
     kind = out.dtype.element_ty
     to = out + row * out_stride + at
-    tl.store(to, (first * cosine - second * sine).to(kind), mask=here)
-    tl.store(to + D // 2, (second * cosine + first * sine).to(kind), mask=here)
+    tl.store(to, (first * cosine - second * sine).to(kind), mask=here & real)
+    tl.store(to + APART, (second * cosine + first * sine).to(kind), mask=here & real)
+    if STILL > 0:
+        rest = 2 * HALF + tl.arange(0, STILL)[None, :]
+        there = here & (rest < D)
+        kept = tl.load(x + row * x_stride + head * D + rest, mask=there, other=0.0)
+        tl.store(out + row * out_stride + head * D + rest, kept.to(kind), mask=there)
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, sign: float = 1.0) -> None:
-    """Rotary positions on [N, heads, size] by [N, size / 2] angles, forth or (sign −1) back, into `out`."""
-    rows, heads, size = x.shape
-    pad = triton.next_power_of_2(heads)
-    _turn[(rows,)](x, x.stride(0), cos, sin, out, out.stride(0), sign, heads, size, pad, num_warps=2)
+def turn(
+    x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, sign: float = 1.0, interleaved: bool = False
+) -> None:
+    """Rotary positions on [N, heads, size] by [N, pairs] angles, forth or (sign −1) back, into `out`.
+
+    Pairs lie half of what is turned apart, or side by side where they are interleaved.
+    """
+    (rows, heads, size), half = x.shape, cos.shape[1]
+    pad, still = triton.next_power_of_2(heads), size - 2 * half
+    step, apart = (2, 1) if interleaved else (1, half)
+    rest = triton.next_power_of_2(still) if still and x.data_ptr() != out.data_ptr() else 0
+    _turn[(rows,)](
+        x, x.stride(0), cos, sin, out, out.stride(0), sign, heads, size, half, triton.next_power_of_2(half), pad, step,
+        apart, rest, num_warps=2,
+    )  # fmt: skip
 
 
 @triton.jit
-def _gate_back(both, g, out, g_both, inner, BLOCK: tl.constexpr):
+def _gate_back(both, g, out, g_both, inner, GELU: tl.constexpr, BLOCK: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < inner
     at, narrow = row * 2 * inner + column, row * inner + column
     x = tl.load(both + at, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(both + at + inner, mask=inside, other=0.0).to(tl.float32)
     slope = tl.load(g + narrow, mask=inside, other=0.0).to(tl.float32)
-    share = 1.0 / (1.0 + tl.exp(-x))
-    silu = x * share
+    if GELU:
+        share, rise = gelu_parts(x)
+        bent = share + x * rise
+    else:
+        share = 1.0 / (1.0 + tl.exp(-x))
+        bent = share * (1.0 + x * (1.0 - share))
+    gate = x * share
     kind = out.dtype.element_ty
-    tl.store(out + narrow, (silu * y).to(kind), mask=inside)
-    tl.store(g_both + at + inner, (slope * silu).to(kind), mask=inside)
-    tl.store(g_both + at, (slope * y * share * (1.0 + x * (1.0 - share))).to(kind), mask=inside)
+    tl.store(out + narrow, (gate * y).to(kind), mask=inside)
+    tl.store(g_both + at + inner, (slope * gate).to(kind), mask=inside)
+    tl.store(g_both + at, (slope * y * bent).to(kind), mask=inside)
 
 
 class _GatedDown(torch.autograd.Function):
-    """(silu(gate) · up) Wᵀ. The product in brackets, the widest tensor of a block, is computed again, not kept."""
+    """(act(gate) · up) Wᵀ. The product in brackets, the widest tensor of a block, is computed again, not kept."""
 
     @staticmethod
-    def forward(ctx: Any, both: Tensor, weight: Tensor, scale: float, *pair: Tensor) -> Tensor:
+    def forward(ctx: Any, both: Tensor, weight: Tensor, gelu: bool, scale: float, *pair: Tensor) -> Tensor:
         ctx.save_for_backward(both, weight, *pair)
-        ctx.scale = scale
-        return gated(both) @ weight.t()
+        ctx.gelu, ctx.scale = gelu, scale
+        return gated(both, gelu) @ weight.t()
 
     @staticmethod
     @once_differentiable
@@ -143,14 +170,18 @@ class _GatedDown(torch.autograd.Function):
         slope = g @ weight
         wide, g_both = torch.empty_like(slope), torch.empty_like(both)
         rows, inner = slope.shape
-        _gate_back[(rows, triton.cdiv(inner, 1024))](both, slope, wide, g_both, inner, 1024, num_warps=4)
+        grid = (rows, triton.cdiv(inner, 1024))
+        _gate_back[grid](both, slope, wide, g_both, inner, ctx.gelu, 1024, num_warps=4)
         on_weight = g.t() @ wide if ctx.needs_input_grad[1] else None
         on_factors = slopes(wide, g, [Factors(pair[0], pair[1], ctx.scale)]) if pair else ()
-        return g_both, on_weight, None, *on_factors
+        return g_both, on_weight, None, None, *on_factors
 
 
-def gated_down(both: Tensor, weight: Tensor, factors: Factors | None = None) -> Tensor:
-    """[N, 2 · inner], gates first, to [N, width]. Where the weight has low-rank `factors`, they get the gradient."""
+def gated_down(both: Tensor, weight: Tensor, factors: Factors | None = None, gelu: bool = False) -> Tensor:
+    """[N, 2 · inner], gates first, to [N, width]; gates go through silu, or gelu's approximation.
+
+    Where the weight has low-rank `factors`, they get the gradient.
+    """
     learned = (1.0,) if factors is None else (factors.scale, factors.a, factors.b)
-    found: Tensor = _GatedDown.apply(both, weight, *learned)
+    found: Tensor = _GatedDown.apply(both, weight, gelu, *learned)
     return found

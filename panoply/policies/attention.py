@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,10 +11,25 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.experience import Experience, Ragged
+from panoply.policies.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
     from panoply.policies.decoder import Block, Decoder
     from panoply.policies.text import TextPolicy
+
+
+@dataclass(frozen=True)
+class Focus:
+    """How a layer's queries look at keys: how far back, and what becomes of a product of the two.
+
+    The score is scale · qᵀk, or with a cap c it is c · tanh(scale · qᵀk / c).
+    """
+
+    window: int = 0
+    """How many positions are seen, the query's own included; 0: all."""
+    scale: float | None = None
+    """None: one over the root of the head size."""
+    cap: float = 0.0
 
 
 class Visibility:
@@ -49,33 +65,57 @@ class Visibility:
         mask = torch.zeros(visible.shape, dtype=self.dtype, device=query.device)
         return mask.masked_fill_(~visible, float("-inf"))[:, None]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, focus: Focus) -> Tensor:
         """[B, T, heads, size] queries and [B, keys, kv_heads, size] keys and values to [B, T, heads, size]."""
-        mask = self.mask(window, k.shape[1])
-        return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask).transpose(1, 2)
+        mask = self.build(focus.window, k.shape[1]) if focus.cap else self.mask(focus.window, k.shape[1])
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return attend(q, k, v, mask, focus.scale, focus.cap).transpose(1, 2)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None, cap: float = 0.0
+) -> Tensor:
     """Attention, causal without a mask. Query heads may share key heads; how to say so decides the speed."""
     rows, heads, length, size = q.shape
     share = heads // k.shape[1]
+    if cap:
+        assert mask is not None
+        return capped(q, k, v, mask, size**-0.5 if scale is None else scale, cap)
     if length == 1 and mask is not None and q.device.type == "cpu":
         # One query a row is no work for an attention kernel: two products and what is between them are faster.
         folded = q.reshape(-1, share, size)
         flat = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
         k, v = flat
-        scores = torch.bmm(folded * size**-0.5, k.transpose(1, 2)).view(rows, -1, k.shape[1])
+        scores = torch.bmm(folded * (size**-0.5 if scale is None else scale), k.transpose(1, 2)).view(
+            rows, -1, k.shape[1]
+        )
         weights = scores.add_(mask[:, 0]).softmax(-1).view(len(k), share, -1)
         return torch.bmm(weights, v).view(rows, heads, 1, size)
     if share > 1 and length == 1 and mask is not None:
         # One query a row: the heads that share keys are so many queries of one head.
-        folded = F.scaled_dot_product_attention(q.view(rows, -1, share, size), k, v, attn_mask=mask)
+        folded = F.scaled_dot_product_attention(
+            q.view(rows, -1, share, size), k, v, attn_mask=mask, scale=scale
+        )
         return folded.reshape(rows, heads, 1, size)
     if share > 1 and q.is_cuda:
         # With `enable_gqa` CUDA falls back to kernels that are three times slower under a mask.
         k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
     grouped = k.shape[1] < heads
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+    )
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float) -> Tensor:
+    """Attention whose scores are capped before they are masked: two products, and what is between them in float32."""
+    rows, heads, length, size = q.shape
+    folded = q.reshape(rows, k.shape[1], -1, size)  # heads that share keys are so many queries of one head
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (folded @ k.transpose(2, 3)).to(wide) * scale
+    scores = (scores / cap).tanh() * cap
+    scores = scores.view(rows, heads, length, -1) + mask
+    weights = scores.softmax(-1).to(q.dtype).view(folded.shape[:3] + k.shape[2:3])
+    return (weights @ v).view(rows, heads, length, size)
 
 
 @torch.no_grad()
@@ -87,7 +127,7 @@ def maps(policy: TextPolicy, experience: Experience, block: int, head: int | Non
     model: Any = policy.model
     blocks, config = getattr(model, "blocks", None), model.config
     if blocks is None:
-        raise PanoplyError("Attention maps need a Llama, Qwen2, Qwen3 or Mistral layout.")
+        raise PanoplyError(f"Attention maps need a layout that runs natively: {', '.join(ARCHITECTURES)}.")
     if not 1 <= block <= config.layers or not 0 <= (head or 0) < config.heads:
         raise PanoplyError(
             f"There is no attention of block {block}" + ("" if head is None else f", head {head},")
@@ -112,12 +152,16 @@ def _weights(model: Decoder, block: Block, tokens: Tensor, depth: int) -> Tensor
     positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
     _, tapped = model.hidden_states(tokens, positions, taps=(depth - 1,))
     x = tapped[depth - 1]
-    attend = block.self_attn
-    q, k, _ = attend.project(block.input_layernorm(x), model.rotation(positions, x.dtype))
+    attend, before = block.self_attn, block.norms[0]
+    normed = x if before is None else before(x)
+    q, k, _ = attend.project(normed, model.rotations(positions, x.dtype)[attend.table])
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
-    scores = torch.einsum("bqhs,bkhs->bhqk", q.float(), k.float()) * attend.head_dim**-0.5
+    focus = attend.focus
+    scores = torch.einsum("bqhs,bkhs->bhqk", q.float(), k.float()) * (focus.scale or attend.head_dim**-0.5)
+    if focus.cap:
+        scores = (scores / focus.cap).tanh() * focus.cap
     sight = Visibility(positions, None, False, torch.float32)
-    weights: Tensor = (scores + sight.build(attend.window, tokens.shape[1])).softmax(-1)
+    weights: Tensor = (scores + sight.build(focus.window, tokens.shape[1])).softmax(-1)
     return weights[0]
 
 

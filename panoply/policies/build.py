@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 
 from panoply.errors import PanoplyError, plain
+from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.control import ControlPolicy, is_control
 from panoply.policies.decoder import Decoder
-from panoply.policies.decoder_config import ARCHITECTURES, DecoderConfig
+from panoply.policies.decoder_config import DecoderConfig
 from panoply.policies.folder import read_config
 from panoply.policies.text import TextPolicy
 from panoply.policies.value import ValueModel

@@ -1,8 +1,9 @@
-"""One readable decoder for the Llama, Qwen2, Qwen3 and Mistral layouts, with Hugging Face parameter names."""
+"""One readable decoder for the layouts of `policies/architectures.py`, with Hugging Face parameter names."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from panoply.errors import PanoplyError
-from panoply.policies.attention import Visibility
-from panoply.policies.decoder_config import DecoderConfig
+from panoply.policies.attention import Focus, Visibility
+from panoply.policies.decoder_config import ACTIVATE, DecoderConfig
 from panoply.policies.fused import run_blocks
 from panoply.policies.scoring import has_triton, wide_product
 
@@ -24,81 +25,145 @@ __all__ = ["Decoder", "DecoderConfig"]
 
 
 class Norm(nn.Module):
-    """RMSNorm, computed in float32 whatever the weights are."""
+    """RMSNorm, computed in float32 whatever the weights are; some layouts keep what is to be added to 1 as weight."""
 
-    def __init__(self, size: int, eps: float):
+    def __init__(self, size: int, eps: float, offset: float = 0.0):
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+        self.weight, self.eps, self.offset = nn.Parameter(torch.full((size,), 1.0 - offset)), eps, offset
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        if not self.offset:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        normed = F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide) + self.offset, self.eps)
+        return normed.to(x.dtype)
 
 
 class Attention(nn.Module):
     def __init__(self, config: DecoderConfig, index: int):
         super().__init__()
-        width, size = config.width, config.head_dim
-        self.index, self.head_dim, self.window = index, size, config.windows[index]
-        self.q_proj = nn.Linear(width, config.heads * size, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(width, config.kv_heads * size, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(width, config.kv_heads * size, bias=config.qkv_bias)
+        width, size, layout = config.width, config.head_dim, config.layout
+        self.index, self.head_dim, self.heads, self.kv_heads = index, size, config.heads, config.kv_heads
+        self.table, self.interleaved = config.rotary[index], layout.interleaved
+        scale = None if config.score_scale == size**-0.5 else config.score_scale
+        self.focus = Focus(config.windows[index], scale, config.attention_cap)
+        outputs = [config.heads * size, config.kv_heads * size, config.kv_heads * size]
+        if len(layout.qkv) == 1:
+            outputs = [sum(outputs)]
+        for name, wide in zip(layout.qkv, outputs, strict=True):
+            setattr(self, name, nn.Linear(width, wide, bias=config.qkv_bias))
         self.o_proj = nn.Linear(config.heads * size, width, bias=config.out_bias)
-        if config.qk_norm:
-            self.q_norm, self.k_norm = Norm(size, config.norm_eps), Norm(size, config.norm_eps)
-        self.qk_norm = config.qk_norm
+        self.qk_norm, self._inputs = layout.qk_norm, layout.qkv
+        if layout.qk_norm:
+            whole = layout.qk_norm == "whole"
+            norm = partial(Norm, eps=config.norm_eps, offset=layout.norm_offset)
+            self.q_norm = norm(config.heads * size if whole else size)
+            self.k_norm = norm(config.kv_heads * size if whole else size)
+
+    @property
+    def inputs(self) -> list[nn.Linear]:
+        """The layers whose outputs, side by side, are queries, keys and values."""
+        return [getattr(self, name) for name in self._inputs]
 
     def project(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, [B, T, heads, size] each."""
         rows, length, _ = x.shape
-        q, k, v = (
-            p(x).view(rows, length, -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        if self.qk_norm:
+        products = [layer(x) for layer in self.inputs]
+        if len(products) == 1:
+            spans = [n * self.head_dim for n in (self.heads, self.kv_heads, self.kv_heads)]
+            products = list(torch.split(products[0], spans, dim=-1))
+        if self.qk_norm == "whole":
+            products[0], products[1] = self.q_norm(products[0]), self.k_norm(products[1])
+        q, k, v = (p.view(rows, length, -1, self.head_dim) for p in products)
+        if self.qk_norm == "head":
             q, k = self.q_norm(q), self.k_norm(k)
-        return rotate(q, rotation), rotate(k, rotation), v
+        return rotate(q, rotation, self.interleaved), rotate(k, rotation, self.interleaved), v
 
 
-def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions on [B, T, heads, size]; dimension i is paired with i + size / 2."""
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], interleaved: bool = False) -> Tensor:
+    """Rotary positions on the first dimensions of [B, T, heads, size], as many as the rotation is for.
+
+    Dimension i is paired with i + half of them, or 2i with 2i + 1 where they are interleaved.
+    """
     cos, sin = rotation
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    turning = 2 * cos.shape[-1]
+    x, still = x[..., :turning], x[..., turning:]
+    first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    pair = [first * cos - second * sin, second * cos + first * sin]
+    if interleaved:
+        pair = [torch.stack(pair, dim=-1).flatten(-2)]
+    return torch.cat([*pair, still] if still.shape[-1] else pair, dim=-1)
 
 
 class FeedForward(nn.Module):
     def __init__(self, config: DecoderConfig):
         super().__init__()
-        self.gate_proj = nn.Linear(config.width, config.inner, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(config.width, config.inner, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.inner, config.width, bias=config.mlp_bias)
+        names = config.layout.gate_up
+        for name in names:
+            wide = config.inner if len(names) == 2 else 2 * config.inner
+            setattr(self, name, nn.Linear(config.width, wide, bias=config.gate_bias))
+        self.down_proj = nn.Linear(config.inner, config.width, bias=config.gate_bias)
+        self.activation, self._inputs = config.activation, names
+
+    @property
+    def inputs(self) -> list[nn.Linear]:
+        """The layers whose outputs, side by side, are gates and what they multiply."""
+        return [getattr(self, name) for name in self._inputs]
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        products = [layer(x) for layer in self.inputs]
+        gate, up = products if len(products) == 2 else products[0].chunk(2, dim=-1)
+        out: Tensor = self.down_proj(ACTIVATE[self.activation](gate) * up)
         return out
 
 
+MLPS: dict[str, Callable[[DecoderConfig], Any]] = {"gated": FeedForward}
+"""The kinds of feed-forward layer that a layout may have."""
+
+
 class Block(nn.Module):
+    mlp: Any
+
     def __init__(self, config: DecoderConfig, index: int):
         super().__init__()
-        self.input_layernorm = Norm(config.width, config.norm_eps)
+        names, self.residual_scale = config.layout.norms, config.residual_scale
+
+        def norm(name: str) -> Norm | None:
+            if name:
+                setattr(self, name, Norm(config.width, config.norm_eps, config.layout.norm_offset))
+            return getattr(self, name) if name else None
+
+        before = norm(names.before_attention)
         self.self_attn = Attention(config, index)
-        self.post_attention_layernorm = Norm(config.width, config.norm_eps)
-        self.mlp = FeedForward(config)
+        after, before_mlp = norm(names.after_attention), norm(names.before_mlp)
+        self.mlp = MLPS[config.layout.mlp](config)
+        self.norms: tuple[Norm | None, ...] = (before, after, before_mlp, norm(names.after_mlp))
+        """Before and after attention, before and after the feed-forward layer; under their names they are modules."""
 
     def forward(
         self,
         x: Tensor,
-        rotation: tuple[Tensor, Tensor],
+        rotations: list[tuple[Tensor, Tensor]],
         sight: Visibility | Packing,
         cache: Cache | None,
     ) -> Tensor:
-        q, k, v = self.self_attn.project(self.input_layernorm(x), rotation)
+        attention = self.self_attn
+        before, after, before_mlp, after_mlp = self.norms
+        q, k, v = attention.project(_normed(before, x), rotations[attention.table])
         if cache is not None:
-            seen = cache.append(self.self_attn.index, k.transpose(1, 2), v.transpose(1, 2))
+            seen = cache.append(attention.index, k.transpose(1, 2), v.transpose(1, 2))
             k, v = seen[0].transpose(1, 2), seen[1].transpose(1, 2)
-        x = x + self.self_attn.o_proj(sight.attend(q, k, v, self.self_attn.window).flatten(2))
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+        mixed = attention.o_proj(sight.attend(q, k, v, attention.focus).flatten(2))
+        x = self._add(x, _normed(after, mixed))
+        return self._add(x, _normed(after_mlp, self.mlp(_normed(before_mlp, x))))
+
+    def _add(self, x: Tensor, change: Tensor) -> Tensor:
+        return x + change if self.residual_scale == 1.0 else x + change * self.residual_scale
+
+
+def _normed(norm: Norm | None, x: Tensor) -> Tensor:
+    out: Tensor = x if norm is None else norm(x)
+    return out
 
 
 class Stack(nn.Module):
@@ -108,14 +173,12 @@ class Stack(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.width)
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.layers))
-        self.norm = Norm(config.width, config.norm_eps)
+        self.norm = Norm(config.width, config.norm_eps, config.layout.norm_offset)
 
 
 class Decoder(nn.Module):
     """`hidden` then `logits`; apart, so that a caller pays for the vocabulary only where it asks."""
 
-    softcap = 0.0
-    """None of these layouts caps its logits; others do."""
     fusing = True
     """Whether what lies between matrix products is fused where rows are packed."""
     checkpointing = False
@@ -127,7 +190,8 @@ class Decoder(nn.Module):
         self.model = Stack(config)
         self.lm_head = nn.Linear(config.width, config.vocab_size, bias=False)
         # Not a buffer: `.to(bfloat16)` would round it, and positions would drift.
-        self._frequencies, self._rope_factor = config.frequencies()
+        self._frequencies = config.frequencies()
+        self.softcap = config.logit_cap
         self.tie()
 
     def tie(self) -> None:
@@ -158,7 +222,7 @@ class Decoder(nn.Module):
     def fuses(self) -> bool:
         """Whether packed rows go through fused blocks."""
         if self.device.type == "cpu":
-            return self.fusing and self.dtype in (torch.float32, torch.float64)
+            return self.fusing and self.config.plain and self.dtype in (torch.float32, torch.float64)
         return self.fusing and self.packs and has_triton()
 
     def hidden(
@@ -188,39 +252,59 @@ class Decoder(nn.Module):
             raise ValueError("segments and a cache cannot be combined")
         if bad := [k for k in taps if not 0 <= k <= self.config.layers]:
             raise PanoplyError(f"There is no hidden state {bad[0]} in {self.config.layers} layers.")
-        x: Tensor = self.model.embed_tokens(tokens)
-        rotation = self.rotation(positions, x.dtype)
+        x = self.embed(tokens)
+        rotations = self.rotations(positions, x.dtype)
         sight = packing or Visibility(positions, segments, cache is not None, x.dtype)
         if packing is not None and self.fuses:
-            return run_blocks(self, x, rotation, packing, taps)
+            return run_blocks(self, x, rotations, packing, taps)
         tapped = {0: x} if 0 in taps else {}
         for depth, block in enumerate(self.model.layers, start=1):
             if self.checkpointing and torch.is_grad_enabled() and cache is None:
-                x = checkpoint(block, x, rotation, sight, None, use_reentrant=False)
+                x = checkpoint(block, x, rotations, sight, None, use_reentrant=False)
             else:
-                x = block(x, rotation, sight, cache)
+                x = block(x, rotations, sight, cache)
             if depth in taps:
                 tapped[depth] = x
-        x = self.model.norm(x)
+        x = self.normed(x)
         if self.config.layers in taps:
             tapped[self.config.layers] = x
         return x, tapped
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What the first block reads. A layout's factor is rounded to the weights' dtype, as Gemma's is."""
+        x: Tensor = self.model.embed_tokens(tokens)
+        factor = self.embedding_factor
+        return x if factor == 1.0 else x * factor
+
+    @property
+    def embedding_factor(self) -> float:
+        config = self.config
+        exact = config.width**0.5 if config.layout.root_embedding else config.embedding_scale
+        return exact if exact == 1.0 else float(torch.tensor(exact, dtype=self.dtype, device="cpu"))
 
     @property
     def blocks(self) -> nn.ModuleList:
         return self.model.layers
 
     def normed(self, state: Tensor) -> Tensor:
-        """The final norm, which the output weights expect, on a state from between blocks."""
+        """The final norm, which the output weights expect, on a state from between blocks.
+
+        Where a layout divides its logits, states are divided here, so that logits are their product with the weights.
+        """
         out: Tensor = self.model.norm(state)
-        return out
+        return self.divided(out)
+
+    def divided(self, state: Tensor) -> Tensor:
+        return state if self.config.logit_divisor == 1.0 else state / self.config.logit_divisor
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The product is taken in the weights' dtype and given in float32."""
         if hidden.is_cuda and not torch.is_grad_enabled():
-            return wide_product(hidden.flatten(0, -2), self.head_weight.t()).view(*hidden.shape[:-1], -1)
-        product = F.linear(hidden, self.head_weight)
-        return product.to(torch.promote_types(product.dtype, torch.float32))
+            z = wide_product(hidden.flatten(0, -2), self.head_weight.t()).view(*hidden.shape[:-1], -1)
+        else:
+            z = F.linear(hidden, self.head_weight)
+            z = z.to(torch.promote_types(z.dtype, torch.float32))
+        return torch.tanh(z / self.softcap) * self.softcap if self.softcap else z
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Logits of whole sequences; for looking, and for libraries that call a model."""
@@ -240,7 +324,7 @@ class Decoder(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         for name, weight in self.named_parameters():
             if weight.ndim == 1:
-                weight.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+                weight.fill_(1.0 - self.config.layout.norm_offset if name.endswith("norm.weight") else 0.0)
                 continue
             deviation = 0.02 if "embed" in name or "lm_head" in name else weight.shape[1] ** -0.5
             if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -251,14 +335,18 @@ class Decoder(nn.Module):
         """A name PEFT looks for when it loads an adapter of a causal language model."""
         raise PanoplyError("Sample with panoply.rollout, not with generate().")
 
-    def rotation_table(self, positions: int) -> Tensor:
-        """[positions, head_dim]: each position's cosines, then its sines."""
-        cos, sin = self.rotation(torch.arange(positions, device=self.device)[None], self.dtype)
-        return torch.cat([cos, sin], dim=-1)[0, :, 0].contiguous()
+    def rotation_tables(self, positions: int) -> list[Tensor]:
+        """[positions, rotary_dim] for each way in which layers turn: a position's cosines, then its sines."""
+        all_of_them = torch.arange(positions, device=self.device)[None]
+        pairs = self.rotations(all_of_them, self.dtype)
+        return [torch.cat(pair, dim=-1)[0, :, 0].contiguous() for pair in pairs]
 
-    def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of [B, T] positions, [B, T, 1, head_dim / 2] each."""
-        self._frequencies = self._frequencies.to(positions.device)
-        angles = positions[..., None].float() * self._frequencies
-        cos, sin = angles.cos() * self._rope_factor, angles.sin() * self._rope_factor
-        return cos[:, :, None].to(dtype), sin[:, :, None].to(dtype)
+    def rotations(self, positions: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        """Cosines and sines of [B, T] positions, [B, T, 1, rotary_dim / 2] each, for each way in which layers turn."""
+        self._frequencies = [(f.to(positions.device), factor) for f, factor in self._frequencies]
+        found = []
+        for frequencies, factor in self._frequencies:
+            angles = positions[..., None].float() * frequencies
+            cos, sin = angles.cos() * factor, angles.sin() * factor
+            found.append((cos[:, :, None].to(dtype), sin[:, :, None].to(dtype)))
+        return found

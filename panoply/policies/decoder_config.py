@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NotRequired, TypedDict
 
 import torch
@@ -12,13 +13,14 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.files import brief, conform, is_number
+from panoply.policies.architectures import ARCHITECTURES, Architecture, not_understood, without_positions
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
+ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu_pytorch_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
 }
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
+"""What may stand in a config, and what is meant."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 NEEDED = {
     "linear": ("factor",),
@@ -39,6 +41,16 @@ SIZES: dict[str, tuple[float, float]] = {
     "max_window_layers": (0, 2**31),
     "rms_norm_eps": (0, 1),
     "rope_theta": (1.001, 1e30),
+    "rope_local_base_freq": (1.001, 1e30),
+    "sliding_window_pattern": (1, 1000),
+    "no_rope_layer_interval": (1, 1000),
+    "query_pre_attn_scalar": (1e-6, 1e6),
+    "attn_logit_softcapping": (1e-3, 1e9),
+    "final_logit_softcapping": (1e-3, 1e9),
+    "embedding_multiplier": (1e-6, 1e6),
+    "residual_multiplier": (1e-6, 1e6),
+    "attention_multiplier": (1e-9, 1e6),
+    "logits_scaling": (1e-6, 1e6),
     "partial_rotary_factor": (0, 1),
     "n_embd": (1, 2**20),
     "n_layer": (1, 1000),
@@ -71,6 +83,8 @@ class Rope(TypedDict):
     attention_factor: NotRequired[float | None]
     truncate: NotRequired[bool | None]
     partial_rotary_factor: NotRequired[float | None]
+    full_attention: NotRequired[dict[str, Any] | None]
+    sliding_attention: NotRequired[dict[str, Any] | None]
 
 
 class HfConfig(TypedDict):
@@ -97,15 +111,26 @@ class HfConfig(TypedDict):
     use_sliding_window: NotRequired[bool | None]
     max_window_layers: NotRequired[int | None]
     layer_types: NotRequired[list[str] | None]
+    sliding_window_pattern: NotRequired[int | None]
+    no_rope_layers: NotRequired[list[int] | None]
+    no_rope_layer_interval: NotRequired[int | None]
+    rope_local_base_freq: NotRequired[float | None]
     hidden_act: NotRequired[str | None]
+    hidden_activation: NotRequired[str | None]
+    query_pre_attn_scalar: NotRequired[float | None]
+    attn_logit_softcapping: NotRequired[float | None]
+    final_logit_softcapping: NotRequired[float | None]
+    embedding_multiplier: NotRequired[float | None]
+    residual_multiplier: NotRequired[float | None]
+    attention_multiplier: NotRequired[float | None]
+    logits_scaling: NotRequired[float | None]
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
     """A new small model needs only its first four numbers: `DecoderConfig(32, width=64, layers=2, heads=4)`.
 
-    `model_type` fixes what a layout does not let one choose: Qwen2 has biases on q, k and v, Qwen3 normalises
-    queries and keys, only Mistral and the Qwens have windows.
+    `model_type` fixes what a layout does not let one choose; see `policies/architectures.py`.
     """
 
     vocab_size: int
@@ -122,13 +147,33 @@ class DecoderConfig:
     model_type: str = "llama"
     tied: bool = False
     norm_eps: float = 1e-6
+    activation: str = ""
+    """`silu` or `gelu_pytorch_tanh`; empty: the layout's own."""
     rope_theta: float = 10_000.0
     rope_scaling: Mapping[str, Any] = field(default_factory=dict)
     """`rope_type` and its own numbers, as Hugging Face names them; empty: no scaling."""
+    local_theta: float = 0.0
+    """The base of layers with a window, which are not scaled; 0: they turn as the others do."""
+    rotary_dim: int = 0
+    """How many dimensions of a head are turned; 0: the layout's share of it."""
+    unrotated: tuple[int, ...] = ()
+    """Layers without positions."""
     attention_bias: bool = False
     mlp_bias: bool = False
     windows: tuple[int, ...] = ()
     """How many positions each layer sees, itself included; 0: all. Empty: all layers see all."""
+    query_scalar: float = 0.0
+    """Scores are divided by its root; 0: by the head size's."""
+    attention_scale: float = 0.0
+    """Or they are multiplied by this."""
+    attention_cap: float = 0.0
+    """c makes a score s c · tanh(s / c); 0: it stays."""
+    logit_cap: float = 0.0
+    """The same of logits."""
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """Of what a block's halves add to the stream."""
+    logit_divisor: float = 1.0
     extras: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Keys of `config.json` that do not touch the forward pass (token ids, dtype, …), kept as they were."""
 
@@ -143,71 +188,126 @@ class DecoderConfig:
         if self.model_type not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise PanoplyError(f"The decoder has no layout '{self.model_type}'; it has {known}.")
+        fill("rotary_dim", self.rotary_dim or int(self.head_dim * self.layout.rotary_share))
+        fill("activation", self.activation or self.layout.activation)
         if self.heads % self.kv_heads:
             raise PanoplyError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly.")
         if self.head_dim < 2 or self.head_dim % 2:
             raise PanoplyError(f"Rotary positions need an even head size, not {self.head_dim}.")
-        if len(self.windows) != self.layers:
-            raise PanoplyError(f"{len(self.windows)} windows were given for {self.layers} layers.")
-        if self.model_type == "llama" and any(self.windows):
-            raise PanoplyError("The llama layout has no sliding window; use mistral or qwen3.")
-        if self.model_type == "mistral" and len(set(self.windows)) > 1:
-            raise PanoplyError("The mistral layout has one window for all layers; use qwen3 to vary it.")
-        if len({w for w in self.windows if w}) > 1:
-            raise PanoplyError("The windows of a model must be of one size, or 0.")
+        if not 2 <= self.rotary_dim <= self.head_dim or self.rotary_dim % 2:
+            raise PanoplyError(
+                f"{self.rotary_dim} of {self.head_dim} dimensions of a head cannot be turned in pairs."
+            )
+        if self.activation not in ACTIVATIONS.values():
+            known = " and ".join(dict.fromkeys(ACTIVATIONS.values()))
+            raise PanoplyError(f"The decoder's activations are {known}; this model has '{self.activation}'.")
+        self._check_layers()
         if self.rope_type not in ROPE_TYPES:
             known = ", ".join(ROPE_TYPES)
             raise PanoplyError(f"Rotary scaling '{self.rope_type}' is not supported; there is {known}.")
 
+    def _check_layers(self) -> None:
+        """What is said of single layers, and what the layout lets differ between them."""
+        if len(self.windows) != self.layers:
+            raise PanoplyError(f"{len(self.windows)} windows were given for {self.layers} layers.")
+        if any(self.windows) and not self.layout.windows:
+            raise PanoplyError(f"The {self.model_type} layout has no sliding window; use mistral or qwen3.")
+        if self.layout.windows == "all" and len(set(self.windows)) > 1:
+            raise PanoplyError(
+                f"The {self.model_type} layout has one window for all layers; use qwen3 to vary it."
+            )
+        if len({w for w in self.windows if w}) > 1:
+            raise PanoplyError("The windows of a model must be of one size, or 0.")
+        if self.unrotated and not self.layout.unrotated:
+            raise PanoplyError(f"All layers of the {self.model_type} layout have positions; use smollm3.")
+        if bad := [i for i in self.unrotated if not 0 <= i < self.layers]:
+            raise PanoplyError(f"There is no layer {bad[0]} among {self.layers} to be without positions.")
+        named = {"query_scalar", "attention_scale", "attention_cap", "logit_cap", "logit_divisor"} | {
+            "embedding_scale", "residual_scale",
+        }  # fmt: skip
+        for name in sorted(named - set(self.layout.fields.values())):
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise PanoplyError(f"The {self.model_type} layout has no {name}.")
+        if self.local_theta and not self.layout.local_theta:
+            raise PanoplyError(f"The {self.model_type} layout turns all layers by one base.")
+
+    @property
+    def layout(self) -> Architecture:
+        return ARCHITECTURES[self.model_type]
+
     @property
     def qkv_bias(self) -> bool:
-        return self.model_type == "qwen2" or (self.attention_bias and self.model_type != "mistral")
+        return self.attention_bias if self.layout.qkv_bias is None else self.layout.qkv_bias
 
     @property
     def out_bias(self) -> bool:
-        return self.attention_bias and self.model_type in ("llama", "qwen3")
+        return self.attention_bias if self.layout.out_bias is None else self.layout.out_bias
 
     @property
-    def qk_norm(self) -> bool:
-        return self.model_type == "qwen3"
+    def gate_bias(self) -> bool:
+        return self.mlp_bias if self.layout.mlp_bias is None else self.layout.mlp_bias
 
     @property
     def rope_type(self) -> str:
         return str(self.rope_scaling.get("rope_type", "default"))
 
+    @property
+    def score_scale(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        return self.attention_scale or (self.query_scalar or self.head_dim) ** -0.5
+
+    @property
+    def plain(self) -> bool:
+        """Whether a block is Llama's but for biases, windows and norms of queries and keys."""
+        return self.layout.plain and self.activation == "silu" and self.rotary_dim == self.head_dim
+
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig:
         """The shape that a `config.json` describes, once everything it is read for is of a type and size to believe."""
         check_config(raw, where)
-        _refuse_unsupported(raw)
         model_type, heads, layers = raw["model_type"], raw["num_attention_heads"], raw["num_hidden_layers"]
-        rope = _rope_of(raw)
+        if model_type not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise PanoplyError(f"The decoder has no layout '{model_type}'; it has {known}.")
+        layout = ARCHITECTURES[model_type]
+        _refuse_unsupported(raw, layout)
+        given = {**layout.defaults, **raw}
+        rope, local = _rope_of(given, layout)
+        head_dim = given.get("head_dim") or given["hidden_size"] // heads
+        share = rope.pop("partial_rotary_factor", None) or given.get("partial_rotary_factor")
         return cls(
-            vocab_size=raw["vocab_size"],
-            width=raw["hidden_size"],
+            vocab_size=given["vocab_size"],
+            width=given["hidden_size"],
             layers=layers,
             heads=heads,
-            kv_heads=raw.get("num_key_value_heads") or (8 if model_type == "mistral" else heads),
-            head_dim=raw.get("head_dim") or (128 if model_type == "qwen3" else 0),
-            inner=raw["intermediate_size"],
-            max_positions=raw.get("max_position_embeddings") or 2048,
+            kv_heads=given.get("num_key_value_heads") or heads,
+            head_dim=head_dim,
+            inner=given["intermediate_size"],
+            max_positions=given.get("max_position_embeddings") or 2048,
             model_type=model_type,
-            tied=bool(raw.get("tie_word_embeddings")),
-            norm_eps=float(raw.get("rms_norm_eps") or 1e-6),
+            tied=bool(given.get("tie_word_embeddings")),
+            norm_eps=float(given.get("rms_norm_eps") or 1e-6),
+            activation=_activation_of(given, layout),
             rope_theta=float(rope.pop("rope_theta")),
             rope_scaling={} if rope.get("rope_type") == "default" else rope,
-            attention_bias=bool(raw.get("attention_bias")),
-            mlp_bias=bool(raw.get("mlp_bias")) and model_type == "llama",
-            windows=_windows_of(raw, model_type, layers),
+            local_theta=local,
+            rotary_dim=int(head_dim * (share or layout.rotary_share)),
+            unrotated=_unrotated_of(given, layout, layers),
+            attention_bias=bool(given.get("attention_bias")),
+            mlp_bias=bool(given.get("mlp_bias")) and layout.mlp_bias is None,
+            windows=_windows_of(given, layout, layers),
             extras=dict(raw),
+            **{ours: float(given[name] or 0.0) for name, ours in layout.fields.items() if name in given},
         )
 
     def to_hf(self) -> dict[str, Any]:
         """Rotary settings are written in both spellings, for readers before and after transformers 5."""
-        window = max(self.windows)
-        rope = {"rope_theta": self.rope_theta, "rope_type": "default", **self.rope_scaling}
+        window, layout = max(self.windows), self.layout
+        rope: dict[str, Any] = {"rope_theta": self.rope_theta, "rope_type": "default", **self.rope_scaling}
+        if self.rotary_dim != self.head_dim or layout.rotary_share != 1.0:
+            rope["partial_rotary_factor"] = self.rotary_dim / self.head_dim
         ours: dict[str, Any] = {
-            "architectures": [ARCHITECTURES[self.model_type]],
+            "architectures": [layout.name],
             "model_type": self.model_type,
             "vocab_size": self.vocab_size,
             "hidden_size": self.width,
@@ -219,7 +319,7 @@ class DecoderConfig:
             "max_position_embeddings": self.max_positions,
             "tie_word_embeddings": self.tied,
             "rms_norm_eps": self.norm_eps,
-            "hidden_act": "silu",
+            layout.activation_key: self.activation,
             "rope_theta": self.rope_theta,
             "rope_scaling": dict(self.rope_scaling) or None,
             "rope_parameters": rope,
@@ -227,15 +327,56 @@ class DecoderConfig:
             "mlp_bias": self.mlp_bias,
             "sliding_window": window or None,
         }
-        if self.model_type.startswith("qwen"):
-            kinds = ["sliding_attention" if w else "full_attention" for w in self.windows]
-            ours |= {"use_sliding_window": window > 0, "layer_types": kinds}
+        if layout.local_theta:
+            local = {"rope_type": "default", "rope_theta": self.local_theta or self.rope_theta}
+            ours["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
+            ours["rope_local_base_freq"] = local["rope_theta"]
+        if "partial_rotary_factor" in rope:
+            ours["partial_rotary_factor"] = rope["partial_rotary_factor"]
+        if layout.windows == "layers":
+            ours["layer_types"] = ["sliding_attention" if w else "full_attention" for w in self.windows]
+        if layout.window_switch:
+            ours["use_sliding_window"] = window > 0
+        if layout.unrotated:
+            ours["no_rope_layers"] = [int(i not in self.unrotated) for i in range(self.layers)]
+        ours |= {name: self._written(mine) for name, mine in layout.fields.items()}
         defaults = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         return {**defaults, **self.extras, **ours}
 
-    def frequencies(self) -> tuple[Tensor, float]:
-        """Radians per position for each pair of dimensions, and YaRN's factor on cosine and sine."""
-        return _frequencies(self)
+    def _written(self, name: str) -> float | int | None:
+        """A number of the layout's `fields` as a config says it: a cap that is not there is null."""
+        own = {"query_scalar": float(self.head_dim), "attention_scale": self.score_scale}
+        value: float = getattr(self, name) or own.get(name, 0.0)
+        return int(value) if name == "query_scalar" and value == int(value) else value or None
+
+    @property
+    def rotary(self) -> tuple[int, ...]:
+        """Of each layer, which of `frequencies` it turns by."""
+        tables = self._tables()
+        return tuple(tables.index(self._turning(i)) for i in range(self.layers))
+
+    def frequencies(self) -> list[tuple[Tensor, float]]:
+        """Radians per position for each pair of dimensions, and YaRN's factor on cosine and sine.
+
+        One for each way in which layers turn: all alike, by two bases, or (all 0) not at all.
+        """
+        found = []
+        for kind in self._tables():
+            if kind == "none":
+                found.append((torch.zeros(self.rotary_dim // 2, device="cpu"), 1.0))
+            elif kind == "local":
+                found.append((_plain(self.rotary_dim, self.local_theta), 1.0))
+            else:
+                found.append(_frequencies(self))
+        return found
+
+    def _turning(self, layer: int) -> str:
+        if layer in self.unrotated:
+            return "none"
+        return "local" if self.local_theta and self.windows[layer] else "all"
+
+    def _tables(self) -> list[str]:
+        return list(dict.fromkeys(self._turning(i) for i in range(self.layers)))
 
 
 def check_config(raw: Mapping[str, Any], where: str) -> None:
@@ -243,7 +384,16 @@ def check_config(raw: Mapping[str, Any], where: str) -> None:
     conform(raw, HfConfig, where)
     check_sizes(raw, where)
     for group in ("rope_scaling", "rope_parameters"):
-        for name, value in (raw.get(group) or {}).items():
+        rope = raw.get(group) or {}
+        for kind in ("full_attention", "sliding_attention"):
+            if rope.get(kind):
+                conform(rope[kind], Rope, f"{group}.{kind} of {where}")
+        nested = [
+            (n, v)
+            for kind in ("full_attention", "sliding_attention")
+            for n, v in (rope.get(kind) or {}).items()
+        ]
+        for name, value in [*rope.items(), *nested]:
             if name in POSITIVE and value is not None and not value > 0:
                 raise PanoplyError(f"{where} cannot be used: {group}.{name} is above 0, not {value:g}.")
 
@@ -262,44 +412,80 @@ def check_sizes(raw: Mapping[str, Any], where: str) -> None:
             )
 
 
-def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    if (raw.get("hidden_act") or "silu") not in ("silu", "swish"):
-        raise PanoplyError(f"The decoder's activation is silu; this model has '{raw['hidden_act']}'.")
+def _refuse_unsupported(raw: Mapping[str, Any], layout: Architecture) -> None:
     if raw.get("quantization_config"):
         raise PanoplyError("This folder holds quantised weights; give the full-precision one.")
-    rope = raw.get("rope_parameters") or {}
-    if float(raw.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise PanoplyError("Rotary positions on a part of the head are not supported.")
+    if strange := not_understood(raw, layout):
+        raise PanoplyError(
+            f"config.json sets {strange[0]} to {brief(raw[strange[0]])}, and what that does to a "
+            f"{raw['model_type']} layout is not known here."
+        )
 
 
-def _rope_of(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Both spellings: `rope_parameters` (transformers 5) and `rope_theta` beside `rope_scaling` (before)."""
-    rope = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
+def _activation_of(raw: Mapping[str, Any], layout: Architecture) -> str:
+    """By the layout's own key, which older configs call `hidden_act`. Gemma's 'gelu' always meant its approximation."""
+    named = raw.get(layout.activation_key) or raw.get("hidden_act") or layout.activation
+    if named == "gelu" and layout.activation == "gelu_pytorch_tanh":
+        return layout.activation
+    return ACTIVATIONS.get(named, named)
+
+
+def _rope_of(raw: Mapping[str, Any], layout: Architecture) -> tuple[dict[str, Any], float]:
+    """Both spellings: `rope_parameters` (transformers 5) and `rope_theta` beside `rope_scaling` (before).
+
+    With them the base of layers with a window, where those have one of their own.
+    """
+    rope, local = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {}), 0.0
+    if layout.local_theta:
+        kinds = raw.get("rope_parameters") or {}
+        near = kinds.get("sliding_attention") or {}
+        if (near.get("rope_type") or "default") != "default":
+            raise PanoplyError(
+                f"Rotary scaling '{near['rope_type']}' of layers with a window is not supported."
+            )
+        local = float(near.get("rope_theta") or raw.get("rope_local_base_freq") or layout.local_theta)
+        rope = {**(kinds.get("full_attention") or {}), **(raw.get("rope_scaling") or {})}
+    elif {"full_attention", "sliding_attention"} & rope.keys():
+        raise PanoplyError("Rotary settings for each kind of layer are not part of this layout.")
     rope.setdefault("rope_theta", raw.get("rope_theta") or 10_000.0)
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
     rope.pop("type", None)
     if rope["rope_type"] in ("llama3", "yarn"):
         rope.setdefault("original_max_position_embeddings", raw.get("max_position_embeddings"))
-    return rope
+    return rope, local
 
 
-def _windows_of(raw: Mapping[str, Any], model_type: str, layers: int) -> tuple[int, ...]:
-    if model_type == "mistral":
-        # A config that does not mention it has transformers' default.
-        return (raw.get("sliding_window", 4096) or 0,) * layers
-    if not model_type.startswith("qwen") or not raw.get("use_sliding_window"):
+def _unrotated_of(raw: Mapping[str, Any], layout: Architecture, layers: int) -> tuple[int, ...]:
+    if not layout.unrotated:
         return ()
-    window, first = raw.get("sliding_window", 4096) or 0, raw.get("max_window_layers", 28)
-    first = 28 if first is None else first
-    kinds = raw.get("layer_types") or ["sliding_attention" if i >= first else "" for i in range(layers)]
+    still = without_positions(raw, layers)
+    if len(still) < layers:
+        raise PanoplyError(f"no_rope_layers of config.json is of {len(still)} layers, not of {layers}.")
+    return tuple(i for i in range(layers) if still[i])
+
+
+def _windows_of(raw: Mapping[str, Any], layout: Architecture, layers: int) -> tuple[int, ...]:
+    window = raw.get("sliding_window") or 0
+    if layout.windows == "all":
+        return (window,) * layers
+    if not layout.windows or (layout.window_switch and not raw.get("use_sliding_window")):
+        return ()
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        return tuple(window if near else 0 for near in layout.pattern(raw, layers)[:layers])
+    if strange := set(kinds) - {"sliding_attention", "full_attention"}:
+        raise PanoplyError(f"Layers of kind {brief(min(strange))} are not known to this layout.")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
-def _frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
-    size, base, scaling = config.head_dim, config.rope_theta, config.rope_scaling
+def _plain(size: int, base: float) -> Tensor:
     steps = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
-    plain = 1.0 / base**steps
-    kind = config.rope_type
+    return 1.0 / base**steps
+
+
+def _frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
+    base, scaling, kind = config.rope_theta, config.rope_scaling, config.rope_type
+    plain = _plain(config.rotary_dim, base)
     try:
         if kind == "linear":
             return plain / float(scaling["factor"]), 1.0

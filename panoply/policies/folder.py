@@ -16,8 +16,8 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError, plain
 from panoply.files import is_file, is_folder, read_json
+from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.decoder import Decoder, DecoderConfig
-from panoply.policies.decoder_config import ARCHITECTURES
 from panoply.policies.low_rank import plain_weights
 from panoply.policies.weights import INDEX, WHOLE, check_fit, read_weights, weight_files
 

@@ -19,11 +19,12 @@ from torch.utils.checkpoint import checkpoint
 from panoply.experience import moved
 from panoply.kernels import host
 from panoply.policies import low_rank
+from panoply.policies.decoder_config import ACTIVATE
 from panoply.policies.packing import Packing, pack, rotate_and_attend
 
 if TYPE_CHECKING:
     from panoply.policies.attention import Cache
-    from panoply.policies.decoder import Attention, Block, Decoder
+    from panoply.policies.decoder import Attention, Block, Decoder, Norm
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -41,28 +42,28 @@ Keep = Callable[[int, Tensor], None]
 def run_blocks(
     model: Decoder,
     x: Tensor,
-    rotation: Rotation,
+    rotations: Sequence[Rotation],
     packing: Packing,
     taps: Collection[int] = (),
     keep: Keep | None = None,
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """[1, N, width] embeddings to final states after the norm, and the states after `taps` blocks."""
-    cos, sin = (r[0, :, 0].contiguous() for r in rotation)
-    if x.device.type == "cpu":
-        cos, sin = host.angles(cos, sin)
+    flat = [(cos[0, :, 0].contiguous(), sin[0, :, 0].contiguous()) for cos, sin in rotations]
+    turns = [host.angles(*pair) for pair in flat] if x.device.type == "cpu" else flat
     total, change = x[0], None
     tapped = {0: x} if 0 in taps else {}
     recompute = model.checkpointing and torch.is_grad_enabled()
     for depth, block in enumerate(model.model.layers, start=1):
+        turn = turns[block.self_attn.table]  # type: ignore[union-attr,index]
         if recompute:
-            total, change = checkpoint(_block, block, total, change, cos, sin, packing, use_reentrant=False)
+            total, change = checkpoint(_block, block, total, change, *turn, packing, use_reentrant=False)
         else:
             seen = None if keep is None else partial(keep, depth - 1)
-            total, change = _block(block, total, change, cos, sin, packing, seen)  # type: ignore[arg-type]
+            total, change = _block(block, total, change, *turn, packing, seen)  # type: ignore[arg-type]
         if depth in taps:
-            tapped[depth] = (total + change)[None]
-    norm = model.model.norm
-    _, normed = _kernels(x.device).add_norm(total, change, norm.weight, norm.eps)
+            tapped[depth] = _add_norm(total, change, None, block)[0][None]  # type: ignore[arg-type]
+    _, normed = _add_norm(total, change, model.model.norm, block)  # type: ignore[arg-type]
+    normed = model.divided(normed)
     if model.config.layers in taps:
         tapped[model.config.layers] = normed[None]
     return normed[None], tapped
@@ -84,20 +85,35 @@ def prefill(model: Decoder, cache: Cache, rows: Sequence[Sequence[int]]) -> None
         for target, given in zip(cache.layer(index), kv.chunk(2, dim=1), strict=True):
             target[row, position] = given
 
-    x: Tensor = model.model.embed_tokens(token[None])
-    run_blocks(model, x, model.rotation(position[None], x.dtype), packing, keep=keep)
+    x = model.embed(token[None])
+    run_blocks(model, x, model.rotations(position[None], x.dtype), packing, keep=keep)
 
 
-def _projected(attention: Attention, y: Tensor) -> tuple[Tensor, int, int]:
-    """[N, heads + 2 · kv_heads, size] queries, keys and values, not yet rotated, and how many heads of each."""
-    size = attention.head_dim
-    qkv = _products(y, [attention.q_proj, attention.k_proj, attention.v_proj]).view(len(y), -1, size)
-    heads = attention.q_proj.out_features // size
-    shared = (qkv.shape[1] - heads) // 2
-    if attention.qk_norm:
+def _projected(attention: Attention, y: Tensor) -> tuple[Tensor, int]:
+    """[N, heads + 2 · kv_heads, size] queries, keys and values, not yet rotated, and how many heads ask."""
+    size, heads, shared = attention.head_dim, attention.heads, attention.kv_heads
+    products = _products(y, attention.inputs)
+    if attention.qk_norm == "whole":
+        q, k, v = torch.split(products, [heads * size, shared * size, shared * size], dim=1)
+        products = torch.cat([attention.q_norm(q), attention.k_norm(k), v], dim=1)
+    qkv = products.view(len(y), -1, size)
+    if attention.qk_norm == "head":
         q, k, v = torch.split(qkv, [heads, shared, shared], dim=1)
         qkv = torch.cat([attention.q_norm(q), attention.k_norm(k), v], dim=1)
-    return qkv, heads, shared
+    return qkv, heads
+
+
+def _add_norm(total: Tensor, change: Tensor | None, norm: Norm | None, block: Block) -> tuple[Tensor, Tensor]:
+    """The stream after a change, and its norm; without a norm the stream itself."""
+    scale = block.residual_scale
+    if change is not None and scale != 1.0:
+        change = change * scale
+    if norm is None:
+        total = total if change is None else total + change
+        return total, total
+    kernels = _kernels(total.device)
+    found: tuple[Tensor, Tensor] = kernels.add_norm(total, change, norm.weight, norm.eps, norm.offset)
+    return found
 
 
 def _block(
@@ -110,24 +126,43 @@ def _block(
     keep: Callable[[Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The stream and what is to be added to it, before a block and after it."""
-    kernels = _kernels(total.device)
-    attention, mlp = block.self_attn, block.mlp
-    norm = block.input_layernorm
-    total, y = kernels.add_norm(total, change, norm.weight, norm.eps)
-    qkv, heads, _ = _projected(attention, y)
-    mixed = rotate_and_attend(qkv, (cos, sin), heads, packing, attention.window).flatten(1)
+    attention = block.self_attn
+    before, after, before_mlp, after_mlp = block.norms
+    total, y = _add_norm(total, change, before, block)
+    qkv, heads = _projected(attention, y)
+    mixed = rotate_and_attend(
+        qkv, (cos, sin), heads, packing, attention.focus, attention.interleaved
+    ).flatten(1)
     if keep is not None:
         keep(qkv[:, heads:])
-    norm = block.post_attention_layernorm
-    total, y = kernels.add_norm(total, attention.o_proj(mixed), norm.weight, norm.eps)
-    both, down = _products(y, [mlp.gate_proj, mlp.up_proj]), mlp.down_proj
+    added = attention.o_proj(mixed)
+    total, y = _add_norm(total, _normed(after, added), before_mlp, block)
+    return total, _normed(after_mlp, _fed(block.mlp, y))
+
+
+def _normed(norm: Norm | None, x: Tensor) -> Tensor:
+    """What a layout norms before it is added to the stream."""
+    if norm is None:
+        return x
+    found: Tensor = _kernels(x.device).add_norm(x, None, norm.weight, norm.eps, norm.offset)[1]
+    return found
+
+
+def _fed(mlp: Any, y: Tensor) -> Tensor:
+    """[N, width] through the feed-forward layer: fused where it is gated, as it is of any other kind."""
+    inputs = getattr(mlp, "inputs", None)
+    if inputs is None:
+        whole: Tensor = mlp(y)
+        return whole
+    both, down, kind = _products(y, inputs), mlp.down_proj, mlp.activation
     if low_rank.plain(down) and down.bias is None:
         factors = down.factors if isinstance(down, low_rank.LowRankLinear) else None
-        added: Tensor = kernels.gated_down(both, down.weight, factors)
-        return total, added
+        gelu = () if kind == "silu" else (True,)
+        added: Tensor = _kernels(y.device).gated_down(both, down.weight, factors, *gelu)
+        return added
     gate, up = both.chunk(2, dim=1)
-    wide: Tensor = nn.functional.silu(gate) * up
-    return total, down(wide)
+    found: Tensor = down(ACTIVATE[kind](gate) * up)
+    return found
 
 
 def _products(x: Tensor, layers: list[nn.Linear]) -> Tensor:

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from panoply.experience import moved
 from panoply.kernels import host
+from panoply.policies.attention import Focus, capped
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,13 @@ class Packing:
         }
         return Packing(longest=self.longest, **there)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, focus: Focus) -> Tensor:
         """[1, N, heads, size] queries and [1, N, kv_heads, size] keys and values to [1, N, heads, size]."""
         qkv = torch.cat([q[0], k[0], v[0]], dim=1)
         if not _has_kernel(q):
-            return attend(qkv, q.shape[2], self.layout, window)[None]
+            return attend(qkv, q.shape[2], self.layout, focus)[None]
         still = q.new_zeros(q.shape[1], q.shape[3] // 2)
-        return rotate_and_attend(qkv, (still + 1, still), q.shape[2], self, window)[None]
+        return rotate_and_attend(qkv, (still + 1, still), q.shape[2], self, focus)[None]
 
     @cached_property
     def layout(self) -> Layout:
@@ -129,29 +130,52 @@ class _Turn(torch.autograd.Function):
 class _Flash(torch.autograd.Function):
     """Rotation and attention of [N, heads + 2 · kv_heads, size] queries, keys and values, changed in place.
 
-    The operators are those behind `torch.nn.attention.varlen`, without its wrapper's tenth of a millisecond a call.
+    The operators are those behind `torch.nn.attention.varlen`, without its wrapper's tenth of a millisecond a call;
+    they cannot cap scores, so that layouts which do have a kernel of their own (`kernels/capped.py`).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, packing: Packing, window: int
+        ctx: Any,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        heads: int,
+        packing: Packing,
+        focus: Focus,
+        interleaved: bool,
     ) -> Tensor:
         from panoply.kernels.train import turn
 
         shared = (qkv.shape[1] - heads) // 2
         turning = qkv[:, : heads + shared]
-        turn(turning, cos, sin, turning)
-        ctx.packing, ctx.heads, ctx.shared, ctx.causal = packing, heads, shared, not window
-        ctx.spans = (packing.queries, packing.keys, *packing.longest)
-        ctx.options = {
-            "window_size_left": window - 1 if window else -1,
-            "window_size_right": 0 if window else -1,
-        }
-        kv = packing.spread(qkv[:, heads:])
-        out: Tensor
-        out, lse, *state = torch.ops.aten._flash_attention_forward(
-            qkv[:, :heads], kv[:, :shared], kv[:, shared:], *ctx.spans, 0.0, ctx.causal, False, **ctx.options
+        turn(turning, cos, sin, turning, interleaved=interleaved)
+        ctx.packing, ctx.heads, ctx.shared, ctx.focus, ctx.interleaved = (
+            packing,
+            heads,
+            shared,
+            focus,
+            interleaved,
         )
+        kv = packing.spread(qkv[:, heads:])
+        given = qkv[:, :heads], kv[:, :shared], kv[:, shared:]
+        out: Tensor
+        if focus.cap:
+            from panoply.kernels.capped import capped_forward
+
+            out, lse = capped_forward(*given, packing.queries, packing.keys, packing.longest[0], focus)
+            state: list[Tensor] = []
+        else:
+            out, lse, *state = torch.ops.aten._flash_attention_forward(
+                *given,
+                packing.queries,
+                packing.keys,
+                *packing.longest,
+                0.0,
+                not focus.window,
+                False,
+                **_options(focus),
+            )
         ctx.save_for_backward(qkv, cos, sin, out, lse, *state[:2])
         return out
 
@@ -161,29 +185,52 @@ class _Flash(torch.autograd.Function):
         from panoply.kernels.train import turn
 
         qkv, cos, sin, out, lse, *state = ctx.saved_tensors
-        packing, heads, shared = ctx.packing, ctx.heads, ctx.shared
+        packing, heads, shared, focus = ctx.packing, ctx.heads, ctx.shared, ctx.focus
         kv = packing.spread(qkv[:, heads:])
-        d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
-            g.contiguous(), qkv[:, :heads], kv[:, :shared], kv[:, shared:], out, lse, *ctx.spans, 0.0, ctx.causal,
-            *state, **ctx.options,
-        )  # fmt: skip
+        given = g.contiguous(), qkv[:, :heads], kv[:, :shared], kv[:, shared:], out, lse
+        if focus.cap:
+            from panoply.kernels.capped import capped_backward
+
+            d_q, d_k, d_v = capped_backward(*given, packing.queries, packing.keys, packing.longest, focus)
+        else:
+            d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
+                *given,
+                packing.queries,
+                packing.keys,
+                *packing.longest,
+                0.0,
+                not focus.window,
+                *state,
+                **_options(focus),
+            )
         slope = torch.empty_like(qkv)
         kept = packing.gather(torch.cat([d_k, d_v], dim=1))
-        turn(d_q, cos, sin, slope[:, :heads], -1.0)
-        turn(kept[:, :shared], cos, sin, slope[:, heads : heads + shared], -1.0)
+        turn(d_q, cos, sin, slope[:, :heads], -1.0, ctx.interleaved)
+        turn(kept[:, :shared], cos, sin, slope[:, heads : heads + shared], -1.0, ctx.interleaved)
         slope[:, heads + shared :] = kept[:, shared:]
-        return slope, None, None, None, None, None
+        return slope, None, None, None, None, None, None
+
+
+def _options(focus: Focus) -> dict[str, Any]:
+    window = focus.window
+    sides = {"window_size_left": window - 1 if window else -1, "window_size_right": 0 if window else -1}
+    return {**sides, "scale": focus.scale}
 
 
 def rotate_and_attend(
-    qkv: Tensor, rotation: tuple[Tensor, Tensor], heads: int, packing: Packing, window: int
+    qkv: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    heads: int,
+    packing: Packing,
+    focus: Focus,
+    interleaved: bool = False,
 ) -> Tensor:
     """[N, heads + 2 · kv_heads, size], which is overwritten with what was rotated, to [N, heads, size]."""
     if _has_kernel(qkv):
-        found: Tensor = _Flash.apply(qkv, *rotation, heads, packing, window)  # type: ignore[no-untyped-call]
+        found: Tensor = _Flash.apply(qkv, *rotation, heads, packing, focus, interleaved)  # type: ignore[no-untyped-call]
         return found
     turned = _Turn.apply(qkv, *rotation, (qkv.shape[1] + heads) // 2)  # type: ignore[no-untyped-call]
-    return attend(turned, heads, packing.layout, window)
+    return attend(turned, heads, packing.layout, focus)
 
 
 def _has_kernel(x: Tensor) -> bool:
@@ -353,16 +400,19 @@ class _Unlay(torch.autograd.Function):
         return None, *parts
 
 
-def attend(qkv: Tensor, heads: int, layout: Layout, window: int) -> Tensor:
+def attend(qkv: Tensor, heads: int, layout: Layout, focus: Focus) -> Tensor:
     """[N, heads + 2 · kv_heads, size] to [N, heads, size]."""
     laid: tuple[Tensor, ...] = _Lay.apply(qkv, heads, layout)  # type: ignore[no-untyped-call]
     mixed = []
     for i, bucket in enumerate(layout.buckets):
         q, k, v = (x.transpose(1, 2) for x in laid[3 * i : 3 * i + 3])
-        mask = bucket.mask(window, q.dtype)
-        out = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, enable_gqa=k.shape[1] < heads
-        )
+        mask = bucket.mask(focus.window, q.dtype)
+        if focus.cap:
+            out = capped(q, k, v, mask, focus.scale or q.shape[-1] ** -0.5, focus.cap)
+        else:
+            out = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, scale=focus.scale, enable_gqa=k.shape[1] < heads
+            )
         mixed.append(out.transpose(1, 2))
     found: Tensor = _Unlay.apply(layout, *mixed)  # type: ignore[no-untyped-call]
     return found

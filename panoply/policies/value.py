@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError, plain
 from panoply.experience import Experience
+from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import read_config
 from panoply.policies.text import TextPolicy, fingerprint
@@ -31,7 +32,8 @@ class ValueModel:
 
     def __init__(self, trunk: TextPolicy, head: nn.Linear, outputs: tuple[str, ...] = ("value",)):
         if not isinstance(trunk.model, Decoder):
-            raise PanoplyError("Critics and reward models need a Llama, Qwen2, Qwen3 or Mistral layout.")
+            known = ", ".join(ARCHITECTURES)
+            raise PanoplyError(f"Critics and reward models need a layout that runs natively: {known}.")
         self.trunk, self.head, self.outputs = trunk, head, outputs
 
     @classmethod

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
+from panoply.policies.attention import Focus
 from panoply.policies.decoder import Block, Decoder
 from panoply.policies.fused import joined, prefill
 from panoply.policies.low_rank import plain
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """A graph is captured for a number of slots; spare slots of a bucket stand idle."""
-HEAD_SIZES = (32, 64, 128, 256)
+HEAD_SIZE = 256
+"""The most dimensions of a head that the kernels hold; sizes between powers of two are padded in registers."""
 MEMORY_SHARE = 0.4
 """Of the free memory, what keys and values may take: learning needs the rest."""
 
@@ -82,7 +84,7 @@ def why_not(model: CachedModel) -> str | None:
     """Why a model cannot be decoded with graphs."""
     if not isinstance(model, Decoder):
         return "the model is run by transformers"
-    if model.config.head_dim not in HEAD_SIZES:
+    if model.config.head_dim > HEAD_SIZE:
         return f"heads of size {model.config.head_dim} have no kernel"
     if any(isinstance(m, nn.Linear) and not plain(m) for m in model.modules()) or any(
         hasattr(m, "base_layer") for m in model.modules()
@@ -111,28 +113,35 @@ def fitting(model: Decoder, rows: int, capacity: int) -> int:
 class _Layer:
     """A block's weights, with those of products that share their input joined."""
 
-    first_norm: Tensor
+    norms: tuple[Tensor | None, ...]
+    """Before and after attention, before and after the feed-forward layer."""
     qkv: tuple[Tensor, Tensor | None]
-    norms: tuple[Tensor, Tensor] | None
+    qk_norms: tuple[Tensor, Tensor] | None
+    whole: bool
+    """Whether these are of whole projections, not of single heads."""
     out: tuple[Tensor, Tensor | None]
-    second_norm: Tensor
     both: tuple[Tensor, Tensor | None]
+    gelu: bool
     down: tuple[Tensor, Tensor | None]
-    window: int
+    focus: Focus
+    table: int
+    interleaved: bool
 
     @classmethod
     def of(cls, block: Block) -> _Layer:
         a, m = block.self_attn, block.mlp
-        norms = (a.q_norm.weight.detach(), a.k_norm.weight.detach()) if a.qk_norm else None
         return cls(
-            block.input_layernorm.weight.detach(),
-            joined([a.q_proj, a.k_proj, a.v_proj]),
-            norms,
+            tuple(None if norm is None else norm.weight.detach() for norm in block.norms),
+            joined(a.inputs),
+            (a.q_norm.weight.detach(), a.k_norm.weight.detach()) if a.qk_norm else None,
+            a.qk_norm == "whole",
             joined([a.o_proj]),
-            block.post_attention_layernorm.weight.detach(),
-            joined([m.gate_proj, m.up_proj]),
+            joined(m.inputs),
+            m.activation != "silu",
             joined([m.down_proj]),
-            a.window,
+            a.focus,
+            a.table,
+            a.interleaved,
         )
 
 
@@ -140,16 +149,21 @@ class GraphDecoder:
     """Cache, history and slots at fixed addresses, and a graph for each number of slots."""
 
     def __init__(self, model: Decoder, rows: int, capacity: int, burst: int):
+        from panoply.kernels.decode import Stream
         from panoply.kernels.sample import State
 
         began = time.perf_counter()
         self.rows, self.capacity, self.longest_burst = bucket(rows), capacity, burst
-        self.device, self.eps, self.vocab = model.device, model.config.norm_eps, model.config.vocab_size
+        config = model.config
+        self.device, self.vocab = model.device, config.vocab_size
+        self.stream = Stream(config.norm_eps, config.layout.norm_offset, config.residual_scale)
+        self.embedding_factor, self.logit_divisor = model.embedding_factor, config.logit_divisor
+        self.softcap = model.softcap
         self.layers = [_Layer.of(block) for block in model.model.layers if isinstance(block, Block)]
         self.embedding, self.head = model.model.embed_tokens.weight.detach(), model.head_weight.detach()
         self.last_norm = model.model.norm.weight.detach()
         self._addresses = addresses(model)
-        self._rotation = weakref.WeakMethod(model.rotation_table)
+        self._rotation = weakref.WeakMethod(model.rotation_tables)
         self.cache = model.new_cache(self.rows, capacity)
 
         self.state = State.empty(self.rows, capacity, self.device)
@@ -275,31 +289,40 @@ class GraphDecoder:
 
     def _step(self, size: int, record: Record | None) -> Tensor:
         """One token more for the first `size` slots; with a record it is drawn and noted as well."""
-        from panoply.kernels.decode import add_norm, chained, decode_attention, gated
+        from panoply.kernels.decode import add_norm, cap_all, chained, gated
         from panoply.kernels.sample import draw_and_move
 
-        position = self.state.position[:size]
         x = F.embedding(self.state.token[:size], self.embedding)
-        change: Tensor | None = None
+        if self.embedding_factor != 1.0:
+            x *= self.embedding_factor
+        change, after = None, None
         for index, layer in enumerate(self.layers):
-            y = add_norm(x, change, layer.first_norm, self.eps)
-            keys, values = self.cache.layer(index)
-            mixed = decode_attention(
-                F.linear(y, *layer.qkv),
-                self.angles,
-                keys,
-                values,
-                position,
-                layer.norms,
-                self.eps,
-                layer.window,
-            )
-            y = add_norm(x, _onto(mixed, layer.out), layer.second_norm, self.eps)
-            change = _onto(gated(F.linear(y, *layer.both), chained()), layer.down)
-        logits = wide_product(add_norm(x, change, self.last_norm, self.eps), self.head.t())
+            before, after_attention, before_mlp, after_mlp = layer.norms
+            y = add_norm(x, change, before, self.stream, after)
+            mixed = self._attend(index, layer, y, self.state.position[:size])
+            y = add_norm(x, _onto(mixed, layer.out), before_mlp, self.stream, after_attention)
+            change = _onto(gated(F.linear(y, *layer.both), layer.gelu, chained()), layer.down)
+            after = after_mlp
+        y = add_norm(x, change, self.last_norm, self.stream, after)
+        logits = wide_product(y if self.logit_divisor == 1.0 else y / self.logit_divisor, self.head.t())
+        if self.softcap:
+            cap_all(logits, self.softcap)
         if record is not None:
             draw_and_move(logits, self.temperature, self.stops, self.state, record, STOP, LENGTH)
         return logits
+
+    def _attend(self, index: int, layer: _Layer, y: Tensor, position: Tensor) -> Tensor:
+        from panoply.kernels.decode import decode_attention, norm_spans
+
+        qkv, norms = F.linear(y, *layer.qkv), layer.qk_norms
+        if norms is not None and layer.whole:
+            norm_spans(qkv, *norms, self.stream)
+            norms = None
+        keys, values = self.cache.layer(index)
+        angles = self.angles[layer.table]
+        return decode_attention(
+            qkv, angles, keys, values, position, norms, self.stream, layer.focus, layer.interleaved
+        )
 
 
 def _onto(x: Tensor, weight: tuple[Tensor, Tensor | None]) -> Tensor:

@@ -46,7 +46,7 @@ class _Weights:
     @staticmethod
     def of(block: Block) -> _Weights:
         a, m = block.self_attn, block.mlp
-        groups = ([a.q_proj, a.k_proj, a.v_proj], [a.o_proj], [m.gate_proj, m.up_proj], [m.down_proj])
+        groups = (a.inputs, [a.o_proj], m.inputs, [m.down_proj])
         weights = (joined(layers) for layers in groups)
         return _Weights(*((weight.t(), bias) for weight, bias in weights))
 
@@ -78,7 +78,7 @@ class HostDecoder:
         return cast(Iterator[Block], iter(self.model.model.layers))
 
     def _angles(self, positions: int) -> None:
-        self.cos, self.sin = host.angles(*self.model.rotation_table(positions).chunk(2, dim=-1))
+        self.cos, self.sin = host.angles(*self.model.rotation_tables(positions)[0].chunk(2, dim=-1))
 
     def logits(self, token: Tensor, position: Tensor, width: int) -> Tensor:
         """[B] tokens at [B] positions, none of which sees more than `width` slots, to [B, vocabulary]."""
@@ -107,7 +107,7 @@ class HostDecoder:
         angles: tuple[Tensor, Tensor],
         sight: Visibility,
     ) -> Tensor:
-        attention, norm = block.self_attn, block.input_layernorm
+        attention, norm = block.self_attn, cast(Norm, block.norms[0])
         y = F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
         _product(y, weights.qkv, buffers.qkv)
         if attention.qk_norm:
@@ -115,11 +115,11 @@ class HostDecoder:
             buffers.k.copy_(attention.k_norm(buffers.k))
         host.turn(buffers.heads, buffers.turning, *angles)
         keys, values = self.cache.append(index, buffers.k[:, :, None], buffers.v[:, :, None])
-        mixed = attend(buffers.query, keys, values, sight.mask(attention.window, keys.shape[2])).view(
+        mixed = attend(buffers.query, keys, values, sight.mask(attention.focus.window, keys.shape[2])).view(
             len(x), -1
         )
         x = _product(mixed, weights.out).add_(x)
-        norm = block.post_attention_layernorm
+        norm = cast(Norm, block.norms[2])
         y = F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
         _product(y, weights.both, buffers.both)
         return _product(F.silu(buffers.gate).mul_(buffers.up), weights.down).add_(x)
@@ -169,12 +169,12 @@ class CompiledDecoder(HostDecoder):
         torch.index_select(stack.embed_tokens.weight, 0, token, out=at.tensor["x"])
         change = None
         for index, (block, weights) in enumerate(zip(self._blocks(), self.weights, strict=True)):
-            self._norm(at, change, block.input_layernorm)
+            self._norm(at, change, block.norms[0])
             _product(at.tensor["y"], weights.qkv, at.tensor["qkv"])
             mixed = self._mixed(index, block.self_attn, at, position, sight)
             _product(mixed, weights.out, at.tensor["change"])
             change = at.array["change"]
-            self._norm(at, change, block.post_attention_layernorm)
+            self._norm(at, change, block.norms[2])
             _product(at.tensor["y"], weights.both, at.tensor["both"])
             self.kernels.gated(at.array["both"], at.array["wide"])
             _product(at.tensor["wide"], weights.down, at.tensor["change"])
@@ -189,9 +189,10 @@ class CompiledDecoder(HostDecoder):
         layers = (self.cache.layer(index) for index in range(len(self.weights)))
         self.places = [(k.transpose(1, 2).numpy(), v.transpose(1, 2).numpy()) for k, v in layers]
 
-    def _norm(self, at: _Arrays, change: Any, norm: Norm) -> None:
+    def _norm(self, at: _Arrays, change: Any, norm: Norm | None) -> None:
         """x += change, y = its norm."""
         held = at.array
+        assert norm is not None
         self.kernels.add_norm(
             held["x"], change, norm.weight.detach().numpy(), norm.eps, held["x"], held["y"], held["scale"]
         )
@@ -205,7 +206,9 @@ class CompiledDecoder(HostDecoder):
         memory = (*self.turns, position.numpy(), *self.places[index])
         self.kernels.place(at.array["heads"], at.q.shape[1], *memory)
         keys, values = self.cache.seen(index, len(position))
-        return attend(at.query, keys, values, sight.mask(attention.window, keys.shape[2])).view(len(keys), -1)
+        return attend(at.query, keys, values, sight.mask(attention.focus.window, keys.shape[2])).view(
+            len(keys), -1
+        )
 
 
 def _product(x: Tensor, weights: tuple[Tensor, Tensor | None], out: Tensor | None = None) -> Tensor:

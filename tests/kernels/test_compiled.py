@@ -63,10 +63,11 @@ def test_attention_over_packed_rows(window: int) -> None:
     cos, sin = numbers(tokens, 4, seed=8), numbers(tokens, 4, seed=9)
 
     def attended(qkv: Tensor) -> Tensor:
+        from panoply.policies.attention import Focus
         from panoply.policies.packing import rotate_and_attend
 
         angles = host.angles(cos.to(qkv.dtype), sin.to(qkv.dtype))
-        return rotate_and_attend(qkv.clone(), angles, 4, packing, window)
+        return rotate_and_attend(qkv.clone(), angles, 4, packing, Focus(window))
 
     agree(attended, numbers(tokens, 8, 8))
 

@@ -25,6 +25,19 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
+LOCAL = ["sliding_attention", "full_attention", "sliding_attention"]
+EMPTY = {"pad_token_id": None, "eos_token_id": None}
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+PARTIAL = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75}
+QUARTER = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25}
+TWO_BASES = {
+    "full_attention": LINEAR,
+    "sliding_attention": {"rope_type": "default", "rope_theta": 40.0},
+}
+TWO_SCALES = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}
+GRANITE = {
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 5.0,
+}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -38,6 +51,29 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-bias": ("qwen3", {"head_dim": 16, "attention_bias": True}),
     "mistral-window": ("mistral", {"sliding_window": 6}),
     "mistral": ("mistral", {"sliding_window": None}),
+    "gemma": ("gemma", {"head_dim": 12}),
+    "gemma2": ("gemma2", {"head_dim": 12, "sliding_window": 5, **CAPS, "query_pre_attn_scalar": 9}),
+    "gemma2-untied": ("gemma2", {"head_dim": 8, "tie_word_embeddings": False, "attention_bias": True}),
+    "gemma3": ("gemma3_text", {"head_dim": 12, "sliding_window": 5, "layer_types": LOCAL}),
+    "gemma3-capped": (
+        "gemma3_text",
+        {"head_dim": 8, "sliding_window": 4, "final_logit_softcapping": 3.0, "rope_parameters": TWO_BASES},
+    ),
+    "phi3": ("phi3", EMPTY),
+    "phi3-partial": ("phi3", {**EMPTY, "rope_parameters": PARTIAL, "sliding_window": 6}),
+    "olmo2": ("olmo2", {}),
+    "olmo2-biases": ("olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
+    "olmo3": ("olmo3", {"sliding_window": 5, "layer_types": LOCAL, "rope_parameters": TWO_SCALES}),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2, **EMPTY}),
+    "smollm3-window": (
+        "smollm3",
+        {"no_rope_layers": [1, 0, 0], "use_sliding_window": True, "sliding_window": 5, **EMPTY},
+    ),
+    "granite": ("granite", {**GRANITE, **EMPTY}),
+    "granite-biases": ("granite", {**GRANITE, **EMPTY, "attention_bias": True, "mlp_bias": True}),
+    "glm": ("glm", {"head_dim": 16, **EMPTY}),
+    "glm4": ("glm4", {"head_dim": 16, **EMPTY}),
+    "glm4-quarter": ("glm4", {"head_dim": 8, "attention_bias": False, "rope_parameters": QUARTER, **EMPTY}),
 }
 
 
@@ -47,7 +83,7 @@ def theirs(name: str) -> Any:
     size = {"vocab_size": 53, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(model_type, **size, **heads, **settings)
+    config = transformers.AutoConfig.for_model(model_type, **{**size, **heads, **settings})
     model = AUTO.from_config(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
@@ -73,6 +109,9 @@ def test_logits_and_hidden_states_are_those_of_transformers(name: str) -> None:
     torch.testing.assert_close(decoder(tokens), expected.logits, atol=1e-5, rtol=1e-5)
     positions = torch.arange(21).expand(3, 21)
     _, tapped = decoder.hidden_states(tokens, positions, taps=[0, 2, 3])
+    tapped[3] = (
+        tapped[3] * decoder.config.logit_divisor
+    )  # which is taken out of the states, not of the logits
     for depth, state in tapped.items():
         torch.testing.assert_close(state, expected.hidden_states[depth], atol=1e-5, rtol=1e-5)
 
@@ -101,7 +140,7 @@ def test_rope_settings_are_read_in_the_older_spelling() -> None:
     rope = dict(raw.pop("rope_parameters"))
     older = {**raw, "rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
     new = DecoderConfig.from_hf(theirs("llama-rope3").config.to_dict())
-    assert torch.equal(DecoderConfig.from_hf(older).frequencies()[0], new.frequencies()[0])
+    assert torch.equal(DecoderConfig.from_hf(older).frequencies()[0][0], new.frequencies()[0][0])
     older["rope_scaling"] = {"type": "linear", "factor": 4.0}
     assert DecoderConfig.from_hf(older).rope_type == "linear"
 
@@ -139,8 +178,8 @@ def test_cached_rows_may_stand_at_different_positions() -> None:
 def test_positions_stay_exact_in_half_precision() -> None:
     config = DecoderConfig(20, width=32, layers=1, heads=2)
     positions = torch.tensor([[1021]])
-    exact = Decoder(config).rotation(positions, torch.float32)[0]
-    rounded = Decoder(config).to(torch.bfloat16).rotation(positions, torch.bfloat16)[0]
+    exact = Decoder(config).rotations(positions, torch.float32)[0][0]
+    rounded = Decoder(config).to(torch.bfloat16).rotations(positions, torch.bfloat16)[0][0]
     torch.testing.assert_close(rounded, exact.to(torch.bfloat16), atol=0, rtol=0)
 
 
@@ -177,7 +216,7 @@ def test_adapters_of_peft_load_both_ways(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "Rotary scaling 'longrope'"),
-        ({"hidden_act": "gelu"}, "activation is silu"),
+        ({"hidden_act": "gelu"}, "activations are silu and gelu_pytorch_tanh"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"num_key_value_heads": 3}, "evenly"),
         ({"model_type": "mamba"}, "no layout 'mamba'"),

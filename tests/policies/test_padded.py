@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from panoply.policies.attention import Focus
 from panoply.policies.packing import Packing, attend, lay, pack
 
 # Rows of a prefix and its suffixes, of all lengths, one of them nothing; and a sequence alone.
@@ -43,7 +44,7 @@ def test_values_and_gradients(call_pairs: int, window: int, monkeypatch: pytest.
     generator = torch.Generator().manual_seed(0)
     total = int(LENGTHS.sum())
     qkv = torch.randn(total, 8, 4, generator=generator, dtype=torch.float64).requires_grad_()
-    found, expected = attend(qkv, 4, layout, window), one_by_one(packing, qkv, 4, window)
+    found, expected = attend(qkv, 4, layout, Focus(window)), one_by_one(packing, qkv, 4, window)
     torch.testing.assert_close(found, expected)
     weight = torch.randn(found.shape, generator=generator, dtype=torch.float64)
     (slope,) = torch.autograd.grad((found * weight).sum(), qkv)

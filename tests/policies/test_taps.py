@@ -13,6 +13,7 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.experience import Experience, Ragged, Table
 from panoply.policies import taps
+from panoply.policies.attention import Focus
 from panoply.policies.control import ControlPolicy
 from panoply.policies.decoder import Decoder
 from panoply.policies.taps import Pass, tap
@@ -55,7 +56,7 @@ def by_hand(
         x = inner.model.embed_tokens(tokens)
         sight = _causal(p)
         for layer in list(inner.model.layers)[:block]:
-            x = layer(x, inner.rotation(positions, x.dtype), sight, None)
+            x = layer(x, inner.rotations(positions, x.dtype), sight, None)
         x = inner.model.norm(x) if normed else x
         logits = (x[0, -1] @ of.model.head_weight.t()) / heat
         if "temperature" in data:
@@ -152,9 +153,9 @@ def test_attention_is_where_the_state_comes_from() -> None:
                 data.context.ragged("tokens")[c][None, :p], positions, taps=(1,)
             )
             q, k, v = block.self_attn.project(
-                block.input_layernorm(tapped[1]), inner.rotation(positions, torch.float64)
+                block.input_layernorm(tapped[1]), inner.rotations(positions, torch.float64)[0]
             )
-            whole = _causal(p).attend(q, k, v, 0)[0, -1]
+            whole = _causal(p).attend(q, k, v, Focus())[0, -1]
             torch.testing.assert_close(one[i].double() @ v[0, :, 1], whole[3], atol=1e-6, rtol=1e-6)
             heads = model.score(data, frozenset(f"attention:2:{h}" for h in range(4)))
             expected = torch.stack([heads[f"attention:2:{h}"][i] for h in range(4)]).mean(0)

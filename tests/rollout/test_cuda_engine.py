@@ -10,6 +10,7 @@ from panoply.policies import low_rank
 from panoply.policies.decoder import Decoder
 from panoply.rollout import graphs
 from panoply.rollout.engine import Rollouts, Sampling, TextEngine, Turn
+from tests.layouts import LAYOUTS
 from tests.rollout.test_engine import SETTINGS, make_model, make_requests, odd_only, same
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
@@ -39,17 +40,9 @@ def test_cuda_draws_what_the_cpu_draws(name: str, masked: bool) -> None:
     assert there in graphs._made
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"model_type": "qwen2"},
-        {"model_type": "qwen3", "windows": (4, 0)},
-        {"heads": 2, "kv_heads": 2},
-        {"tied": True},
-    ],
-)
-def test_every_layout_decodes_in_graphs(changes: dict[str, object]) -> None:
-    here, there = pair(**changes)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_decodes_in_graphs(name: str) -> None:
+    here, there = pair(**LAYOUTS[name])
     found = [
         TextEngine(m).generate(make_requests(6, 4), Sampling(max_tokens=40), entropy=True)
         for m in (here, there)
@@ -58,6 +51,7 @@ def test_every_layout_decodes_in_graphs(changes: dict[str, object]) -> None:
     torch.testing.assert_close(
         found[0].decisions["entropy"], found[1].decisions["entropy"], atol=1e-4, rtol=1e-4
     )
+    assert there in graphs._made
 
 
 @pytest.mark.parametrize("patience", [1, 3, 16])

@@ -1,0 +1,289 @@
+"""What the layouts of published decoders differ in: one row for each `model_type` of Hugging Face, and no subclasses.
+
+A row says what a layout fixes; what it leaves to `config.json` is a field of `DecoderConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+Pattern = Callable[[Mapping[str, Any], int], list[bool]]
+"""From a `config.json` without `layer_types` and the number of layers: which of them have the window."""
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The names of a block's norms by where they stand; empty: there is none.
+
+    x + after_attention(attention(before_attention(x))), and the same with the feed-forward layer.
+    """
+
+    before_attention: str = "input_layernorm"
+    after_attention: str = ""
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: str = ""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A layout. The defaults are Llama's."""
+
+    name: str
+    """Of transformers' class, and what `architectures` of `config.json` says."""
+    norms: Norms = field(default_factory=Norms)
+    norm_offset: float = 0.0
+    """Norms multiply by their weight plus this; all of them do so in float32 and round once."""
+    qk_norm: str = ""
+    """Queries and keys are normed before they are rotated: each `head`, or the `whole` projection at once."""
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    """The layers whose outputs, side by side, are queries, keys and values."""
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    """The same for the gated feed-forward layer."""
+    mlp: str = "gated"
+    """The kind of feed-forward layer: act(gate) · up, then down."""
+    activation: str = "silu"
+    """Where the config names none; under `activation_key` it does."""
+    activation_key: str = "hidden_act"
+    qkv_bias: bool | None = None
+    """None: as `attention_bias` says."""
+    out_bias: bool | None = None
+    mlp_bias: bool | None = False
+    """None: as `mlp_bias` says."""
+    root_embedding: bool = False
+    """Embeddings are multiplied by √width, rounded to the weights' dtype."""
+    interleaved: bool = False
+    """Rotary positions turn dimension 2i with 2i + 1; else i with i + half of what is turned."""
+    rotary_share: float = 1.0
+    """How much of a head is turned where the config says nothing."""
+    unrotated: bool = False
+    """Whether some layers have no positions (`no_rope_layers`)."""
+    windows: str = ""
+    """`all` layers have the window that the config names, or those (`layers`) that `layer_types` or `pattern` says."""
+    pattern: Pattern = lambda _, layers: [False] * layers
+    window_switch: bool = False
+    """There are windows only where `use_sliding_window` is true."""
+    local_theta: float = 0.0
+    """Above 0: layers with a window turn by a base of their own, this where the config names none."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Further numbers of `config.json`, and the field of `DecoderConfig` that each is."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What is meant where `config.json` is silent."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether a block differs from Llama's by biases, windows and norms of queries and keys at most."""
+        here = (self.norms, self.norm_offset, self.mlp, self.root_embedding, self.interleaved, self.unrotated)
+        usual = (Norms(), 0.0, "gated", False, False, False)
+        joined = len(self.qkv) == 1 or len(self.gate_up) == 1
+        return (
+            here == usual and self.qk_norm in ("", "head") and not (joined or self.local_theta or self.fields)
+        )
+
+
+def every(number: int, key: str = "") -> Pattern:
+    """All layers but each `number`-th have the window; `key` may give another number."""
+
+    def pattern(raw: Mapping[str, Any], layers: int) -> list[bool]:
+        each = int(raw.get(key) or number)
+        return [(i + 1) % each != 0 for i in range(layers)]
+
+    return pattern
+
+
+def _later(raw: Mapping[str, Any], layers: int) -> list[bool]:
+    """Qwen's: the layers from `max_window_layers` on have the window."""
+    first = raw.get("max_window_layers", 28)
+    return [i >= (28 if first is None else first) for i in range(layers)]
+
+
+def without_positions(raw: Mapping[str, Any], layers: int) -> list[bool]:
+    """SmolLM3's layers that do not turn queries and keys, each fourth if nothing is said; they have the window, too."""
+    listed = raw.get("no_rope_layers")
+    if listed is None:
+        each = int(raw.get("no_rope_layer_interval") or 4)
+        return [(i + 1) % each == 0 for i in range(layers)]
+    return [not turned for turned in listed]
+
+
+_LLAMA = Architecture("LlamaForCausalLM", mlp_bias=None)
+_QWEN2 = Architecture(
+    "Qwen2ForCausalLM",
+    qkv_bias=True,
+    out_bias=False,
+    windows="layers",
+    pattern=_later,
+    window_switch=True,
+    defaults={"sliding_window": 4096},
+)
+_AROUND = Norms(
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+_GEMMA = Architecture(
+    "GemmaForCausalLM",
+    norm_offset=1.0,
+    activation="gelu_pytorch_tanh",
+    root_embedding=True,
+    defaults={"tie_word_embeddings": True, "head_dim": 256, "max_position_embeddings": 8192},
+)
+_GEMMA2 = replace(
+    _GEMMA,
+    name="Gemma2ForCausalLM",
+    norms=_AROUND,
+    activation_key="hidden_activation",
+    windows="layers",
+    pattern=every(2),
+    fields={
+        "query_pre_attn_scalar": "query_scalar",
+        "attn_logit_softcapping": "attention_cap",
+        "final_logit_softcapping": "logit_cap",
+    },
+    defaults={
+        **_GEMMA.defaults,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+)
+_GLM = Architecture(
+    "GlmForCausalLM",
+    gate_up=("gate_up_proj",),
+    out_bias=False,
+    interleaved=True,
+    rotary_share=0.5,
+    defaults={
+        "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True,
+        "max_position_embeddings": 131072,
+    },
+)  # fmt: skip
+_OLMO2 = Architecture(
+    "Olmo2ForCausalLM",
+    norms=Norms("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+    qk_norm="whole",
+    defaults={"rms_norm_eps": 1e-5},
+)
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": _LLAMA,
+    "mistral": Architecture(
+        "MistralForCausalLM",
+        qkv_bias=False,
+        out_bias=False,
+        windows="all",
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    ),
+    "qwen2": _QWEN2,
+    "qwen3": replace(
+        _QWEN2,
+        name="Qwen3ForCausalLM",
+        qk_norm="head",
+        qkv_bias=None,
+        out_bias=None,
+        defaults={**_QWEN2.defaults, "head_dim": 128},
+    ),
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA2,
+    "gemma3_text": replace(
+        _GEMMA2,
+        name="Gemma3ForCausalLM",
+        qk_norm="head",
+        pattern=every(6, "sliding_window_pattern"),
+        local_theta=10_000.0,
+        fields={"query_pre_attn_scalar": "query_scalar", "final_logit_softcapping": "logit_cap"},
+        defaults={
+            **_GEMMA.defaults,
+            "num_key_value_heads": 4,
+            "sliding_window": 4096,
+            "query_pre_attn_scalar": 256,
+            "rope_theta": 1_000_000.0,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    "phi3": Architecture(
+        "Phi3ForCausalLM",
+        qkv=("qkv_proj",),
+        gate_up=("gate_up_proj",),
+        qkv_bias=False,
+        out_bias=False,
+        windows="all",
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+    ),
+    "olmo2": _OLMO2,
+    "olmo3": replace(
+        _OLMO2,
+        name="Olmo3ForCausalLM",
+        windows="layers",
+        pattern=every(4),
+        local_theta=500_000.0,
+        defaults={**_OLMO2.defaults, "sliding_window": 4096, "rope_theta": 500_000.0},
+    ),
+    "smollm3": Architecture(
+        "SmolLM3ForCausalLM",
+        mlp_bias=None,
+        unrotated=True,
+        windows="layers",
+        pattern=without_positions,
+        window_switch=True,
+        defaults={
+            "num_key_value_heads": 4, "rope_theta": 2_000_000.0, "tie_word_embeddings": True,
+            "max_position_embeddings": 32768,
+        },
+    ),
+    "granite": Architecture(
+        "GraniteForCausalLM",
+        mlp_bias=None,
+        fields={
+            "embedding_multiplier": "embedding_scale",
+            "residual_multiplier": "residual_scale",
+            "attention_multiplier": "attention_scale",
+            "logits_scaling": "logit_divisor",
+        },
+        defaults={
+            "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        },
+    ),
+    "glm": _GLM,
+    "glm4": replace(
+        _GLM,
+        name="Glm4ForCausalLM",
+        norms=Norms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
+    ),
+}  # fmt: skip
+
+TELLING = (
+    "softcap", "multiplier", "scal", "rope", "rotary", "norm", "bias", "window", "attn", "attention", "sink", "expert",
+    "router", "activation", "limit", "layer_types", "residual", "alibi",
+)  # fmt: skip
+"""A setting whose name holds one of these may change the forward pass."""
+HARMLESS = (
+    "dropout", "pdrop", "initializer", "attn_implementation", "full_attn_mod", "output_attentions", "window_pattern",
+    "cross_attention", "router_aux_loss", "output_router", "original_max_position_embeddings",
+)  # fmt: skip
+"""… but one whose name holds one of these does not, or is looked at elsewhere."""
+KNOWN = (
+    "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rms_norm_eps", "attention_bias",
+    "mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "hidden_activation",
+    "num_attention_heads", "rope_local_base_freq", "no_rope_layers", "no_rope_layer_interval",
+)  # fmt: skip
+"""Settings that are read, each by the layouts that have it."""
+
+
+def not_understood(raw: Mapping[str, Any], layout: Architecture) -> list[str]:
+    """Settings of a `config.json` that may change the forward pass, and that the layout does not have."""
+    known = {*KNOWN, *layout.fields}
+    return [
+        name
+        for name, value in raw.items()
+        if value is not None
+        and value is not False
+        and value not in ("", [], {})
+        and name not in known
+        and any(word in name for word in TELLING)
+        and not any(word in name for word in HARMLESS)
+    ]
