@@ -40,6 +40,9 @@ UNTRAINED_COST = (
 RACES: dict[str, Race] = {
     "chain": Race("grpo", "chain", "decisions=80k"),
     "chain-answers": Race("grpo", "chain", "episodes=2560"),
+    "frontier": Race("grpo", "chain:frontier", "episodes=7680"),
+    "skew": Race("grpo", "chain:skew", "episodes=7680"),
+    "coverage": Race("grpo", "manyanswers:coverage", "episodes=6400"),
     "keydoor": Race(
         "grpo", "keydoor", "episodes=2560", {"world.size": 6, "world.quest": (7, 12), "world.cap": 14}
     ),
