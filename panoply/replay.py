@@ -14,7 +14,7 @@ from torch import Tensor
 
 from panoply.experience import TERMINATED, TRUNCATED, Experience
 from panoply.policies.heads import Bounds, Head
-from panoply.rollout.step_buffer import StepBuffer
+from panoply.rollout.stepping import StepBuffer
 from panoply.transitions import Chunk, Transitions, joined
 from panoply.worlds.control.world import Box, Space
 

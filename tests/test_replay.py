@@ -10,7 +10,7 @@ from panoply.experience import Experience, Table
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.policies.heads import head_for
 from panoply.replay import Replay
-from panoply.rollout.step_buffer import StepBuffer
+from panoply.rollout.stepping import StepBuffer
 from panoply.slots.replay.uniform import uniform
 from panoply.worlds.control.world import Box, Discrete
 

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from panoply.experience import Column, Experience
-from panoply.rollout.control import BLOCK, _Episode, _Rows
-from panoply.rollout.step_buffer import StepBuffer
+from panoply.rollout.stepping import BLOCK, Episode, Rows, StepBuffer
 from panoply.rollout.tree import Branch, Node, Tree
 
 if TYPE_CHECKING:
@@ -42,9 +41,9 @@ class ControlTree(Tree):
         before = [self.nodes[p] for p in parents]
         number = collect.state["episodes"]
         collect.state["episodes"] += len(parents)
-        episodes = [_Episode(number + i, node.group, self.tasks[node.task]) for i, node in enumerate(before)]
+        episodes = [Episode(number + i, node.group, self.tasks[node.task]) for i, node in enumerate(before)]
         envs = self._stands[parents[0]][0].fork(np.array([self._stands[p][1] for p in parents]))
-        rows, buffer = _Rows(collect, envs), StepBuffer(len(parents), BLOCK)
+        rows, buffer = Rows(collect, envs), StepBuffer(len(parents), BLOCK)
         rows.go_on(
             episodes, np.array([n.turn for n in before]), np.array([self._stands[p][2] for p in parents])
         )

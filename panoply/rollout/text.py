@@ -11,27 +11,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from panoply.errors import PanoplyError, Resumable
+from panoply.errors import Resumable
 from panoply.experience import (
-    DEMONSTRATION,
-    OPEN,
     OWN,
-    TEACHER,
-    TERMINATED,
-    TRUNCATED,
     Column,
     Experience,
-    Ragged,
-    Segments,
     Table,
 )
 from panoply.policies.text import TextPolicy
 from panoply.rollout.answer_likelihood import answer_likelihood
+from panoply.rollout.collector import Given, Replies
 from panoply.rollout.engine import Complete, Request, TextEngine, Turn
-from panoply.rollout.order import InOrder
 from panoply.rollout.sampling import Sampling
-from panoply.seeds import numpy_rng, stable_hash
-from panoply.worlds.world import Lesson, OneTurn, Play, Reply, Signal, Task, TextWorld
+from panoply.seeds import stable_hash
+from panoply.worlds.world import Play, Task, TextWorld
 
 if TYPE_CHECKING:
     from panoply.rollout.text_tree import TextTree
@@ -39,7 +32,7 @@ if TYPE_CHECKING:
 Temperature = float | Callable[[Tensor], Tensor]
 
 
-class Collector(InOrder[Task]):
+class Collector(Given):
     """Draws training tasks in order and lets the policy, or the world's teacher, act on them.
 
     What it must remember to go on is a few counters (`state`), so a resumed run sees the same tasks and draws.
@@ -76,9 +69,6 @@ class Collector(InOrder[Task]):
         """Let go of what the world has started."""
         self.world.close()
 
-    def task(self, index: int) -> Task:
-        return self.world.task(self.split, index)
-
     def episodes(
         self,
         tasks: Sequence[Task],
@@ -111,7 +101,7 @@ class Collector(InOrder[Task]):
 
     def _appended(self, plays: list[Play], seeds: list[int], sampling: Sampling) -> Played:
         """Turns in one context each episode: the world's observations are appended to what came before."""
-        log = _Log(plays)
+        log = Replies(plays)
 
         def on_stop(turn: Turn) -> Sequence[int] | None:
             reply = log.act(turn.row, turn.turn, turn.sampled)
@@ -138,7 +128,7 @@ class Collector(InOrder[Task]):
         Equal observations, of whichever episode and turn, are one prompt: it is prefilled once a round, and
         stands once in a training row.
         """
-        log = _Log(plays)
+        log = Replies(plays)
         rounds: list[tuple[Table, Table]] = []
         live, prompts, first = list(range(len(plays))), [p.prompt for p in plays], 0
         numbers: dict[tuple[int, ...], int] = {}
@@ -222,68 +212,10 @@ class Collector(InOrder[Task]):
             stop_tokens=self.world.stop_tokens,
         )
 
-    def demonstrations(self, tasks: Sequence[Task]) -> Experience:
-        """One demonstration a task by the world's careless teacher."""
-        first = self.state["episodes"]
-        rngs = (numpy_rng("teacher", self.seed, first + i) for i in range(len(tasks)))
-        return self._given(tasks, [self.world.lessons(t, rng) for t, rng in zip(tasks, rngs, strict=True)])
-
-    def references(self, n: int, pool: int) -> Experience:
-        """Reference answers to `n` tasks of a fixed pool, chosen anew each time, as a teacher's stream."""
-        rng = numpy_rng("references", self.seed, self.state["episodes"])
-        first = stable_hash("pool", self.seed) >> 16
-        tasks = [self.world.task(self.split, first + int(i)) for i in rng.integers(pool, size=n)]
-        return self.answers(tasks, [self.world.gold(t) for t in tasks])
-
-    def answers(
-        self,
-        tasks: Sequence[Task],
-        answers: Sequence[Sequence[int]],
-        *,
-        into: Tensor | None = None,
-        source: int = TEACHER,
-    ) -> Experience:
-        """Given answers, one a task, with the signals they earn and without `logp`: no policy of ours said them.
-
-        into     keys of groups that they join, one each; left out, answers to one task are a group of their own
-        source   whose they are, which decides the stream that learns from them
-        """
-        given = zip(tasks, answers, strict=True)
-        lessons = [self.world.turns(task, answer) for task, answer in given]
-        return self._given(tasks, lessons, into=into, source=source, played=True)
-
-    def teacher_pairs(self, tasks: Sequence[Task]) -> Experience:
-        """A good answer and a bad one to each task for which the world has them."""
-        first = self.state["episodes"]
-        doubled: list[Task] = []
-        lessons: list[list[Lesson]] = []
-        for i, task in enumerate(tasks):
-            pair = self.world.pair(task, numpy_rng("teacher", self.seed, first + i))
-            if pair is not None:
-                doubled += [task, task]
-                lessons += [self.world.turns(task, answer) for answer in pair]
-        if not doubled:
-            raise PanoplyError(
-                f"The teacher of {self.world.name} made no mistakes, so there are no pairs to learn from."
-            )
-        experience = self._given(doubled, lessons)
-        chosen = torch.arange(first, first + len(doubled), 2)
-        return experience.with_pairs(Table({"chosen": chosen, "rejected": chosen + 1}))
-
-    def preferred(
-        self, tasks: Sequence[Task], chosen: Sequence[Sequence[int]], rejected: Sequence[Sequence[int]]
-    ) -> Experience:
-        """Given pairs of answers, one pair a task."""
-        first = self.state["episodes"]
-        both = [answer for pair in zip(chosen, rejected, strict=True) for answer in pair]
-        experience = self.answers([t for t in tasks for _ in range(2)], both, source=DEMONSTRATION)
-        winners = torch.arange(first, first + 2 * len(tasks), 2)
-        return experience.with_pairs(Table({"chosen": winners, "rejected": winners + 1}))
-
     # -------------------------------------------------------------- tables
 
     def _experience(
-        self, tasks: Sequence[Task], groups: Sequence[int], decisions: Table, context: Table, log: _Log
+        self, tasks: Sequence[Task], groups: Sequence[int], decisions: Table, context: Table, log: Replies
     ) -> Experience:
         """Keys, signals and ends for the rows of played episodes, which are numbered 0… in the order of `tasks`."""
         key = decisions.tensor("episode") * 2**20 + decisions.tensor("turn")
@@ -298,7 +230,7 @@ class Collector(InOrder[Task]):
             "episode": episode[row],
             "version": torch.full_like(row, self.version),
             "source": torch.full_like(row, OWN),
-            **self._acted(len(row)),
+            **({"actor": torch.full_like(row, self.actor)} if self.selves and self.selves.actors else {}),
             **log.columns(row, turn, decisions.tensor("end")),
         }
         if "answer_likelihood" in self.needs:
@@ -316,142 +248,8 @@ class Collector(InOrder[Task]):
             raise Resumable(f"Not one of {len(tasks)} answers could be graded: {why}.")
         return experience.take(graded)
 
-    def _given(
-        self,
-        tasks: Sequence[Task],
-        lessons: Sequence[Sequence[Lesson]],
-        *,
-        into: Tensor | None = None,
-        source: int = DEMONSTRATION,
-        played: bool = False,
-    ) -> Experience:
-        """Foreign episodes. `played` ones did what they say; a lesson of several turns says what was not done."""
-        flat = [(i, turn, *lesson) for i, turns in enumerate(lessons) for turn, lesson in enumerate(turns)]
-        prompts: dict[tuple[int, ...], int] = {}
-        prompt = torch.tensor([prompts.setdefault(p, len(prompts)) for _, _, p, _ in flat])
-        shared = torch.tensor([len(p) for _, _, p, _ in flat])
-        lengths = torch.tensor([len(answer) for *_, answer in flat])
-        row = torch.arange(len(flat)).repeat_interleave(lengths)
-        inside = torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row]
-        of, turn = (column[row] for column in torch.tensor([[i, t] for i, t, _, _ in flat]).T)
-        decisions: dict[str, Column] = {
-            **{name: column[of] for name, column in self._of_tasks(tasks).items()},
-            "group": self._joined(tasks, into)[of],
-            "episode": self._number(len(tasks))[of],
-            "turn": turn,
-            "version": torch.full_like(row, self.version),
-            "context": row,
-            "position": shared[row] + inside,
-            "action": torch.tensor([token for *_, answer in flat for token in answer]),
-            "source": torch.full_like(row, source),
-        }
-        if played or all(len(turns) == 1 for turns in lessons):
-            log = _Log([self.world.play(task) for task in tasks])
-            log.rows = list(range(len(tasks)))
-            for i, at, _, answer in flat:
-                log.act(i, at, answer)
-            decisions |= log.columns(of, turn, torch.zeros_like(row))
-        else:
-            states = [tasks[i].id if not t else stable_hash(tasks[i].id, t) for i, t, _, _ in flat]
-            decisions["state"] = torch.tensor(states)[row]
-            decisions["end"] = torch.where(Segments(of).is_last(), TERMINATED, OPEN)
-        self._count(Table(decisions))
-        tokens = Ragged.from_lists([[*p, *answer] for _, _, p, answer in flat])
-        return Experience(Table(decisions), Table({"tokens": tokens, "prompt": prompt, "shared": shared}))
-
-    def _joined(self, tasks: Sequence[Task], into: Tensor | None) -> Tensor:
-        """The group of each given answer: one of `into`, or with the others to the same task a new one."""
-        if into is not None:
-            return torch.tensor(self._groups(tasks, 1, into)[1])
-        same = {task.id: i for i, task in reversed(list(enumerate(tasks)))}
-        first: int = self.state["groups"]
-        self.state["groups"] += len(tasks)
-        return torch.tensor([first + same[t.id] for t in tasks])
-
-    def _of_tasks(self, tasks: Sequence[Task]) -> dict[str, Tensor]:
-        """Keys that an episode has from its task: `task` and, where there are several kinds of problem, `domain`."""
-        found = {"task": torch.tensor([t.id for t in tasks])}
-        if "domain" in self.world.keys:
-            found["domain"] = torch.tensor([stable_hash("domain", self.world.part_of(t)) for t in tasks])
-        return found
-
-    def _number(self, episodes: int) -> Tensor:
-        first = self.state["episodes"]
-        self.state["episodes"] += episodes
-        return torch.arange(first, first + episodes)
-
-    def _count(self, decisions: Table) -> None:
-        self.state["decisions"] = self.state.get("decisions", 0) + decisions.rows
-
     def _draw(self, episode: int) -> int:
         return stable_hash("draw", self.seed, self.split, episode)
 
 
-class _Log:
-    """What the world said to each turn of each episode."""
-
-    def __init__(self, plays: list[Play]):
-        self.plays = plays
-        self.rows: list[int] = []
-        """The episode of each of the engine's rows."""
-        self.replies: dict[tuple[int, int], tuple[int, Reply]] = {}
-        self.failed: list[int] = []
-        """Episodes that could not be graded."""
-
-    def act(self, engine_row: int, turn: int, answer: Sequence[int]) -> Reply:
-        row = self.rows[engine_row]
-        before = self.plays[row].state
-        reply = self.plays[row].act(answer)
-        self.replies[row, turn] = (before, reply)
-        return reply
-
-    def grade(self, world: TextWorld, answers: list[list[int]]) -> None:
-        """Single turns, all at once."""
-        plays = [self.plays[row] for row in self.rows]
-        tasks = [play.task for play in plays if isinstance(play, OneTurn)]
-        for row, play, signals in zip(self.rows, plays, world.grade_all(tasks, answers), strict=True):
-            if signals is None:
-                self.failed.append(row)
-            self.replies[row, 0] = (play.state, Reply(signals or {"success": 0.0}))
-
-    def columns(self, row: Tensor, turn: Tensor, end: Tensor) -> dict[str, Column]:
-        """`state`, the signals on the last decision of the turn that earned them, and how episodes ended."""
-        turns = Segments(row * 2**20 + turn)
-        found = [self.replies.get(divmod(key, 2**20)) for key in turns.keys.tolist()]
-        last = turns.is_last().nonzero().flatten()
-        names = sorted({name for f in found if f is not None for name in f[1].signals})
-        columns: dict[str, Column] = {
-            "state": turns.rows(torch.tensor([f[0] if f else 0 for f in found], dtype=torch.long)),
-            "end": self._ends(end, row, [f[1] if f else None for f in found], last),
-        }
-        for name in names:
-            signals = [f[1].signals.get(name, 0.0) if f else 0.0 for f in found]
-            columns[f"signal:{name}"] = _placed(name, signals, turns, last)
-        return columns
-
-    def _ends(self, end: Tensor, row: Tensor, replies: list[Reply | None], last: Tensor) -> Tensor:
-        """Truncated where the world says so, or where the engine cut the last turn short."""
-        ends = torch.zeros_like(end)
-        final = Segments(row).is_last()
-        cuts = (r is None or r.truncated or not r.done for r in replies)
-        of_turn = torch.tensor([TRUNCATED if cut else TERMINATED for cut in cuts])
-        ends[last] = of_turn
-        cut = (end == TRUNCATED) & final
-        return torch.where(cut, TRUNCATED, torch.where(final, ends, OPEN))
-
-
-Played = tuple[Table, Table, _Log]
-
-
-def _placed(name: str, signals: Sequence[Signal], turns: Segments, last: Tensor) -> Tensor:
-    """A column: a number on the last decision of its turn and zero before it, a list on the turn's decisions."""
-    column = torch.zeros(len(turns.index))
-    column[last] = torch.tensor([0.0 if isinstance(s, Sequence) else s for s in signals])
-    for at, given in ((at, s) for at, s in enumerate(signals) if isinstance(s, Sequence)):
-        end, size = int(last[at]) + 1, int(turns.count[at])
-        if len(given) != size:
-            raise PanoplyError(
-                f"The signal '{name}' has {len(given)} numbers for {size} tokens of an answer."
-            )
-        column[end - size : end] = torch.tensor(given)
-    return column
+Played = tuple[Table, Table, Replies]

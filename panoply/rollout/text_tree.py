@@ -144,6 +144,7 @@ class TextTree(Tree):
         last = Segments(row).is_last()
         parent, depth = self._family(self._first)
         tasks = self.collect._of_tasks([self.tasks[e.task] for e in edges])
+        selves = self.collect.selves
         columns: dict[str, Column] = {
             **{name: column[row] for name, column in tasks.items()},
             "episode": self._first + row,
@@ -151,7 +152,7 @@ class TextTree(Tree):
             "segment": depth[row],
             "version": torch.full_like(row, self.collect.version),
             "source": torch.full_like(row, OWN),
-            **self.collect._acted(len(row)),
+            **({"actor": torch.full_like(row, self.collect.actor)} if selves and selves.actors else {}),
             "end": torch.tensor([e.end for e in edges])[row].masked_fill(~last, OPEN),
         }
         for name in sorted({name for w in worth for name in w or ()}):

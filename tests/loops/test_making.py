@@ -18,7 +18,7 @@ from panoply.loops.making import Maker
 from panoply.parts import part
 from panoply.progress import Progress
 from panoply.recipes import Recipe, Stage
-from panoply.rollout.order import in_epochs
+from panoply.rollout.collector import in_epochs
 from panoply.run import Run
 from panoply.slots.data.stored import stored
 from panoply.slots.make.answers import answered_by, bucket, relabel, solved_by

@@ -10,7 +10,7 @@ from torch import Tensor
 from panoply.costs import Lengths, Tokens
 from panoply.experience import DEMONSTRATION, Experience, Ragged, Segments, Table
 from panoply.parts import Finding, part
-from panoply.rollout.order import in_epochs
+from panoply.rollout.collector import in_epochs
 from panoply.seeds import numpy_rng
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 
 from panoply.experience import Experience, Ragged, Table
 from panoply.parts import Finding, part
-from panoply.rollout.order import in_epochs
+from panoply.rollout.collector import in_epochs
 from panoply.seeds import numpy_rng
 from panoply.slots.sample.answers import answers_of
 

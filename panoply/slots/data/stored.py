@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from panoply import data_folder
 from panoply.experience import DEMONSTRATION, Experience
 from panoply.parts import part
-from panoply.rollout.order import in_epochs
+from panoply.rollout.collector import in_epochs
 
 if TYPE_CHECKING:
     from panoply.data_folder import Row
