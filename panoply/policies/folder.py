@@ -20,6 +20,7 @@ from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.low_rank import plain_weights
 from panoply.policies.weights import INDEX, WHOLE, check_fit, read_weights, weight_files
+from panoply.without_compiler import unfilled
 
 if TYPE_CHECKING:
     from panoply.policies.foreign import Foreign
@@ -41,7 +42,7 @@ def load_model(
 
         return load_foreign(folder, dtype, device)
     config = DecoderConfig.from_hf(raw, str(folder / "config.json"))
-    with torch.device("meta"):
+    with unfilled():
         model = Decoder(config)
     weights = read_weights(files, dtype, device)
     _check(model, weights, folder)
