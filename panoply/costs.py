@@ -99,7 +99,7 @@ def cost(plan: Plan) -> Cost:
     if merged:
         memory["adapted layers as they were"] = moving * width
     else:
-        memory |= _learning(parameters, slots["update"], width)
+        memory |= _learning(parameters, slots["update"], width, options.masters)
     update = slots["update"].settings().get("epochs", 1)
     work = 2 * parameters * sampled + (4 if options.lora else 6) * parameters * trained * update
     extra = []
@@ -185,12 +185,13 @@ def _device_memory(name: str) -> int | None:
     return int(torch.cuda.get_device_properties(0 if name == "auto" else name).total_memory)
 
 
-def _learning(weights: int, update: Part, width: int) -> dict[str, int]:
+def _learning(weights: int, update: Part, width: int, masters: bool = True) -> dict[str, int]:
     """Gradients, what the optimiser keeps, and float32 masters of weights in fewer bits."""
     numbers = update.info.cost(update) if update.info.cost is not None else 2
-    found = {"gradients": weights * width, "optimiser": weights * 4 * numbers}
+    found = {"gradients": weights * width, "optimiser": int(weights * 4 * numbers)}
     if width < 4:
-        found["float32 masters and their gradients"] = weights * 8
+        name = "float32 masters and their gradients" if masters else "float32 gradients"
+        found[name] = weights * (8 if masters else 4)
     return {name: size for name, size in found.items() if size}
 
 

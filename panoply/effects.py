@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from panoply.kinds import kind_of
+from panoply.kinds import is_text, kind_of
 from panoply.parts import Finding, Part
 from panoply.regimes import Method
 from panoply.units import plural
@@ -36,11 +36,36 @@ def inert(plan: Plan) -> list[Finding]:
         *_uncut(plan.method),
         *((f"policy.{name}", reason) for name, reason in of_policy),
     ]
+    found += [(f"run.{name}", reason) for name, reason in _of_memory(plan)]
     if "judged" in plan.method.needs():
         found += [
             (f"run.{name}", "a judge is measured by the pairs it orders") for name in ("split", "greedy")
         ]
     return found
+
+
+def _of_memory(plan: Plan) -> Iterator[Finding]:
+    """Options that save memory where there is none of that kind to save."""
+    options, regime = plan.options, plan.method.regime
+    if not is_text(plan.world()) or regime not in ("on_policy", "dataset"):
+        for name in ("masters", "offload"):
+            yield name, "only a language model's gradients come in passes that fill a GPU"
+        return
+    if options.dtype == "float32":
+        yield "masters", "float32 weights have no copies; they are of run.dtype=bfloat16"
+    elif options.lora:
+        yield "masters", "adapters are in float32"
+    if options.offload != "none" and on_cpu(options.device):
+        yield "offload", "the run is on a CPU, whose memory is the host's"
+    if options.offload != "none" and options.recompute == "always":
+        yield "offload", "run.recompute=always keeps no activations that could wait elsewhere"
+
+
+def on_cpu(device: str) -> bool:
+    """Whether a name of a device stands for the CPU here."""
+    import torch
+
+    return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
 
 
 def findings(rule: Rule | None, held: Part, method: Method, world: Any) -> Iterable[Finding]:

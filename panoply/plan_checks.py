@@ -38,6 +38,10 @@ def check_plan(plan: Plan) -> None:
         _check_own(plan)
         return
     _check_sizes(plan)
+    if not options.masters and options.dtype == "float16":
+        raise PanoplyError(
+            "run.masters=false needs run.dtype=bfloat16: float16 has too few exponents to round into."
+        )
     snapshots = [one.name for one in selves.named(method.needs())]
     if "reference" in snapshots and options.reference == "none":
         wanting = [

@@ -60,6 +60,9 @@ class Options:
     """`auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, …"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of weights and arithmetic; the optimiser keeps float32 copies of narrower weights."""
+    masters: bool = True
+    """Whether bfloat16 weights have float32 copies. Without, they take a third of the memory, and a step rounds each up
+    or down by chance, right on average."""
     threads: int = 0
     """0 measures what is faster; the number used is stored, since results differ between thread counts."""
     micro_tokens: int = 16384
@@ -67,6 +70,8 @@ class Options:
     recompute: Literal["auto", "always", "never"] = "auto"
     """Whether the inside of blocks is computed again in the backward pass and not kept: a third slower, in a fraction
     of the memory. `auto` does so where a sequence would not fit otherwise."""
+    offload: Literal["none", "activations"] = "none"
+    """`activations` waits in host memory for the backward pass: several times slower, and exactly the same gradient."""
     evaluate_every: int = 20
     """Steps between evaluations; 0 evaluates at the beginning and the end only."""
     held_out: int = 256

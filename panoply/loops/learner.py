@@ -11,6 +11,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -19,11 +20,13 @@ from torch import Tensor
 
 from panoply.batch import LOG_RATIO_LIMIT, Batch
 from panoply.checkpoint import check_states
-from panoply.errors import DeviceError
+from panoply.errors import DeviceError, PanoplyError
 from panoply.experience import Experience, Segments
 from panoply.loops.memory import TRIAL, CudaMeter, Meter, fitting
 from panoply.loops.micro_batches import Totals, count_units, fill, tokens, unit_labels, unit_tokens
 from panoply.loops.mover import Diverged, Flat, Masters, Mover, guard
+from panoply.loops.offload import Offload
+from panoply.loops.rounding import Rounding
 from panoply.loops.samples import Watch
 from panoply.parts import Part
 from panoply.policies import divergence
@@ -42,6 +45,7 @@ REMEMBERED = "term:"
 """What a term remembers is saved under such names."""
 
 Recompute = Literal["auto", "always", "never"]
+Offloaded = Literal["none", "activations"]
 
 
 class Scorer(Protocol):
@@ -70,6 +74,8 @@ class Learner:
         total_steps: int,
         micro_tokens: int,
         recompute: Recompute = "auto",
+        offload: Offloaded = "none",
+        masters: bool = True,
         more: Sequence[Part] = (),
         seed: int = 0,
     ):
@@ -89,11 +95,13 @@ class Learner:
         self.epochs: int = update.settings().get("epochs", 1)
         self.per_epoch: int = update.settings().get("minibatches", 1)
         learning = {n: p for n, p in policy.named_parameters() if p.requires_grad}
-        followers = (layer for _, layer in adapters(getattr(policy, "model", None)))
-        small = getattr(policy, "small", False)
-        self.masters = Flat(learning) if small else Masters(learning, followers)
+        self.masters = self._masters(learning, masters)
         self.parameters = self.masters.moving
         self.mover = Mover(self.masters, update, total_steps)
+        if self.mover.solver is not None and not masters:
+            raise PanoplyError(
+                f"{update.info.id} places weights itself, so that run.masters=false is not possible."
+            )
         self.states = {t.info.name: t.info.state() for t in self.terms if t.info.state is not None}
         """What terms remember, by their names."""
         self._next: dict[str, State] = {}
@@ -107,9 +115,17 @@ class Learner:
         device = next((p.device for p in self.parameters.values()), torch.device("cpu"))
         self.meter: Meter | None = CudaMeter(device) if device.type == "cuda" else None
         """Measures the first passes; from then on micro-batches have their size, and it is gone."""
+        self.offload = offload
         self._may_recompute = recompute == "auto"
         if recompute == "always":
             self._recompute(asked=True)
+
+    def _masters(self, learning: dict[str, torch.nn.Parameter], copies: bool) -> Masters:
+        if not copies:
+            return Rounding(learning, self.seed)
+        if getattr(self.policy, "small", False):
+            return Flat(learning)
+        return Masters(learning, (layer for _, layer in adapters(getattr(self.policy, "model", None))))
 
     @property
     def optimisers(self) -> list[torch.optim.Optimizer]:
@@ -199,12 +215,18 @@ class Learner:
     ) -> None:
         """Forward and backward over one micro-batch."""
         whole = frozenset(n for n in {t.info.stream for t, _, _ in active} if micro.holds_all(n))
-        batch = Batch(self._beside(micro), self._now(micro, active), prepared, whole)
-        loss = self._loss(batch, active, totals)
+        with Offload(self._read()) if self.offload == "activations" else nullcontext():
+            batch = Batch(self._beside(micro), self._now(micro, active), prepared, whole)
+            loss = self._loss(batch, active, totals)
         if loss.requires_grad:
             scale = self.masters.scale
             (loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
             self.masters.collect()
+
+    def _read(self) -> Iterator[Tensor]:
+        """All that a forward pass reads, whether it learns or not."""
+        model = getattr(self.policy, "model", None)
+        yield from model.parameters() if isinstance(model, torch.nn.Module) else self.parameters.values()
 
     def _size(self, rows: Experience, active: Sequence[_Active], prepared: Mapping[str, Any]) -> None:
         """Before the first pass on a GPU: smaller micro-batches where it has no room for those asked for."""
@@ -223,7 +245,7 @@ class Learner:
                 self.masters.clear()
                 used.append(meter.used(partial(self._pass, trial, active, prepared, Totals())))
             self.masters.clear()
-            coming = 0 if self.mover.optimiser.state else 2 * sum(p.nbytes for p in self.parameters.values())
+            coming = 0 if self.mover.optimiser.state else self.mover.will_keep()
             return max(1, fitting([tokens(trial) for trial in trials], used, meter.left() - coming))
 
         try:

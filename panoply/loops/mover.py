@@ -53,10 +53,11 @@ class Mover:
         self._followed = {n: v for n, v in settings.items() if n in numbers and isinstance(v, Part)}
         self._changes = changes(self.schedule) or bool(self._followed)
         self._follow(0)
-        self._looked = False
+        self._looked, self._step = False, 0
 
     def set_rate(self, step: int) -> float:
         """The rates of this step, where they are not always the same; that of the first weights."""
+        self._step = step
         if self._changes:
             self._follow(step)
         return self.rate
@@ -81,7 +82,7 @@ class Mover:
         if view is not None:
             self.optimiser.step(view)  # type: ignore[call-overload]
         else:
-            self.optimiser.step()
+            self.masters.move(self.optimiser, self._step)
         self.masters.publish()
         if not self._looked:
             self._check_kept()
@@ -102,6 +103,12 @@ class Mover:
             self.masters.publish()
 
     # -------------------------------------------------------------- what the optimiser keeps
+
+    def will_keep(self) -> int:
+        """Bytes of what the optimiser will keep of its weights, as its part says."""
+        cost = self.update.info.cost
+        numbers = 2 if cost is None else cost(self.update)
+        return int(numbers * sum(p.nbytes for p in self.masters.moving.values()))
 
     def _check_kept(self) -> None:
         """Refuse what could not be saved when it is first kept, not at the first checkpoint."""
@@ -199,6 +206,10 @@ class Masters:
         grads = [m.grad for m in self.moving.values() if m.grad is not None]
         if self.scale != 1.0 and grads:
             torch._foreach_div_(grads, self.scale)
+
+    def move(self, optimiser: torch.optim.Optimizer, step: int) -> None:
+        """A step of the optimiser."""
+        optimiser.step()
 
     def clip(self, limit: float) -> float:
         """Scale all gradients so that their norm is at most `limit` (0: as it is); the norm it was."""

@@ -245,6 +245,8 @@ def _by_terms(seat: Seat) -> Learner:
         total_steps=options.steps,
         micro_tokens=options.micro_tokens,
         recompute=options.recompute,
+        offload=options.offload,
+        masters=options.masters,
         seed=options.seed,
     )
 
