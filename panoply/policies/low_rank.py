@@ -101,9 +101,9 @@ def factors_of(layer: nn.Linear) -> Factors:
     return Factors(weight.new_empty(0, weight.shape[1]), weight.new_empty(weight.shape[0], 0), 1.0)
 
 
-def adapters(model: nn.Module | None) -> Iterator[tuple[str, LowRankLinear]]:
+def adapters(model: object) -> Iterator[tuple[str, LowRankLinear]]:
     """A model's layers that have adapters, by name."""
-    for name, layer in () if model is None else model.named_modules():
+    for name, layer in model.named_modules() if isinstance(model, nn.Module) else ():
         if isinstance(layer, LowRankLinear):
             yield name, layer
 

@@ -16,6 +16,7 @@ from panoply.loops.learner import Learner
 from panoply.loops.memory import fitting
 from panoply.loops.micro_batches import fresh_tokens, tokens
 from panoply.loops.mover import Masters
+from panoply.slots.update.optimisers import adam
 
 
 class Cramped(Tabular):
@@ -150,8 +151,9 @@ def small_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 def sized(left: int, **options: Any) -> tuple[Counted, Learner, dict[str, Tensor]]:
     """A learner after its first gradient, whose optimiser will take two more numbers a parameter."""
     policy = Counted()
-    held = Learner(policy, on_policy(), total_steps=10, micro_tokens=10**9, **options)
+    held = Learner(policy, on_policy(update=adam()), total_steps=10, micro_tokens=10**9, **options)
     coming = 2 * sum(p.nbytes for p in held.parameters.values())
+    assert held.mover.will_keep() == coming
     held.meter = Fake(policy, left + coming)
     return policy, held, held.gradient(ragged())
 
