@@ -59,9 +59,15 @@ ON_TRANSITIONS = Slot(("learned", "rows"), "one value per transition, and column
 """The contract of a `loss` whose unit is the transition."""
 
 
+OF_EPISODES = Slot(("policy", "seed"), "`Episodes`, of an on-policy method", frozenset({"batch"}))
+"""The contract of a `replay` whose unit is the episode."""
+
+
 def contract(slot: str, unit: str = "decision") -> Slot:
     """What holds for the parts of a slot that are of this unit."""
-    return ON_TRANSITIONS if (slot, unit) == ("loss", "transition") else SLOTS[slot]
+    return {("loss", "transition"): ON_TRANSITIONS, ("replay", "episode"): OF_EPISODES}.get(
+        (slot, unit), SLOTS[slot]
+    )
 
 
 def check_contract(
@@ -119,7 +125,8 @@ def _check_takes(
 
 def slot_table() -> str:
     """The contracts as a table of the documentation."""
-    rows = [*((f"`{name}`", slot) for name, slot in SLOTS.items()), ("`loss` on transitions", ON_TRANSITIONS)]
+    others = (("`loss` on transitions", ON_TRANSITIONS), ("`replay` of episodes", OF_EPISODES))
+    rows = [*((f"`{name}`", slot) for name, slot in SLOTS.items()), *others]
     lines = [
         f"| {name} | {', '.join(slot.takes)} | {slot.returns} | {'yes' if slot.remembers else ''} |"
         for name, slot in rows

@@ -91,6 +91,8 @@ def cost(plan: Plan) -> Cost:
     source = slots.get("sample") or slots["data"]
     sampled, trained = part_tokens(source, kind.lengths(world, source.settings().get("max_tokens")))
 
+    if "replay" in slots and "sample" in slots and slots["replay"].info.unit == "episode":
+        trained += part_tokens(slots["replay"], kind.lengths(world, None))[1]
     width = 4 if options.dtype == "float32" else 2
     memory = {"weights": parameters * width}
     merged = options.lora > 0 and not plan.lora.dora and not kind.remark(options.model, world)

@@ -94,6 +94,11 @@ class Method:
                 found |= {n.removeprefix("logp@") for n in held.needs() if n.startswith("logp@")}
         return sorted(found)
 
+    @property
+    def acts_alone(self) -> bool:
+        """Whether all own decisions of a step are of the policy as the step finds it."""
+        return not self.actors()
+
     def actors(self) -> list[str]:
         """Snapshots that act, beside the policy that learns or in its place."""
         return selves.actors(self.needs())
@@ -179,6 +184,7 @@ class OnPolicy(Method):
     select: tuple[Part, ...] = ()
     regularise: tuple[Part, ...] = ()
     models: tuple[Part, ...] = ()
+    replay: Part | None = None
 
     regime: ClassVar[str] = "on_policy"
     slot_of: ClassVar[dict[str, str]] = {
@@ -187,6 +193,7 @@ class OnPolicy(Method):
             for s in ("sample", "reward", "select", "credit", "surrogate", "regularise", "reduce", "update")
         },
         "models": "model",
+        "replay": "replay",
     }
 
     def __post_init__(self) -> None:
@@ -196,6 +203,15 @@ class OnPolicy(Method):
                 f"An on-policy method learns from whole batches; sample.{self.sample.info.name} gives one step after "
                 "another. Take sample=rollout."
             )
+        if self.replay is not None and self.replay.info.unit != "episode":
+            raise PanoplyError(
+                f"An on-policy method learns again from whole episodes, and replay.{self.replay.info.name} keeps "
+                "single steps. Take replay=episodes."
+            )
+
+    @property
+    def acts_alone(self) -> bool:
+        return super().acts_alone and self.replay is None
 
     def terms(self) -> list[Part]:
         return [self.surrogate, *self.regularise]
@@ -203,10 +219,12 @@ class OnPolicy(Method):
     def equation(self) -> list[str]:
         unit = self.surrogate.info.unit
         average = self.reduce.equation() if unit == "decision" else f"mean over {plural(unit)}"
+        again = [f"          {self.replay.equation()}"] if self.replay is not None else []
         return [
             f"maximise  {average} [ {self.surrogate.equation()}{_weighted(self.regularise)} ]",
             f"with      {self.credit.equation()}",
             f"          R = {self.reward.equation()}",
+            *again,
         ]
 
 
@@ -354,8 +372,13 @@ class Offline(Method):
         return _transition_equation(self)
 
 
-def _check_transitions(method: Method, losses: tuple[Part, ...]) -> None:
+def _check_transitions(method: OffPolicy | Offline, losses: tuple[Part, ...]) -> None:
     """Losses of these regimes see what came after a decision, and networks; others do not."""
+    if method.replay.info.unit == "episode":
+        raise PanoplyError(
+            f"Losses on transitions draw single steps, and replay.{method.replay.info.name} keeps whole episodes. "
+            "Take replay=uniform."
+        )
     if not losses:
         raise PanoplyError(f"An {method.regime.replace('_', '-')} method needs at least one loss.")
     for loss in losses:

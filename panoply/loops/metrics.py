@@ -7,12 +7,12 @@ import sys
 
 import torch
 
-from panoply.experience import OPEN, Experience, Segments
+from panoply.experience import OPEN, OWN, Experience, Segments
 
 
 def describe(experience: Experience) -> dict[str, float]:
-    """Metrics of a batch of experience itself; where streams are mixed, of the policy's own."""
-    own = experience.without("train").stream("own")
+    """Metrics of a batch of experience itself; where others' rows or past ones are in it, of the policy's new ones."""
+    own = experience["source"] == OWN if "source" in experience else torch.ones(0, dtype=torch.bool)
     if bool(own.any()) and not bool(own.all()):
         experience = experience.take(own)
     episodes = experience.by("episode")

@@ -45,12 +45,12 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
 def learn(seat: Seat, experience: Experience, step: int) -> dict[str, float]:
     """Epochs of mini-batches. Metrics are the mean over them, and of the first one the agreement with the sampler."""
     found: list[dict[str, float]] = []
-    if chosen := "actor" in experience:
+    if mixed := seat.snapshots.others_acted(experience):
         check_agreement(seat.plan, seat.snapshots.gap(experience))
     order = torch_rng("minibatches", seat.options.seed, step)
     for minibatch in seat.learner.minibatches(experience, order):
         found.append(seat.learner.step(minibatch, step))
-        if len(found) == 1 and "logp_gap" in found[0] and not chosen:
+        if len(found) == 1 and "logp_gap" in found[0] and not mixed:
             check_agreement(seat.plan, found[0]["logp_gap"])
     if not found:
         return {"loss": 0.0}

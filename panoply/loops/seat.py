@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from panoply import checkpoint
+from panoply import checkpoint, episodes
 from panoply.contracts import TERMS
+from panoply.episodes import Episodes
 from panoply.errors import PanoplyError
 from panoply.evaluation.held_out import Evaluation
 from panoply.evaluation.pairs import evaluate_pairs
@@ -87,9 +88,15 @@ class Seat:
         self.snapshots = Snapshots(self.method, self.policy, self._reference)
         self.collect.selves = self.snapshots
         self.models = Models(self)
+        self.replay: Episodes | None = None
+        """Past episodes that an on-policy method learns from again; that of others is their learner's."""
+        if (kept := getattr(self.method, "replay", None)) is not None and kept.info.unit == "episode":
+            self.replay = kept(self.policy, options.seed)
         others = ((self.snapshots.compares, self.snapshots.score), (self.models.held, self.models.annotate))
         self.annotators = [annotate for there, annotate in others if there]
-        """Those who add columns to what was collected: other selves and models, where the method has any."""
+        """Those who add to what was collected: columns of other selves and models, and before them past episodes."""
+        if self.replay is not None:
+            self.annotators.insert(0, self.replay.beside)
         self.collect.models = self.models.asked()
         self.members = Pool(self.policy) if "members" in needs else None
         self.collect.members = self.members
@@ -142,6 +149,8 @@ class Seat:
         self.learner.settle()
         described = describe(stepped.experience)
         check_growth(step + 1, described, weight_norm(self.learned), self.norm)
+        if self.replay is not None:
+            self.replay.keep()
         if not self.method.normalised_once:
             self.kind.after_step(self.policy, stepped.experience)
         return stepped._replace(metrics=described | dict(stepped.metrics))
@@ -200,6 +209,7 @@ class Seat:
             **self.models.state(),
             **self.snapshots.state(),
             **(self.members.state() if self.members is not None else {}),
+            **(self.replay.state() if self.replay is not None else {}),
         }
 
     def save(self, folder: Path) -> None:
@@ -225,11 +235,13 @@ class Seat:
             load_adapter(cast(Any, self.policy), folder / "adapter")
         else:
             self.learned.load_weights(folder / "model")
-        elsewhere = ("part:", "model:", "snapshot:", PREFIX)
+        elsewhere = ("part:", "model:", "snapshot:", PREFIX, episodes.PREFIX)
         self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith(elsewhere)})
         self.snapshots.load_state(tensors)
         if self.members is not None:
             self.members.load_state(tensors)
+        if self.replay is not None:
+            self.replay.load_state(tensors)
         self.models.load(folder / "models", tensors)
         kept = checkpoint.join_tensors(state["parts"], tensors)
         checkpoint.check_states(kept, self.memory)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from panoply import selves
-from panoply.experience import OWN, Experience
+from panoply.experience import OWN, REPLAY, Experience
 from panoply.kinds import Policy
 from panoply.policies import divergence
 from panoply.policies.low_rank import merge
@@ -82,6 +82,11 @@ class Snapshots:
         beside = experience["action"].device
         return experience.with_columns(**{name: column.to(beside) for name, column in columns.items()})
 
+    @staticmethod
+    def others_acted(experience: Experience) -> bool:
+        """Whether not all own rows are of the policy as the step finds it: other selves, or earlier ones, acted too."""
+        return "actor" in experience or bool((experience["source"] == REPLAY).any())
+
     @torch.no_grad()
     def gap(self, experience: Experience) -> float:
         """Where several may act: the mean |Δ log-probability| between sampling and scoring, each by who acted.
@@ -89,9 +94,9 @@ class Snapshots:
         The largest over actors, on a few episodes of each.
         """
         gaps = [0.0]
-        own = experience["source"] == OWN
+        experience = experience.take(experience["source"] == OWN)
         for number, name in enumerate([selves.LEARNER, *self.actors]):
-            rows = experience.take((experience["actor"] == number) & own)
+            rows = experience.take(experience["actor"] == number) if "actor" in experience else experience
             if not len(rows):
                 continue
             episodes = rows.by("episode")

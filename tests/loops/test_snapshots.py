@@ -17,13 +17,16 @@ from panoply.errors import PanoplyError
 from panoply.experience import Experience
 from panoply.loops.snapshots import Kept, Snapshots
 from panoply.methods.base.grpo import grpo
-from panoply.parts import part
+from panoply.parts import Part, part
 from panoply.planning import make_plan
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.progress import Progress
 from panoply.rollout.control import ControlCollector
 from panoply.rollout.mixture import mixed
 from panoply.rollout.text import Collector
+from panoply.slots.grow.shapes import levels
+from panoply.slots.sample.dynamic import dynamic
+from panoply.slots.sample.tree import tree
 from panoply.worlds.control.cartpole import Cartpole
 
 # ------------------------------------------------------------------ an author's use
@@ -69,6 +72,24 @@ def test_a_part_lets_another_self_act_and_another_reads_outputs_of_two(
         assert {"entropy@old", "logp*1.5@ema:0.5", "attention:1@old"} <= set(batch.decisions)
         torch.testing.assert_close(batch["entropy@old"][own], batch["entropy"][own], atol=1e-4, rtol=1e-4)
         assert torch.allclose(batch["entropy@old"], batch["entropy"], atol=1e-4) == (step % 2 == 0)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        dynamic(prompts=2, group=4, rounds=1, name="ended", by="behind:2"),
+        tree(prompts=2, grow=levels(branching=(2, 2), segment=3), by="behind:2"),
+    ],
+    ids=["dynamic", "tree"],
+)
+def test_another_self_may_be_asked_again_and_branch(sample: Part, tmp_path: Path) -> None:
+    with pp.steps(
+        "grpo", run=tmp_path, model="fresh", steps=4, settings=SMALL, sample=sample, **QUIET
+    ) as steps:
+        made = [step.experience for step in steps]
+    assert [batch["version"].unique().tolist() for batch in made] == [[0], [0], [2], [2]]
+    assert all(bool((batch["actor"] == 1).all()) for batch in made)
+    assert "by behind:2" in sample.equation()
 
 
 # ------------------------------------------------------------------ rules

@@ -9,11 +9,12 @@ import torch
 
 import panoply as pp
 from panoply.checkpoint import join_tensors, split_tensors
+from panoply.episodes import from_tensors
 from panoply.errors import PanoplyError
 from panoply.evaluation.sampling_error import tabular_error
 from panoply.experience import OWN, REPLAY, Experience
 from panoply.methods.control import props as props_file
-from panoply.methods.control.props import Pushing, pack, props, push_loss, pushed_off, robust, unpack
+from panoply.methods.control.props import Pushing, pack, props, push_loss, pushed_off, robust
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.rollout.control import ControlCollector
 from panoply.worlds.control.bandit import Bandit
@@ -153,7 +154,7 @@ def test_the_optimiser_remembers_earlier_rounds() -> None:
     assert float(kept["adam:0:step"]) == 16  # 4 epochs of 4 mini-batches, in the second of two rounds
     later, _ = part(state, collect)
     assert float(later["adam:0:step"]) == 48
-    done = unpack(state)
+    done = from_tensors(state)
     how = PUSH._replace(epochs=1, minibatches=1)
     fresh, going_on = (
         pushed_off(collect.policy, done, how, torch.Generator(), memory).score(done)["logp"]
@@ -203,7 +204,7 @@ def test_the_buffer_survives_a_checkpoint() -> None:
     collect, part = collector(Cartpole()), robust(envs=2, length=16, rounds=2)
     state, found = part({}, collect)
     kept = join_tensors(*split_tensors({"sample": state}))["sample"]
-    again = unpack(kept)
+    again = from_tensors(kept)
     assert set(again.decisions) == set(found.decisions)
     for name in again.decisions:
         assert torch.equal(again[name], found[name])

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import panoply as pp
@@ -14,6 +15,7 @@ from panoply import registry
 from panoply.errors import PanoplyError
 from panoply.policies.build import warm_start
 from panoply.worlds.text.chain import Chain
+from panoply.worlds.world import Task
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import presets as bench
@@ -52,6 +54,34 @@ def test_training_draws_levels_by_their_shares_and_tests_draw_them_alike() -> No
         Chain(levels=(0, 2), shares=(1, 1))
     with pytest.raises(PanoplyError, match="not all 0"):
         Chain(levels=(0, 1), shares=(0, 0))
+
+
+def test_kinds_are_skills_apart() -> None:
+    world = pp.plan("grpo", "chain:kinds").world()
+    tasks = [world.task("train", i) for i in range(120)]
+    kinds = Counter(world.part_of(task) for task in tasks)
+    assert all(25 < kinds[kind] < 55 for kind in ("sums", "products", "differences"))
+    assert "domain" in world.keys
+    assert not Chain().keys
+    right: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for i, task in enumerate(tasks):
+        assert world.grade(task, world.gold(task))["success"] == 1.0
+        said = world.demonstrate(task, np.random.default_rng(i))
+        right[world.part_of(task)].append(world.grade(task, said)["success"])
+    assert min(right["sums"]) == 1.0, "the teacher is always right on one kind"
+    assert 0.0 < sum(right["products"]) / len(right["products"]) < 0.5, "sometimes on another"
+    minus = [task.data["problem"] for task in tasks if world.part_of(task) == "differences"]
+    alike = [
+        all(problem[at + 1] in "05" for at in range(len(problem)) if problem[at] == "-") for problem in minus
+    ]
+    assert right["differences"] == alike, "and on the third only where minus 0 or 5 is plus 0 or 5"
+    alone = Chain(operations=2, signs="-", levels=(1, 1))
+    task = Task(1, tuple(alone.tokenizer.encode("3-4+2=")), 1, {"problem": "3-4+2="})
+    assert alone.tokenizer.decode(alone.gold(task)) == "-49+21$"  # 3 − 4 = −1 = 9 modulo 10
+    with pytest.raises(PanoplyError, match="chain.signs is"):
+        Chain(signs="/")
+    with pytest.raises(PanoplyError, match="chain.slips has a number for each of the signs"):
+        Chain(signs="*-", slips=(0.5,))
 
 
 def test_a_world_may_pay_by_another_signal() -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from panoply.episodes import as_tensors, from_tensors
 from panoply.evidence.claims import Ahead
-from panoply.experience import OWN, REPLAY, Experience, Table, distinct
+from panoply.experience import OWN, REPLAY, Experience, distinct
 from panoply.methods.base.ppo import CARTPOLE, CONTROL, ppo
 from panoply.parts import Finding, part
 from panoply.regimes import OnPolicy
@@ -32,18 +33,7 @@ def pack(experience: Experience) -> State:
     n = len(experience)
     used, place = distinct(torch.cat([experience["context"], experience["next"]]))
     decisions = experience.decisions.plus({"context": place[:n], "next": place[n:]})
-    tables = {"decisions": decisions, "context": experience.context.take(used)}
-    return {f"{name}:{column}": table[column] for name, table in tables.items() for column in table}
-
-
-def unpack(state: State) -> Experience:
-    """What was packed."""
-    tables: dict[str, dict[str, Tensor]] = {"decisions": {}, "context": {}}
-    for name, column in state.items():
-        table, _, short = name.partition(":")
-        if table in tables:
-            tables[table][short] = column
-    return Experience(Table(tables["decisions"]), Table(tables["context"]))
+    return as_tensors(Experience(decisions, experience.context.take(used)))
 
 
 # ------------------------------------------------------------------ a policy that avoids what there is enough of
@@ -189,7 +179,7 @@ def robust(
     """
     target = collect.policy
     how = Pushing(push, epsilon, anchor, limit, lr, epochs, minibatches, clip)
-    pool = unpack(state) if state else None
+    pool = from_tensors(state) if state else None
     memory = {name: kept for name, kept in state.items() if name.startswith(ADAM)}
     for _ in range(rounds):
         acting, number = target, 0
@@ -209,7 +199,7 @@ def robust(
         logp = target.score(pool)["logp"].cpu()
     pool = pool.with_columns(logp=logp, source=torch.where(old, REPLAY, OWN))
     state = pack(pool)
-    return {**state, **memory}, unpack(state)
+    return {**state, **memory}, from_tensors(state)
 
 
 # ------------------------------------------------------------------ how far data are from the policy

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from panoply import data_folder
 from panoply.experience import Experience
 from panoply.parts import part
+from panoply.selves import LEARNER, acts, by_whom
 from panoply.slots.sample.groups import LIMITS, greedy_cuts, greedy_groups
 
 if TYPE_CHECKING:
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
 
 @part(
     "sample",
-    equation="{prompts} prompts of {folder} × {group} episodes at temperature {temperature}",
-    needs={"world:text"},
+    equation=lambda held: (
+        f"{held.prompts} prompts of {held.folder} × {held.group} episodes at temperature {held.temperature:g}"
+        f"{by_whom(held.by)}"
+    ),
+    needs=lambda held: frozenset({"world:text"}) | acts(held.by),
     bounds=LIMITS,
     impossible=greedy_groups,
     inert=greedy_cuts,
@@ -33,17 +37,22 @@ def among(
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
     max_tokens: int | None = None,
+    by: str = LEARNER,
 ) -> Experience:
-    """Tasks of a data folder (`make.bucket`), all of them once and then in another order, and a group for each."""
+    """Tasks of a data folder (`make.bucket`), all of them once and then in another order, and a group for each.
+
+    by: who acts, the policy that learns or another self of it (`behind:10`)
+    """
     rows = data_folder.read(folder, "task")
     chosen = [rows[at] for at in collect.shuffled(prompts, len(rows))]
-    return collect.episodes(
-        data_folder.tasks_of(chosen, collect),
-        group,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        max_tokens=max_tokens,
-    )
+    with collect.acted_by(by):
+        return collect.episodes(
+            data_folder.tasks_of(chosen, collect),
+            group,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            max_tokens=max_tokens,
+        )

@@ -9,6 +9,7 @@ from panoply.costs import Lengths, Tokens
 from panoply.effects import findings
 from panoply.experience import Experience
 from panoply.parts import Finding, Part, part
+from panoply.selves import LEARNER, acts, by_whom
 from panoply.slots.grow.shapes import levels
 from panoply.slots.sample.groups import LIMITS
 
@@ -31,15 +32,20 @@ def _cost(held: Any, of: Lengths) -> Tokens:
 
 @part(
     "sample",
-    equation=lambda held: f"{held.prompts} prompts × trees that {held.grow.equation()}",
-    needs={"world:fork"},
+    equation=lambda held: f"{held.prompts} prompts × trees that {held.grow.equation()}{by_whom(held.by)}",
+    needs=lambda held: frozenset({"world:fork"}) | acts(held.by),
     gives={"column:parent", "column:segment"},
     bounds=LIMITS,
     impossible=_impossible,
     cost=_cost,
 )
 def tree(
-    collect: Collector, *, prompts: int = 32, temperature: float = 1.0, grow: Part = _LEVELS
+    collect: Collector,
+    *,
+    prompts: int = 32,
+    temperature: float = 1.0,
+    grow: Part = _LEVELS,
+    by: str = LEARNER,
 ) -> Experience:
     """A tree of episodes for each task: an edge is an episode, and the edges of one node are a group.
 
@@ -47,8 +53,10 @@ def tree(
     value of the node it leaves. `parent` is the edge it follows, `segment` how many there are before it.
 
     grow   where trees branch, asked again and again until it adds nothing
+    by     who acts, the policy that learns or another self of it (`behind:10`)
     """
-    grown = collect.tree(collect.tasks(prompts), temperature)
-    while branches := grow(grown):
-        grown.extend(branches)
-    return grown.experience()
+    with collect.acted_by(by):
+        grown = collect.tree(collect.tasks(prompts), temperature)
+        while branches := grow(grown):
+            grown.extend(branches)
+        return grown.experience()

@@ -46,7 +46,7 @@ def stays_at_one(against: str, method: Any) -> bool:
     """Whether the policy is still what a ratio is taken against: `old`, or who acted, if that is the learner."""
     update = method.update.settings()
     moves = update.get("epochs", 1) * update.get("minibatches", 1) > 1
-    return not moves and (against == "old" or (against == "behaviour" and not method.actors()))
+    return not moves and (against == "old" or (against == "behaviour" and method.acts_alone))
 
 
 def _clip_inert(held: Any, method: Any) -> list[Finding]:

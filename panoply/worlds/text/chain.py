@@ -11,14 +11,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from panoply.errors import PanoplyError, unknown
+from panoply.errors import PanoplyError, plain, unknown
 from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
 from panoply.seeds import stable_hash
 from panoply.worlds.presets import Preset
 from panoply.worlds.world import SPLITS, Task, TextWorld
 
-DIGITS, SIGNS, END = "0123456789", "+*=", "$"
+DIGITS, END = "0123456789", "$"
+KINDS = {"+": "sums", "*": "products", "-": "differences"}
+"""What a problem is called that has a sign beside `+`, or `+` alone."""
 HARD = {"operations": 8, "slip": 0.9}
 """The settings of `chain-hard-start`."""
 HELD_OUT = 8
@@ -42,9 +44,13 @@ class Chain(TextWorld):
     slip: float = 0.7
     """How often the teacher does `*` as `+`."""
     levels: tuple[int, int] | None = None
-    """Fewest and most `*` among the operations, all numbers between equally likely; none means 0 to two thirds."""
+    """Fewest and most signs beside `+` in a problem, all numbers between equally likely; none: 0 to two thirds."""
     shares: tuple[int, ...] = ()
     """How often training draws each level, from the lowest to the highest, such as 40,1,1; tests draw all alike."""
+    signs: str = "*"
+    """Signs beside `+`: `*`, `-` or both. A problem has one of them, each a skill of its own, and its kind by it."""
+    slips: tuple[float, ...] = ()
+    """How often the teacher does each of the signs as `+`; none means `slip` for all."""
     strict: bool = True
     """Success means that every step is right; otherwise that the last digit is."""
     judge_noise: float = 0.0
@@ -54,6 +60,7 @@ class Chain(TextWorld):
         "operations": "from 1 to 1000",
         "modulus": "from 2 to 10",
         "slip": "from 0 to 1",
+        "slips": "from 0 to 1",
         "levels": "from 0 to 1000",
         "shares": "from 0 to 1000000",
         "judge_noise": "from 0 to 1",
@@ -82,6 +89,11 @@ class Chain(TextWorld):
             "groups never differ, so that no gradient is left: hints, teachers, partial credit",
             0.0,
         ),
+        "kinds": Preset(
+            {"operations": 4, "levels": (0, 2), "signs": "*-", "slips": (0.7, 1.0)},
+            "three skills apart, right always, sometimes and never: teachers for what never succeeds",
+            0.43,
+        ),
     }
 
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "hint", "judge"})
@@ -89,6 +101,12 @@ class Chain(TextWorld):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.signs not in ("*", "-", "*-"):
+            raise PanoplyError(f"chain.signs is *, - or *-, not '{plain(self.signs)}'.")
+        if self.slips and len(self.slips) != len(self.signs):
+            raise PanoplyError(
+                f"chain.slips has a number for each of the signs {' and '.join(self.signs)}, not {len(self.slips)}."
+            )
         low, high = self._levels
         if self.shares and (len(self.shares) != high - low + 1 or sum(self.shares) < 1):
             raise PanoplyError(
@@ -102,13 +120,25 @@ class Chain(TextWorld):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.of_characters(DIGITS + SIGNS, specials=(END,))
+        return Tokenizer.of_characters(self._alphabet, specials=(END,))
 
     @property
     def start(self) -> str:
-        """Long problems with a teacher who nearly always slips have a model of their own to start from."""
+        """Long problems with a teacher who nearly always slips, and other signs, have models of their own."""
+        if self.signs != "*":
+            return "chain-kinds-start"
         hard = {name: getattr(self, name) for name in HARD} == HARD
         return "chain-hard-start" if hard else "chain-start"
+
+    @property
+    def keys(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({"domain"} if len(self.signs) > 1 else ())
+
+    def part_of(self, task: Task) -> str:
+        """Where there are several signs: `sums`, `products` or `differences`."""
+        if len(self.signs) == 1:
+            return ""
+        return next((KINDS[sign] for sign in self.signs if sign in task.data["problem"]), KINDS["+"])
 
     @property
     def max_tokens(self) -> int:
@@ -123,7 +153,8 @@ class Chain(TextWorld):
             )
             id = stable_hash("chain", self.modulus, problem)
             if (id % HELD_OUT == 0) == (split == "test"):
-                return Task(id, tuple(self._tokens(problem)), problem.count("*"), {"problem": problem})
+                level = self.operations - problem.count("+")
+                return Task(id, tuple(self._tokens(problem)), level, {"problem": problem})
         raise PanoplyError(f"chain has too few problems for a {split} split: ask for more operations.")
 
     def grade(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
@@ -161,7 +192,9 @@ class Chain(TextWorld):
         return self._answer(task, self._trace(task.data["problem"]))
 
     def demonstrate(self, task: Task, rng: np.random.Generator) -> list[int]:
-        slips = (rng.random(self.operations) < self.slip).tolist()
+        rates = dict(zip(self.signs, self.slips or repeat(self.slip), strict=False))
+        often = [rates.get(operation, 0.0) for operation, _ in _steps(task.data["problem"])]
+        slips = (rng.random(self.operations) < often).tolist()
         hinted = len(task.given) // self.step_tokens
         return self._answer(task, self._trace(task.data["problem"], [False] * hinted + slips[hinted:]))
 
@@ -177,7 +210,7 @@ class Chain(TextWorld):
         return self.levels or (0, max(1, 2 * self.operations // 3))
 
     def _problem(self, key: str, shares: Sequence[int]) -> str:
-        """The problem that a key stands for: a level, its `*` on random places, random digits."""
+        """The problem that a key stands for: a level, so often one of the signs on random places, random digits."""
         draw = int.from_bytes(shake_256(key.encode()).digest(16 + 2 * self.operations), "big")
         low, high = self._levels
         if shares:
@@ -185,17 +218,18 @@ class Chain(TextWorld):
             more = next(i for i, most in enumerate(accumulate(shares)) if at < most)
         else:
             draw, more = divmod(draw, high - low + 1)
+        draw, sign = divmod(draw, len(self.signs))
         draw, first = divmod(draw, self.modulus)
         products, text = low + more, DIGITS[first]
         for places in range(self.operations, 0, -1):
             draw, place = divmod(draw, places)
             draw, operand = divmod(draw, self.modulus)
-            text += ("*" if place < products else "+") + DIGITS[operand]
+            text += (self.signs[sign] if place < products else "+") + DIGITS[operand]
             products -= place < products
         return text + "="
 
     def _trace(self, problem: str, slips: Sequence[bool] | None = None) -> str:
-        """The steps of an answer. A slip does `*` as `+`, and the next step goes on from there."""
+        """The steps of an answer. A slip does another sign as `+`, and the next step goes on from there."""
         value, text = problem[0], ""
         for (operation, operand), slip in zip(_steps(problem), slips or repeat(False), strict=False):
             value = self._apply(value, "+" if slip else operation, operand)
@@ -212,7 +246,7 @@ class Chain(TextWorld):
 
     def _apply(self, value: str, operation: str, operand: str) -> str:
         a, b = int(value), int(operand)
-        return self._digit(a * b if operation == "*" else a + b)
+        return self._digit({"*": a * b, "-": a - b}.get(operation, a + b))
 
     def _digit(self, number: int) -> str:
         return DIGITS[number % self.modulus]
@@ -228,9 +262,13 @@ class Chain(TextWorld):
         """One character a token, so that nothing a policy may write is skipped; foreign tokens become `?`."""
         return "".join(self._characters.get(token, "?") for token in tokens)
 
+    @property
+    def _alphabet(self) -> str:
+        return f"{DIGITS}+{self.signs}="
+
     @cached_property
     def _ids(self) -> dict[str, int]:
-        return {character: self.tokenizer.id(character) for character in DIGITS + SIGNS + END}
+        return {character: self.tokenizer.id(character) for character in self._alphabet + END}
 
     @cached_property
     def _characters(self) -> dict[int, str]:
