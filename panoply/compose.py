@@ -19,6 +19,8 @@ Filling = str | Part | Sequence[Part] | None
 """What fills a slot: a name, a part, several parts, or nothing."""
 Presets = str | tuple[str, ...] | None
 """A preset, or several of which the first that a method has is meant."""
+BESIDE = ("run.", "policy.")
+"""Settings of a preset that are not the method's, but of the run and the policy beside it."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def resolve(
     entry = registry.find("method", name)
     method: Method = entry.build()
     for path, value in preset_of(entry, preset).items():
-        method = method if path.startswith(("run.", "policy.")) else assign(method, path, value)
+        method = method if path.startswith(BESIDE) else assign(method, path, value)
     chosen = set(slots or {})
     for slot, source in (slots or {}).items():
         before = method.settings()
@@ -52,6 +54,18 @@ def resolve(
         method = assign(method, path, value)
         chosen.add(path)
     return Resolved(entry.id, method, frozenset(chosen))
+
+
+def fitting(method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those settings that a method has, a part that one of them chooses included; settings of a run or policy stay."""
+    found = {}
+    for path, value in settings.items():
+        if path.startswith(BESIDE):
+            found[path] = value
+        elif path in method.settings():
+            found[path] = value
+            method = assign(method, path, value)
+    return found
 
 
 def preset_of(entry: registry.Entry, names: Presets) -> Mapping[str, Any]:

@@ -31,7 +31,8 @@ class Entry:
     paper: int | None = None
     family: str | None = None
     base: str | None = None
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stated: Mapping[str, Mapping[str, Any]] | None = None
+    """Presets of its own; None where it has those of its base."""
     world: str | None = None
     """Where a method is at home, if that is not just anywhere."""
     claim: Claim | None = None
@@ -61,6 +62,17 @@ class Entry:
         if rest and re.fullmatch(r"[^:]*\([^()]*\)\.", first):
             return f"{first} {re.split(r'(?<=[.?]) (?=[A-Z])', rest[0])[0]}"
         return first
+
+    @property
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        """Settings by name, for kinds of world: its own, or its base's as far as it has such settings."""
+        if self.stated is not None or self.base is None:
+            return self.stated or {}
+        from panoply import compose, registry
+
+        made: Method = self.build()
+        base = registry.find("method", self.base)
+        return {name: compose.fitting(made, settings) for name, settings in base.presets.items()}
 
     def listed(self) -> Listed:
         """Its line in the index: what can be said of it without importing it."""
@@ -95,6 +107,8 @@ class Entry:
 
 
 ENTRIES: dict[str, Entry] = {}
+SAID = {"stated": "presets"}
+"""Fields whose keyword has another name."""
 TAG = re.compile(r"[a-z0-9+-]+(=[a-z0-9+-]+)?")
 LEARNS_FROM = {
     "world:pairs": "data=preferences",
@@ -122,18 +136,23 @@ def enter(entry: Entry) -> None:
 def _check_facts(entry: Entry) -> None:
     """What is said of a work is of the types that all who read it expect."""
     words: dict[str, type | types.UnionType] = dict.fromkeys(("family", "base", "world"), str | None)
-    for name, wanted in {**words, "paper": int | None, "presets": Mapping, "published": Mapping}.items():
-        if not isinstance(getattr(entry, name), wanted):
-            raise PanoplyError(f"'{entry.id}' is registered with {name}={brief(getattr(entry, name))}.")
+    for name, wanted in {
+        **words,
+        "paper": int | None,
+        "stated": Mapping | None,
+        "published": Mapping,
+    }.items():
+        if not isinstance(given := getattr(entry, name), wanted):
+            raise PanoplyError(f"'{entry.id}' is registered with {SAID.get(name, name)}={brief(given)}.")
     if not isinstance(entry.tags, tuple) or not all(
         isinstance(t, str) and TAG.fullmatch(t) for t in entry.tags
     ):
         raise PanoplyError(
             f"Tags of '{entry.id}' are words such as exploration or feedback=offline, not {brief(entry.tags)}."
         )
-    for name in ("presets", "published"):
-        for key, value in getattr(entry, name).items():
+    for name in ("stated", "published"):
+        for key, value in (getattr(entry, name) or {}).items():
             if not isinstance(key, str) or not isinstance(value, Mapping):
                 raise PanoplyError(
-                    f"{name} of '{entry.id}' are settings by name, not {brief(key)}: {brief(value)}."
+                    f"{SAID.get(name, name)} of '{entry.id}' are settings by name, not {brief(key)}: {brief(value)}."
                 )

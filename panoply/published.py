@@ -50,7 +50,7 @@ def statements(entry: Entry) -> Iterator[tuple[str, str | None, str, Any]]:
 def values(entry: Entry, preset: str | None = None) -> dict[str, Any]:
     """Every setting of a method, with a preset those of a run and a policy that it brings as well."""
     brought = entry.presets[preset] if preset else {}
-    beside = {path: value for path, value in brought.items() if path.startswith(("run.", "policy."))}
+    beside = {path: value for path, value in brought.items() if path.startswith(compose.BESIDE)}
     return {**compose.resolve(entry.id, preset=preset).method.settings(), **beside}
 
 

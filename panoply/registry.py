@@ -88,12 +88,13 @@ def method(
 ) -> Callable[[Build], Build]:
     """Register a function that returns a method. A changed default is a new version of the id.
 
-    `presets` are named sets of settings for kinds of world, such as `{"tiny": {"update.lr": 3e-4}}`; `world` is where
+    `presets` are named sets of settings for kinds of world, such as `{"tiny": {"update.lr": 3e-4}}`; where none are
+    given it has those of its base, as far as it has such settings, and with `{}` it has none. `world` is where
     the method is at home; `claim` is what its paper found, for `panoply claim` to measure; `published` says which
     source states which settings, such as `{"arXiv 2402.03300, §4.2": {"sample.group": 64}}`; `tags` are words to find
     it by, beside those that follow from what it is.
     """
-    facts = {"base": base, "presets": presets or {}, "world": world, "published": published or {}}
+    facts = {"base": base, "stated": presets, "world": world, "published": published or {}}
     return _registering(id, "method", Method, family, tags, paper=paper, claim=claim, **facts)
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
 from panoply.regimes import Dataset
 from panoply.registry import method
 from panoply.slots.loss.transport import sorted_gaps, sorted_sides
 
-TINY = {**DPO_TINY}
-
 
 @method(
     "aot@1",
     base="dpo",
-    presets={"tiny": TINY},
     published={"arXiv 2406.05882, figure 2": {"losses.sorted_gaps.beta": 0.01}},
 )
 def aot() -> Dataset:
@@ -29,7 +25,6 @@ def aot() -> Dataset:
 @method(
     "aot-unpaired@1",
     base="aot",
-    presets={"tiny": TINY},
     published={"arXiv 2406.05882, figure 2": {"losses.sorted_sides.beta": 0.01}},
 )
 def aot_unpaired() -> Dataset:

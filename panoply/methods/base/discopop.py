@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
 from panoply.regimes import Dataset
 from panoply.registry import Published, method
@@ -10,15 +9,13 @@ from panoply.slots.loss.pairs import discovered
 from panoply.slots.schedule.schedules import constant
 from panoply.slots.update.optimisers import adam
 
-TINY = {**DPO_TINY}
-
 PUBLISHED: Published = {
     "arXiv 2406.08414, appendix B.1": {"data.batch": 64, "losses.discovered.beta": 0.05, "update.lr": 5e-7},
     "arXiv 2406.08414, appendix E": {"losses.discovered.tau": 0.05},
 }
 
 
-@method("discopop@1", base="dpo", presets={"tiny": TINY}, published=PUBLISHED)
+@method("discopop@1", base="dpo", published=PUBLISHED)
 def discopop() -> Dataset:
     """DiscoPOP (arXiv 2406.08414): (1 − w)·(−log σ(m)) + w·e^{−m}, w = σ(m/τ).
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from panoply.methods.base.dqn import CARTPOLE, CONTROL, dqn
+from panoply.methods.base.dqn import dqn
 from panoply.regimes import OffPolicy
 from panoply.registry import Published, method
 from panoply.slots.loss.bellman import q_learning
@@ -21,7 +21,6 @@ PUBLISHED: Published = {
 @method(
     "double-dqn@1",
     base="dqn",
-    presets={"control": CONTROL, "cartpole": CARTPOLE},
     world="cartpole",
     published=PUBLISHED,
 )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
 from panoply.regimes import Dataset
 from panoply.registry import Published, method
 from panoply.slots.loss.pairs import reverse_kl
-
-TINY = {**DPO_TINY}
 
 PUBLISHED: Published = {
     "arXiv 2402.00856, appendix B": {"data.batch": 64, "losses.reverse_kl.beta": 0.1, "update.lr": 1e-6},
@@ -16,7 +13,7 @@ PUBLISHED: Published = {
 }
 
 
-@method("exo@1", base="dpo", presets={"tiny": TINY}, published=PUBLISHED)
+@method("exo@1", base="dpo", published=PUBLISHED)
 def exo() -> Dataset:
     """EXO (arXiv 2402.00856), on pairs: KL(p_policy ‖ p_labels).
 

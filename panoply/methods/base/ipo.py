@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
 from panoply.regimes import Dataset
 from panoply.registry import method
 from panoply.slots.loss.pairs import squared
 
-TINY = {**DPO_TINY}
-
 
 @method(
     "ipo@1",
     base="dpo",
-    presets={"tiny": TINY},
     published={"arXiv 2310.12036, eq. 17": {"losses.squared.per_token": False}},
 )
 def ipo() -> Dataset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from panoply.methods.base.gspo import TINY, gspo
+from panoply.methods.base.gspo import gspo
 from panoply.regimes import OnPolicy
 from panoply.registry import Published, method
 from panoply.slots.surrogate.sequences import sequence_clip
@@ -13,7 +13,7 @@ PUBLISHED: Published = {
 }
 
 
-@method("luspo@1", base="gspo", presets={"tiny": TINY}, published=PUBLISHED)
+@method("luspo@1", base="gspo", published=PUBLISHED)
 def luspo() -> OnPolicy:
     """Length-Unbiased Sequence Policy Optimization (arXiv 2602.05261).
 

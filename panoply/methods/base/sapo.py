@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from panoply.methods.base.gspo import TINY, gspo
+from panoply.methods.base.gspo import gspo
 from panoply.regimes import OnPolicy
 from panoply.registry import Published, method
 from panoply.slots.surrogate.soft import soft_gate
@@ -17,7 +17,7 @@ PUBLISHED: Published = {
 }
 
 
-@method("sapo@1", base="gspo", presets={"tiny": TINY}, published=PUBLISHED)
+@method("sapo@1", base="gspo", published=PUBLISHED)
 def sapo() -> OnPolicy:
     """Soft Adaptive Policy Optimization (arXiv 2511.20347).
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
 from panoply.regimes import Dataset
 from panoply.registry import Published, method
 from panoply.slots.loss.pairs import chosen_nll, hinge
-
-TINY = {**DPO_TINY}
-
 
 PUBLISHED: Published = {
     "arXiv 2305.10425, §3.2": {
@@ -20,7 +16,7 @@ PUBLISHED: Published = {
 }
 
 
-@method("slic@1", base="dpo", presets={"tiny": TINY}, published=PUBLISHED)
+@method("slic@1", base="dpo", published=PUBLISHED)
 def slic() -> Dataset:
     """Sequence likelihood calibration, SLiC-HF (arXiv 2305.10425).
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
 from panoply.regimes import Dataset
 from panoply.registry import Published, method
@@ -10,14 +9,12 @@ from panoply.slots.loss.sides import squared_sides
 from panoply.slots.schedule.schedules import constant
 from panoply.slots.update.optimisers import adam
 
-TINY = {**DPO_TINY}
-
 PUBLISHED: Published = {
     "arXiv 2405.00675, §5": {"data.batch": 64, "losses.squared_sides.beta": 1e-3, "update.lr": 5e-7},
 }
 
 
-@method("sppo-hard@1", base="dpo", presets={"tiny": TINY}, published=PUBLISHED)
+@method("sppo-hard@1", base="dpo", published=PUBLISHED)
 def sppo_hard() -> Dataset:
     """SPPO with hard labels (arXiv 2405.00675, eq. 4.7): each side of a given pair is regressed on ±η/2.
 

@@ -7,9 +7,6 @@ from panoply.regimes import OnPolicy
 from panoply.registry import Published, method
 from panoply.slots.update.natural import natural
 
-CONTROL = {"run.steps": 50, "run.evaluate_every": 10}
-
-
 PUBLISHED: Published = {
     "arXiv 1502.05477, appendix D": {
         "update.delta": 0.01,
@@ -33,7 +30,6 @@ PUBLISHED: Published = {
     "trpo@1",
     base="npg",
     world="cartpole",
-    presets={"control": CONTROL},
     published=PUBLISHED,
 )
 def trpo() -> OnPolicy:

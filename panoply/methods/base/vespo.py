@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from panoply.methods.base.gspo import TINY, gspo
+from panoply.methods.base.gspo import gspo
 from panoply.regimes import OnPolicy
 from panoply.registry import Published, method
 from panoply.slots.reduce.averages import token_mean
@@ -19,7 +19,7 @@ PUBLISHED: Published = {
 }
 
 
-@method("vespo@1", base="gspo", presets={"tiny": TINY}, published=PUBLISHED)
+@method("vespo@1", base="gspo", published=PUBLISHED)
 def vespo() -> OnPolicy:
     """VESPO (arXiv 2602.10693): sg(w^k·e^{λ(1 − w)})·A·log π, w the ratio of the whole answer.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from panoply.batch import Values
 from panoply.evidence.claims import Ranks
-from panoply.methods.base.td3_plus_bc import SETTINGS, td3_plus_bc
+from panoply.methods.base.td3_plus_bc import td3_plus_bc
 from panoply.parts import Part, part
 from panoply.policies.behaviour import code_kl
 from panoply.regimes import Offline
@@ -176,7 +176,6 @@ PUBLISHED: Published = {
     "a2pr@1",
     paper=40,
     base="td3+bc",
-    presets={"control": SETTINGS},
     world="logged:pendulum-mixed",
     claim=CLAIM,
     published=PUBLISHED,

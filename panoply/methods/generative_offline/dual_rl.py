@@ -11,7 +11,7 @@ from torch import Tensor
 
 from panoply.batch import Values
 from panoply.evidence.claims import Identity, Learns
-from panoply.methods.base.iql import CONTROL, iql
+from panoply.methods.base.iql import iql
 from panoply.parts import Finding, Part, part
 from panoply.regimes import Offline
 from panoply.registry import Published, method
@@ -185,7 +185,6 @@ PUBLISHED: Published = {
     "dual-rl@1",
     paper=198,
     base="iql",
-    presets={"control": CONTROL},
     world="logged:pendulum-mixed",
     claim=CLAIM,
     published=PUBLISHED,
@@ -216,7 +215,6 @@ TV_PUBLISHED: Published = {
     "dual-rl-tv@1",
     paper=198,
     base="iql",
-    presets={"control": CONTROL},
     world="logged:pendulum-mixed",
     claim=IDENTITY,
     published=TV_PUBLISHED,
@@ -255,7 +253,6 @@ XQL_PUBLISHED: Published = {
 @method(
     "xql@1",
     base="iql",
-    presets={"control": CONTROL},
     world="logged:pendulum-mixed",
     published=XQL_PUBLISHED,
 )

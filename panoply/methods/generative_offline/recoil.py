@@ -8,7 +8,7 @@ import torch
 
 from panoply.batch import Values
 from panoply.evidence.claims import Learns
-from panoply.methods.base.iql import CONTROL, iql
+from panoply.methods.base.iql import iql
 from panoply.parts import Finding, Part, part
 from panoply.regimes import Offline
 from panoply.registry import Published, method
@@ -91,7 +91,6 @@ PUBLISHED: Published = {
     "recoil@1",
     paper=198,
     base="iql",
-    presets={"control": CONTROL},
     world="logged:pendulum-demonstrated",
     claim=CLAIM,
     published=PUBLISHED,

@@ -266,7 +266,6 @@ def cgpo_codpo() -> OnPolicy:
     paper=83,
     base="cgpo",
     world="strings",
-    presets={"tiny": TINY},
     claim=_claim("imitating the best accepted answer"),
     published={UNOFFICIAL: {"sample.group": 4}},
 )
