@@ -111,8 +111,8 @@ class Head:
         return replace(self, temperature=held, heat=self.heat * times)
 
     def fused(self, hidden: Tensor) -> bool:
-        """Whether kernels do it that read the logits once: on a GPU, if nothing but a temperature acts."""
-        plain = self.allowed is None and self.cut is None and self.said is None and not self.softcap
+        """Whether kernels do it that read the logits once: on a GPU, if nothing but a temperature and a cap act."""
+        plain = self.allowed is None and self.cut is None and self.said is None
         return hidden.is_cuda and plain and hidden.dtype != torch.float64 and has_triton()
 
     def keeps(self, hidden: Tensor, vocab: int, entropy: bool) -> bool:
@@ -161,7 +161,9 @@ class _Score(torch.autograd.Function):
                 from panoply.kernels.scoring import normalise
 
                 z = wide_product(hidden[rows], weight.t())
-                total, chosen, entropies = normalise(z, actions[rows], head.divisor(rows), entropy)
+                total, chosen, entropies = normalise(
+                    z, actions[rows], head.divisor(rows), entropy, head.softcap
+                )
                 lse.append(total)
                 logp.append(chosen)
                 spread += [] if entropies is None else [entropies]
@@ -215,7 +217,7 @@ class _Score(torch.autograd.Function):
 class _Kept(torch.autograd.Function):
     """Log-probabilities alone, half precision, on a GPU: with s = (1[a] − p) / T kept, the gradient is two products.
 
-    ∂/∂hidden = g · (s W) and ∂/∂W = sᵀ (g · hidden). float16 holds a multiple of s, or small p would vanish.
+    Where logits are capped, s has the cap's slope in it. ∂/∂hidden = g · (s W) and ∂/∂W = sᵀ (g · hidden). float16 holds a multiple of s, or small p would vanish.
     """
 
     @staticmethod
@@ -228,8 +230,9 @@ class _Kept(torch.autograd.Function):
         unit = torch.full_like(logp, ctx.unit)
         for rows in chunks(len(hidden), chunk):
             z = wide_product(hidden[rows], weight.t())
-            lse, logp[rows], _ = normalise(z, actions[rows], head.divisor(rows), False)
-            slope(z, actions[rows], head.divisor(rows), lse, None, unit[rows], None, kept[rows])
+            lse, logp[rows], _ = normalise(z, actions[rows], head.divisor(rows), False, head.softcap)
+            given = head.divisor(rows), lse, None, unit[rows], None, kept[rows], head.softcap
+            slope(z, actions[rows], *given)
         ctx.save_for_backward(hidden, weight, kept)
         return logp
 
@@ -269,7 +272,7 @@ def _fused_slope(
     spread = entropies[rows] if len(entropies) else None
     z = wide_product(hidden[rows], weight.t())
     out = torch.empty_like(z, dtype=weight.dtype)
-    slope(z, actions, head.divisor(rows), lse[rows], spread, g_logp, g_entropy, out)
+    slope(z, actions, head.divisor(rows), lse[rows], spread, g_logp, g_entropy, out, head.softcap)
     return out
 
 

@@ -30,15 +30,17 @@ def weight(data: Experience, device: str) -> Tensor:
 @pytest.mark.parametrize("chunk", [0, 3])
 @pytest.mark.parametrize("heated", [False, True])
 @pytest.mark.parametrize("vocabulary", [50, 9001])
-def test_kernels_score_as_a_plain_softmax(chunk: int, heated: bool, vocabulary: int) -> None:
+@pytest.mark.parametrize("cap", [0.0, 3.0])
+def test_kernels_score_as_a_plain_softmax(chunk: int, heated: bool, vocabulary: int, cap: float) -> None:
     torch.manual_seed(0)
     hidden = torch.randn(7, 16, device="cuda", requires_grad=True)
     head = torch.randn(vocabulary, 16, device="cuda", requires_grad=True)
     actions = torch.randint(0, vocabulary, (7,), device="cuda")
     temperature = torch.rand(7, device="cuda") + 0.5 if heated else None
     logits = hidden @ head.t()
+    logits = (logits / cap).tanh() * cap if cap else logits
     expected = naive_scores(logits if temperature is None else logits / temperature[:, None], actions)
-    found = score_actions(hidden, head, actions, temperature, entropy=True, chunk=chunk)
+    found = score_actions(hidden, head, actions, temperature, entropy=True, chunk=chunk, softcap=cap)
     mix = torch.linspace(-1, 2, 7, device="cuda")
     for name in ("logp", "entropy"):
         torch.testing.assert_close(found[name], expected[name], atol=1e-4, rtol=1e-4)
@@ -146,7 +148,7 @@ def test_slopes_of_low_rank_factors_are_near_those_in_float32(
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_learns_packed_in_half_precision(name: str) -> None:
-    """Logits and gradients of fused blocks against float32 on the padded path; seen are at most four roundings."""
+    """Logits and gradients of fused blocks against float32 on the padded path."""
     config = DecoderConfig(14, **{**SHAPE, **LAYOUTS[name]})  # type: ignore[arg-type]
     narrow = TextPolicy.fresh(config, TOKENIZER, dtype=torch.bfloat16, device="cuda")
     assert narrow.packs
