@@ -217,7 +217,8 @@ class _Score(torch.autograd.Function):
 class _Kept(torch.autograd.Function):
     """Log-probabilities alone, half precision, on a GPU: with s = (1[a] − p) / T kept, the gradient is two products.
 
-    Where logits are capped, s has the cap's slope in it. ∂/∂hidden = g · (s W) and ∂/∂W = sᵀ (g · hidden). float16 holds a multiple of s, or small p would vanish.
+    Where logits are capped, s has the cap's slope in it. ∂/∂hidden = g · (s W) and ∂/∂W = sᵀ (g · hidden). float16
+    holds a multiple of s, or small p would vanish.
     """
 
     @staticmethod
