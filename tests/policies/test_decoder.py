@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch
 import transformers
 
 from panoply.errors import PanoplyError
+from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.attention import Cache
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import load_model, save_model
+from panoply.policies.packing import pack
 
 AUTO: Any = transformers.AutoModelForCausalLM
 LLAMA3 = {
@@ -128,7 +131,21 @@ def test_a_saved_folder_opens_in_transformers_and_here(name: str, tmp_path: Path
     assert again.config.windows == decoder.config.windows
 
 
-@pytest.mark.parametrize("name", ["llama-rope3", "qwen2-window", "qwen3", "mistral-window"])
+FAMILIES = [
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "phi3-partial",
+    "olmo2",
+    "olmo3",
+    "smollm3-window",
+    "granite",
+    "glm",
+    "glm4",
+]
+
+
+@pytest.mark.parametrize("name", ["llama-rope3", "qwen2-window", "qwen3", "mistral-window", *FAMILIES])
 def test_a_folder_saved_by_transformers_opens_here(name: str, tmp_path: Path) -> None:
     model, tokens = theirs(name), sequences()
     model.save_pretrained(tmp_path)
@@ -145,7 +162,7 @@ def test_rope_settings_are_read_in_the_older_spelling() -> None:
     assert DecoderConfig.from_hf(older).rope_type == "linear"
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "qwen2-window"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "qwen2-window", *FAMILIES])
 def test_decoding_with_a_cache_is_the_full_forward(name: str) -> None:
     decoder, tokens = ours(theirs(name)), sequences()
     full = decoder(tokens)
@@ -157,6 +174,42 @@ def test_decoding_with_a_cache_is_the_full_forward(name: str) -> None:
             torch.testing.assert_close(
                 logits, full.gather(1, part[..., None].expand(-1, -1, 53)), atol=1e-5, rtol=1e-5
             )
+
+
+@pytest.mark.parametrize("name", ["llama", *FAMILIES])
+def test_gradients_in_float64_are_those_of_transformers(name: str) -> None:
+    """Of all weights under the names they have there, through prompts that are packed and shared, and without."""
+    model = theirs(name).double()
+    decoder, tokens = ours(model).double(), sequences(12)[:2]
+    tokens[:, :5] = tokens[0, :5]
+    weight = torch.randn(2, 12, 53, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    right = slopes(model, (model(tokens).logits * weight).sum())
+
+    def packed() -> torch.Tensor:
+        """The prefix once, then what differs of both rows."""
+        length, segment, row = (
+            torch.tensor([5, 7, 7]),
+            torch.tensor([0, 1, 2]),
+            torch.zeros(3, dtype=torch.long),
+        )
+        flat = torch.cat([tokens[0, :5], tokens[0, 5:], tokens[1, 5:]])[None]
+        positions = torch.cat([torch.arange(12), torch.arange(5, 12)])[None]
+        hidden, _ = decoder.hidden_states(flat, positions, packing=pack(length, segment, row))
+        logits = decoder.logits(hidden)[0]
+        return torch.stack([logits[:12], torch.cat([logits[:5], logits[12:]])])
+
+    for logits in (decoder(tokens), packed()):
+        for parameter, slope in slopes(decoder, (logits * weight).sum()).items():
+            # Frequencies and what transformers keeps of norms and softmaxes are float32's.
+            apart = (slope - right[parameter]).norm() / right[parameter].norm()
+            assert apart < 2e-6, f"{parameter}: {apart}"
+
+
+def slopes(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    learning = dict(model.named_parameters())
+    return dict(
+        zip(learning, torch.autograd.grad(loss, list(learning.values()), retain_graph=True), strict=True)
+    )
 
 
 def test_cached_rows_may_stand_at_different_positions() -> None:
@@ -225,6 +278,50 @@ def test_adapters_of_peft_load_both_ways(tmp_path: Path) -> None:
 def test_what_the_decoder_cannot_do_it_refuses(change: dict[str, Any], message: str) -> None:
     with pytest.raises(PanoplyError, match=message):
         DecoderConfig.from_hf({**theirs("llama").config.to_dict(), **change})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("gemma3", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping to 30.0"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("llama", {"residual_multiplier": 0.5}, "residual_multiplier"),
+        (
+            "phi3",
+            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+            "Rotary scaling 'longrope'",
+        ),
+        ("gemma2", {"hidden_activation": "gelu"}, None),
+        ("glm4", {"hidden_act": "relu"}, "this model has 'relu'"),
+        ("gemma3", {"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}}, "layers with a window"),
+        ("gemma2", {"rope_parameters": TWO_BASES}, "for each kind of layer"),
+        ("gemma3", {"layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers of config.json is of 1 layers"),
+        ("glm4", {"rope_parameters": {"partial_rotary_factor": 0.2}}, "cannot be turned in pairs"),
+        ("granite", {"logits_scaling": 0.0}, "logits_scaling is from"),
+    ],
+)
+def test_fields_that_a_layout_does_not_have_are_refused_by_name(
+    name: str, change: dict[str, Any], message: str | None
+) -> None:
+    raw = {**theirs(name).config.to_dict(), **change}
+    if message is None:
+        assert DecoderConfig.from_hf(raw).activation == "gelu_pytorch_tanh"
+        return
+    with pytest.raises(PanoplyError, match=message):
+        DecoderConfig.from_hf(raw)
+
+
+@pytest.mark.parametrize("layout", ARCHITECTURES)
+def test_a_config_made_by_hand_is_read_as_it_was_written(layout: str) -> None:
+    windowed = (3, 0) if ARCHITECTURES[layout].windows == "layers" else ()
+    local = 50.0 if ARCHITECTURES[layout].local_theta else 0.0
+    if ARCHITECTURES[layout].mlp != "gated":
+        pytest.skip("mixtures of experts have tests of their own")
+    made = DecoderConfig(20, 16, 2, 2, model_type=layout, windows=windowed, local_theta=local, norm_eps=1e-4)
+    read = DecoderConfig.from_hf(made.to_hf())
+    assert replace(read, extras={}, query_scalar=0.0, attention_scale=0.0) == made
+    assert read.score_scale == made.score_scale
 
 
 def test_initial_weights_depend_on_the_seed_only() -> None:
