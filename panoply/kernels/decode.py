@@ -207,12 +207,13 @@ def _head(
     first = tl.load(start + head * D + column[None, :], mask=here, other=0.0).to(tl.float32)
     second = tl.load(start + head * D + other[None, :], mask=here, other=0.0).to(tl.float32)
     if NORM:
-        dtype, real = start.dtype.element_ty, column < D
+        dtype = start.dtype.element_ty
+        real = column < D
         scale = 1.0 / tl.sqrt(tl.sum(first * first, axis=1) / D + eps)[:, None]
         gain = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)[None, :] + offset
         across = tl.load(weight + other, mask=real, other=0.0).to(tl.float32)[None, :] + offset
-        first, second = (first * scale * gain).to(dtype), (second * scale * across).to(dtype)
-        first, second = first.to(tl.float32), second.to(tl.float32)
+        first = (first * scale * gain).to(dtype).to(tl.float32)
+        second = (second * scale * across).to(dtype).to(tl.float32)
     return first * cosine[None, :] + second * sine[None, :]
 
 

@@ -154,7 +154,10 @@ def test_every_layout_learns_packed_in_half_precision(name: str) -> None:
     assert narrow.packs
     assert isinstance(narrow.model, Decoder)
     assert narrow.model.fuses
-    wide = TextPolicy(narrow.copy().model.float(), TOKENIZER)
+    wide = TextPolicy.fresh(config, TOKENIZER, device="cuda")
+    with torch.no_grad():
+        for mine, theirs in zip(wide.model.parameters(), narrow.model.parameters(), strict=True):
+            mine.copy_(theirs)
     data = experience(RAGGED)
     expected = gradients(wide, data, weight(data, "cuda"))
     found = gradients(narrow, data, weight(data, "cuda"))
