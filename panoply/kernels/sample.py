@@ -2,20 +2,23 @@
 
 The first takes maxima and sums of pieces of the vocabulary; the second finds the piece in which a row's uniform
 number falls, then the token in it, and does the row's bookkeeping. The stream of uniforms is `rollout.sampling`'s.
+Where something is cut off, `kernels/cut.py` says in between what is left.
 """
 # mypy: disable-error-code="import-not-found,no-untyped-def,untyped-decorator,no-untyped-call"
 # ruff: noqa: N803 (constants of a kernel are in capitals)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from panoply.kernels.cut import Kept, Rule, keep, rank_of, write_ids
 from panoply.kernels.decode import begin, chained
+from panoply.rollout.cuts import LISTED
 
 PIECE = 4096
 """Vocabulary entries one program reads."""
@@ -55,8 +58,10 @@ def _draw(
     logits, temperatures, highest, first, mass, weighted, stops,
     stream, token, position, start, limit, status, tick, history, history_stride,
     out_live, out_position, out_action, out_logp, out_temperature, out_entropy,
+    last_rank, kept, count, least, next_best, out_cut, out_kept, out_count,
     rows, vocab, pieces,
     CHAIN: tl.constexpr, STOP: tl.constexpr, LENGTH: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr,
+    CUT: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
     begin(CHAIN)
     row = tl.program_id(0)
@@ -72,6 +77,13 @@ def _draw(
     mean = tl.sum(tl.load(weighted + row * pieces + piece, mask=here, other=0.0) * fade, axis=0) / whole.to(
         tl.float32
     )
+
+    full = normaliser
+    if CUT:  # from here on there is only what is kept
+        part = tl.load(kept + row * pieces + piece, mask=here, other=0.0).to(tl.float64)
+        all_mass = whole
+        whole = tl.sum(part, axis=0)
+        normaliser = summit + tl.log(whole.to(tl.float32))
 
     at = tl.load(position + row)
     within = at + 1 - tl.load(start + row)
@@ -92,6 +104,8 @@ def _draw(
     line = logits + row.to(tl.int64) * vocab
     z = tl.load(line + column, mask=column < vocab, other=float("-inf")) / temperature
     p = tl.exp(z - summit).to(tl.float64)
+    if CUT:
+        p = tl.where(rank_of(z, summit) <= tl.load(last_rank + row), p, 0.0)
     reached = tl.cumsum(p, axis=0)
     found = tl.sum((reached <= goal * tl.sum(p, axis=0)).to(tl.int32), axis=0)
     last = tl.max(tl.where(p > 0.0, tl.arange(0, PIECE), 0), axis=0)
@@ -109,7 +123,16 @@ def _draw(
     tl.store(out_action + out, action.to(tl.int64))
     tl.store(out_logp + out, logp)
     tl.store(out_temperature + out, temperature)
-    tl.store(out_entropy + out, normaliser - mean)
+    tl.store(out_entropy + out, full - mean)
+    if CUT:
+        number = tl.sum(tl.load(count + row * pieces + piece, mask=here, other=0), axis=0)
+        low = tl.min(tl.load(least + row * pieces + piece, mask=here, other=float("inf")), axis=0)
+        high = tl.max(tl.load(next_best + row * pieces + piece, mask=here, other=float("-inf")), axis=0)
+        everything = high == float("-inf")
+        edge = tl.where(everything | (number <= LISTED), float("-inf"), (low + high) / 2 - full)
+        tl.store(out_cut + out, edge)
+        tl.store(out_kept + out, (whole / all_mass).to(tl.float32))
+        tl.store(out_count + out, tl.where(everything | (number > LISTED), 0, number))
     tl.store(tick + row, step + 1)
 
     ends = tl.where(at + 2 >= tl.load(limit + row), LENGTH, 0)
@@ -130,14 +153,28 @@ class Record:
     logp: Tensor
     temperature: Tensor
     entropy: Tensor
+    cut: Tensor
+    kept: Tensor
+    count: Tensor
+    """How many ids are listed, 0 for none."""
+    ids: Tensor
+    """[steps, rows, LISTED] where something is cut off."""
 
     @staticmethod
-    def empty(steps: int, rows: int, device: torch.device | str) -> Record:
-        def column(dtype: torch.dtype) -> Tensor:
-            return torch.zeros(steps, rows, dtype=dtype, device=device)
+    def empty(steps: int, rows: int, device: torch.device | str, cuts: bool = False) -> Record:
+        def column(dtype: torch.dtype, wanted: bool = True) -> Tensor:
+            return torch.zeros(steps if wanted else 0, rows, dtype=dtype, device=device)
 
-        real = (column(torch.float32) for _ in range(3))
-        return Record(column(torch.bool), column(torch.long), column(torch.long), *real)
+        live, position, action = (column(dtype) for dtype in (torch.bool, torch.long, torch.long))
+        logp, temperature, entropy = (column(torch.float32) for _ in range(3))
+        cut, kept, count = (column(dtype, cuts) for dtype in (torch.float32, torch.float32, torch.int32))
+        ids = torch.zeros(steps if cuts else 0, rows, LISTED, dtype=torch.int32, device=device)
+        return Record(live, position, action, logp, temperature, entropy, cut, kept, count, ids)
+
+    def first(self, steps: int, rows: int) -> Record:
+        """A copy of so many steps and rows, one after another."""
+        columns = (getattr(self, field.name) for field in fields(self))
+        return Record(*(c[:steps, :rows].flatten(0, 1).clone() for c in columns))
 
 
 @dataclass(frozen=True)
@@ -160,11 +197,19 @@ class State:
 
 
 def draw_and_move(
-    logits: Tensor, temperature: Tensor, stops: Tensor, state: State, record: Record, stop: int, length: int
+    logits: Tensor,
+    temperature: Tensor,
+    stops: Tensor,
+    state: State,
+    record: Record,
+    stop: int,
+    length: int,
+    rule: Rule | None = None,
 ) -> None:
     """Draw from [rows, V] float32 logits, write the step into `record` and move live slots on by one token.
 
     `temperature[i]` is the temperature of a turn's token i, 0 for the likeliest; `stops` marks tokens that end a turn.
+    `rule` says what is cut off.
     """
     rows, vocab = logits.shape
     pieces = triton.cdiv(vocab, PIECE)
@@ -174,12 +219,19 @@ def draw_and_move(
         logits, temperature, state.start, state.position, highest, first, mass, weighted, vocab, pieces,
         chained(), PIECE, num_warps=8, launch_pdl=chained(),
     )  # fmt: skip
+    kept: Kept | None = None
+    if rule:
+        seen = (logits, temperature, state.start, state.position, highest)
+        kept = keep(*seen, rule, PIECE)
+        write_ids(*seen, kept, state.tick, record.ids, PIECE)
+    cut = (mass,) * 5 if kept is None else (kept.limit, kept.mass, kept.count, kept.least, kept.next_best)
     _draw[(rows,)](
         logits, temperature, highest, first, mass, weighted, stops,
         state.stream, state.token, state.position, state.start, state.limit, state.status, state.tick,
         state.history, state.history.stride(0),
         record.live, record.position, record.action, record.logp, record.temperature, record.entropy,
+        *cut, record.cut, record.kept, record.count,
         rows, vocab, pieces,
         CHAIN=chained(), STOP=stop, LENGTH=length, PIECES=triton.next_power_of_2(pieces), PIECE=PIECE,
-        num_warps=8, launch_pdl=chained(),
+        CUT=kept is not None, LISTED=LISTED, num_warps=8, launch_pdl=chained(),
     )  # fmt: skip

@@ -1,8 +1,14 @@
-"""Log-probability and entropy of actions from logits read once, and the gradient on the logits written once."""
+"""Log-probability and entropy of actions from logits read once, and the gradient on the logits written once.
+
+Where a threshold cuts (see `policies.scoring.Head`), what lies above it needs a second reading: the threshold is a
+log-probability, so the first one finds the normaliser. Rows whose set is listed are done again from their few ids.
+"""
 # mypy: disable-error-code="import-not-found,no-untyped-def,untyped-decorator,no-untyped-call"
 # ruff: noqa: N803 (constants of a kernel are in capitals)
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -12,25 +18,24 @@ from panoply.kernels.decode import capped
 
 
 @triton.jit
-def _normalise(
-    z, temperatures, actions, out_lse, out_logp, out_entropy, vocab, cap,
-    TEMPERED: tl.constexpr, CAPPED: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+def _sums(
+    line, temperature, cap, edge, action, vocab,
+    CAPPED: tl.constexpr, CUT: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
-    line = z + row.to(tl.int64) * vocab
-    temperature = 1.0
-    if TEMPERED:
-        temperature = tl.load(temperatures + row)
+    """The log-normaliser of a row above the `edge`, and the mean logit there. A row of no length has none."""
     # Every lane keeps its own maximum and sums; they meet once, at the end.
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     weighted = tl.zeros([BLOCK], tl.float32)
     for low in range(0, vocab, BLOCK):
         column = low + tl.arange(0, BLOCK)
-        value = tl.load(line + column, mask=column < vocab, other=float("-inf"))
+        inside = column < vocab
+        value = tl.load(line + column, mask=inside, other=float("-inf"))
         if CAPPED:
-            value = tl.where(column < vocab, capped(value, cap), float("-inf"))
+            value = tl.where(inside, capped(value, cap), float("-inf"))
         value = value / temperature
+        if CUT:
+            value = tl.where((value >= edge) | (column == action), value, float("-inf"))
         higher = tl.maximum(best, value)
         safe = tl.where(higher == float("-inf"), 0.0, higher)
         fade, share = tl.exp(best - safe), tl.exp(value - safe)
@@ -39,83 +44,204 @@ def _normalise(
             weighted = weighted * fade + tl.where(share > 0.0, share * value, 0.0)
         best = higher
     summit = tl.max(best, axis=0)
-    fade = tl.exp(best - summit)
+    fade = tl.exp(best - tl.where(summit == float("-inf"), 0.0, summit))
     whole = tl.sum(total * fade, axis=0)
-    lse = summit + tl.log(whole)
-    tl.store(out_lse + row, lse)
-    chosen = tl.load(line + tl.load(actions + row))
+    return summit + tl.log(whole), tl.sum(weighted * fade, axis=0) / whole
+
+
+@triton.jit
+def _normalise(
+    z, temperatures, actions, cuts, cap, out_lse, out_logp, out_entropy, out_edge, vocab,
+    TEMPERED: tl.constexpr, CAPPED: tl.constexpr, CUT: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    line = z + row.to(tl.int64) * vocab
+    temperature = 1.0
+    if TEMPERED:
+        temperature = tl.load(temperatures + row)
+    action, edge = tl.load(actions + row), float("-inf")
+    if CUT:
+        cut = tl.load(cuts + row)
+        # Rows without a cut are read once only.
+        whole, _ = _sums(
+            line,
+            temperature,
+            cap,
+            edge,
+            action,
+            tl.where(cut > float("-inf"), vocab, 0),
+            CAPPED,
+            False,
+            False,
+            BLOCK,
+        )
+        edge = tl.where(cut > float("-inf"), cut + whole, float("-inf"))
+        tl.store(out_edge + row, edge)
+    lse, mean = _sums(line, temperature, cap, edge, action, vocab, CAPPED, CUT, ENTROPY, BLOCK)
+    chosen = tl.load(line + action)
     if CAPPED:
         chosen = capped(chosen, cap)
+    tl.store(out_lse + row, lse)
     tl.store(out_logp + row, chosen / temperature - lse)
     if ENTROPY:
-        tl.store(out_entropy + row, lse - tl.sum(weighted * fade, axis=0) / whole)
+        tl.store(out_entropy + row, lse - mean)
+
+
+@triton.jit
+def _listed(
+    z, temperatures, actions, lists, counts, cap, out_lse, out_logp, out_entropy, g_logp, g_entropy, out, vocab,
+    TEMPERED: tl.constexpr, CAPPED: tl.constexpr, SLOPE: tl.constexpr, LOGP: tl.constexpr, ENTROPY: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Rows with listed ids, from those alone: sums, or the gradient on their logits; all else was set to 0 before."""
+    row, slot = tl.program_id(0), tl.arange(0, WIDTH)
+    count = tl.load(counts + row)
+    some, there = count > 0, slot < count
+    at = row.to(tl.int64) * vocab + tl.load(lists + row * WIDTH + slot, mask=there, other=0)
+    temperature, flat = 1.0, 1.0
+    if TEMPERED:
+        temperature = tl.load(temperatures + row)
+    value = tl.load(z + at, mask=there, other=float("-inf"))
+    action = tl.load(actions + row)
+    chosen = tl.load(z + row.to(tl.int64) * vocab + action)
+    if CAPPED:
+        value, chosen = tl.where(there, capped(value, cap), float("-inf")), capped(chosen, cap)
+        flat = tl.where(there, 1.0 - (value / cap) * (value / cap), 0.0)
+    value, chosen = value / temperature, chosen / temperature
+    if SLOPE:
+        p = tl.where(there, tl.exp(value - tl.load(out_lse + row)), 0.0)
+        slope = tl.zeros([WIDTH], tl.float32)
+        if ENTROPY:
+            spread = tl.where(p > 0.0, value - tl.load(out_lse + row) + tl.load(out_entropy + row), 0.0)
+            slope -= tl.load(g_entropy + row) * p * spread
+        if LOGP:
+            g = tl.load(g_logp + row)
+            chosen_here = tl.load(lists + row * WIDTH + slot, mask=there, other=-1) == action
+            slope += tl.where(chosen_here, g, 0.0) - g * p
+        tl.store(out + at, (slope * flat / temperature).to(out.dtype.element_ty), mask=there)
+    else:
+        summit = tl.max(value, axis=0)
+        summit = tl.where(some, summit, 0.0)
+        share = tl.where(there, tl.exp(value - summit), 0.0)
+        whole = tl.sum(share, axis=0)
+        lse = summit + tl.log(tl.where(some, whole, 1.0))
+        tl.store(out_lse + row, lse, mask=some)
+        member = (
+            tl.sum((tl.load(lists + row * WIDTH + slot, mask=there, other=-1) == action).to(tl.int32), axis=0)
+            > 0
+        )
+        tl.store(out_logp + row, tl.where(member, chosen - lse, float("-inf")), mask=some)
+        if ENTROPY:
+            mean = tl.sum(tl.where(share > 0.0, share * value, 0.0), axis=0) / tl.where(some, whole, 1.0)
+            tl.store(out_entropy + row, lse - mean, mask=some)
 
 
 @triton.jit
 def _slope(
-    z, temperatures, actions, lse, entropies, g_logp, g_entropy, out, vocab, cap,
-    TEMPERED: tl.constexpr, CAPPED: tl.constexpr, LOGP: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+    z, temperatures, actions, edges, counts, cap, lse, entropies, g_logp, g_entropy, out, vocab,
+    TEMPERED: tl.constexpr, CAPPED: tl.constexpr, CUT: tl.constexpr, LISTED: tl.constexpr, LOGP: tl.constexpr,
+    ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = row.to(tl.int64) * vocab + column
     inside = column < vocab
+    action = tl.load(actions + row)
     temperature = 1.0
     if TEMPERED:
         temperature = tl.load(temperatures + row)
     value = tl.load(z + at, mask=inside, other=float("-inf"))
-    rise = 1.0 / temperature
     if CAPPED:
         value = capped(value, cap)
-        rise = rise * (1.0 - value / cap * (value / cap))
-        value = tl.where(inside, value, float("-inf"))
     logp = value / temperature - tl.load(lse + row)
     p = tl.exp(logp)
+    if CUT:
+        p = tl.where((value / temperature >= tl.load(edges + row)) | (column == action), p, 0.0)
     slope = tl.zeros([BLOCK], tl.float32)
     if ENTROPY:
         spread = tl.where(p > 0.0, logp + tl.load(entropies + row), 0.0)
         slope -= tl.load(g_entropy + row) * p * spread
     if LOGP:
         g = tl.load(g_logp + row)
-        slope += tl.where(column == tl.load(actions + row), g, 0.0) - g * p
-    tl.store(out + at, (slope * rise).to(out.dtype.element_ty), mask=inside)
+        slope += tl.where(column == action, g, 0.0) - g * p
+    if CAPPED:
+        slope *= 1.0 - (value / cap) * (value / cap)
+    if LISTED:
+        slope = tl.where(tl.load(counts + row) > 0, 0.0, slope)
+    tl.store(out + at, (slope / temperature).to(out.dtype.element_ty), mask=inside)
 
 
-def normalise(
-    z: Tensor, actions: Tensor, temperature: Tensor | None, entropy: bool, cap: float = 0.0
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Of [N, V] float32 logits, capped and divided by `temperature`: log-normalisers, log-probabilities, entropies.
+@dataclass(frozen=True)
+class Drawn:
+    """How some rows were drawn from their logits: what a `Head` says, as kernels read it."""
 
-    The last only if asked.
-    """
+    actions: Tensor
+    temperature: Tensor | None = None
+    softcap: float = 0.0
+    cut: Tensor | None = None
+    lists: Tensor | None = None
+    """[rows, a power of two]: the ids that could be drawn, of which the first `counts` are there."""
+    counts: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Log-normalisers, log-probabilities, entropies if asked, and the logits at which rows were cut, if they were."""
+
+    lse: Tensor
+    logp: Tensor
+    entropy: Tensor | None
+    edge: Tensor | None
+
+
+def normalise(z: Tensor, drawn: Drawn, entropy: bool) -> Sums:
+    """Of [N, V] float32 logits, before softcap and temperature."""
     rows, vocab = z.shape
     lse, logp = z.new_empty(rows), z.new_empty(rows)
     entropies = z.new_empty(rows) if entropy else None
+    edge = None if drawn.cut is None else z.new_empty(rows)
+    kinds = {"TEMPERED": drawn.temperature is not None, "CAPPED": drawn.softcap != 0, "ENTROPY": entropy}
     _normalise[(rows,)](
-        z, z if temperature is None else temperature, actions, lse, logp, lse if entropies is None else entropies,
-        vocab, cap,
-        TEMPERED=temperature is not None, CAPPED=cap > 0, ENTROPY=entropy,
-        BLOCK=min(4096, triton.next_power_of_2(vocab)), num_warps=8,
+        z, _or(drawn.temperature, z), drawn.actions, _or(drawn.cut, z), drawn.softcap, lse, logp, _or(entropies, lse),
+        _or(edge, lse), vocab,
+        CUT=edge is not None, BLOCK=min(4096, triton.next_power_of_2(vocab)), num_warps=8, **kinds,
     )  # fmt: skip
-    return lse, logp, entropies
+    if drawn.lists is not None:
+        _listed[(rows,)](
+            z, _or(drawn.temperature, z), drawn.actions, drawn.lists, drawn.counts, drawn.softcap, lse, logp,
+            _or(entropies, lse), lse, lse, lse, vocab,
+            SLOPE=False, LOGP=False, WIDTH=drawn.lists.shape[1], num_warps=1, **kinds,
+        )  # fmt: skip
+    return Sums(lse, logp, entropies, edge)
 
 
 def slope(
-    z: Tensor,
-    actions: Tensor,
-    temperature: Tensor | None,
-    lse: Tensor,
-    entropies: Tensor | None,
-    g_logp: Tensor | None,
-    g_entropy: Tensor | None,
-    out: Tensor,
-    cap: float = 0.0,
+    z: Tensor, drawn: Drawn, sums: Sums, g_logp: Tensor | None, g_entropy: Tensor | None, out: Tensor
 ) -> None:
-    """The gradient on the logits before their cap, into `out`, which may have fewer bits."""
+    """The gradient on the logits, into `out`, which may have fewer bits."""
     rows, vocab = z.shape
     block = min(4096, triton.next_power_of_2(vocab))
+    kinds = {
+        "TEMPERED": drawn.temperature is not None,
+        "CAPPED": drawn.softcap != 0,
+        "LOGP": g_logp is not None,
+        "ENTROPY": g_entropy is not None,
+    }
+    temperature, entropies, on_logp, on_entropy = (
+        _or(x, z) for x in (drawn.temperature, sums.entropy, g_logp, g_entropy)
+    )
     _slope[(rows, triton.cdiv(vocab, block))](
-        z, z if temperature is None else temperature, actions, lse, z if entropies is None else entropies,
-        z if g_logp is None else g_logp, z if g_entropy is None else g_entropy, out, vocab, cap,
-        TEMPERED=temperature is not None, CAPPED=cap > 0, LOGP=g_logp is not None, ENTROPY=g_entropy is not None,
-        BLOCK=block, num_warps=8,
+        z, temperature, drawn.actions, _or(sums.edge, z), _or(drawn.counts, z), drawn.softcap, sums.lse, entropies,
+        on_logp, on_entropy, out, vocab,
+        CUT=sums.edge is not None, LISTED=drawn.lists is not None, BLOCK=block, num_warps=8, **kinds,
     )  # fmt: skip
+    if drawn.lists is not None:
+        _listed[(rows,)](
+            z, temperature, drawn.actions, drawn.lists, drawn.counts, drawn.softcap, sums.lse, sums.lse, entropies,
+            on_logp, on_entropy, out, vocab,
+            SLOPE=True, WIDTH=drawn.lists.shape[1], num_warps=1, **kinds,
+        )  # fmt: skip
+
+
+def _or(given: Tensor | None, other: Tensor) -> Tensor:
+    """Something to point at where there is nothing to read; the gradient of a sum is one number, written out here."""
+    return other if given is None else given.contiguous()

@@ -20,7 +20,7 @@ def penalised(z: Tensor, penalty: Tensor | float) -> Tensor:
     return torch.where(z > 0, z / penalty, z * penalty)
 
 
-def penalise_(logits: Tensor, history: Tensor, length: Tensor, penalty: float) -> Tensor:
+def penalise_(logits: Tensor, history: Tensor, length: Tensor, penalty: Tensor | float) -> Tensor:
     """Penalise in [B, V] logits what row i has in `history[i, :length[i]]`. A token that is there twice counts once."""
     past = torch.arange(history.shape[1], device=history.device) >= length[:, None]
     ids = torch.where(past, history[:, :1], history)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +16,17 @@ from torch.autograd.function import once_differentiable
 from panoply.experience import Ragged
 from panoply.policies.penalties import Said
 
+if TYPE_CHECKING:
+    from panoply.kernels.scoring import Drawn
+
 CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 28}
 """Logits held at a time when no chunk is given: what a core's cache likes, or a small share of GPU memory."""
 KEPT_VOCABULARY = 4096
 """Below this, logits are computed again in no time."""
 KEPT_SHARE = 0.05
 """Of a GPU's memory, what softmaxes kept for the backward pass may take."""
+LISTED = 64
+"""The longest list of ids that kernels take; longer ones are those of a world's masks."""
 NEVER = -1e4
 """Stands in for log 0, whose product with probability 0 would be NaN."""
 
@@ -111,9 +117,32 @@ class Head:
         return replace(self, temperature=held, heat=self.heat * times)
 
     def fused(self, hidden: Tensor) -> bool:
-        """Whether kernels do it that read the logits once: on a GPU, if nothing but a temperature and a cap act."""
-        plain = self.allowed is None and self.cut is None and self.said is None
-        return hidden.is_cuda and plain and hidden.dtype != torch.float64 and has_triton()
+        """Whether kernels do it that hold no mask: on a GPU, without a penalty, if no list of ids is long."""
+        if not (hidden.is_cuda and has_triton()) or hidden.dtype == torch.float64:
+            return False
+        return self.said is None and (self.heat == 1 or self.cut is None) and self._longest <= LISTED
+
+    @cached_property
+    def _longest(self) -> int:
+        return 0 if self.allowed is None or not len(self.allowed) else int(self.allowed.lengths.max())
+
+    @cached_property
+    def _lists(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Listed ids as a table whose width is a power of two, and how many of a row are there."""
+        if self.allowed is None or not self._longest:
+            return None, None
+        width = 1 << (self._longest - 1).bit_length()
+        wide = torch.zeros(len(self.allowed), width, dtype=torch.int32, device=self.allowed.values.device)
+        ids = self.allowed.padded(self.allowed.values.int(), 0)
+        wide[:, : ids.shape[1]] = ids
+        return wide, self.allowed.lengths.int()
+
+    def drawn(self, actions: Tensor, rows: slice) -> Drawn:
+        """Some rows as the kernels want them."""
+        from panoply.kernels.scoring import Drawn
+
+        lists, counts = (_part(x, rows) for x in self._lists)
+        return Drawn(actions[rows], self.divisor(rows), self.softcap, _part(self.cut, rows), lists, counts)
 
     def keeps(self, hidden: Tensor, vocab: int, entropy: bool) -> bool:
         """Whether softmaxes are kept for the backward pass, in half the logits' bytes, and not computed again."""
@@ -155,18 +184,17 @@ class _Score(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, actions: Tensor, head: Head, entropy: bool, chunk: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        lse, logp, spread = [], [], []
+        lse, logp, spread, edges = [], [], [], []
         for rows in chunks(len(hidden), chunk):
             if head.fused(hidden):
                 from panoply.kernels.scoring import normalise
 
                 z = wide_product(hidden[rows], weight.t())
-                total, chosen, entropies = normalise(
-                    z, actions[rows], head.divisor(rows), entropy, head.softcap
-                )
-                lse.append(total)
-                logp.append(chosen)
-                spread += [] if entropies is None else [entropies]
+                sums = normalise(z, head.drawn(actions, rows), entropy)
+                lse.append(sums.lse)
+                logp.append(sums.logp)
+                spread += [] if sums.entropy is None else [sums.entropy]
+                edges += [] if sums.edge is None else [sums.edge]
                 continue
             z, _ = head.logits(hidden, weight, rows)
             total = z.logsumexp(1)
@@ -179,6 +207,7 @@ class _Score(torch.autograd.Function):
         out, normaliser = torch.cat([empty, *logp]), torch.cat([empty, *lse])
         entropies = torch.cat([empty, *spread])
         ctx.save_for_backward(hidden, weight, actions, normaliser, entropies)
+        ctx.edges = torch.cat(edges) if edges else None
         ctx.head, ctx.entropy, ctx.chunk = head, entropy, chunk
         ctx.mark_non_differentiable(normaliser)
         ctx.set_materialize_grads(False)
@@ -198,7 +227,9 @@ class _Score(torch.autograd.Function):
         for rows in chunks(len(hidden), ctx.chunk):
             parts = (actions[rows], _part(g_logp, rows), _part(g_entropy, rows))
             if ctx.head.fused(hidden):
-                g = _fused_slope(ctx.head, hidden, weight, rows, parts, lse, entropies)
+                g = _fused_slope(
+                    ctx.head, hidden, weight, rows, actions, parts[1:], (lse, entropies, ctx.edges)
+                )
             else:
                 z, slope = ctx.head.logits(hidden, weight, rows)
                 g = _through_softmax(z.sub_(lse[rows, None]), *parts, entropies, rows)
@@ -231,9 +262,10 @@ class _Kept(torch.autograd.Function):
         unit = torch.full_like(logp, ctx.unit)
         for rows in chunks(len(hidden), chunk):
             z = wide_product(hidden[rows], weight.t())
-            lse, logp[rows], _ = normalise(z, actions[rows], head.divisor(rows), False, head.softcap)
-            given = head.divisor(rows), lse, None, unit[rows], None, kept[rows], head.softcap
-            slope(z, actions[rows], *given)
+            drawn = head.drawn(actions, rows)
+            sums = normalise(z, drawn, False)
+            logp[rows] = sums.logp
+            slope(z, drawn, sums, unit[rows], None, kept[rows])
         ctx.save_for_backward(hidden, weight, kept)
         return logp
 
@@ -263,17 +295,17 @@ def _fused_slope(
     hidden: Tensor,
     weight: Tensor,
     rows: slice,
-    parts: tuple[Tensor, Tensor | None, Tensor | None],
-    lse: Tensor,
-    entropies: Tensor,
+    actions: Tensor,
+    slopes: tuple[Tensor | None, Tensor | None],
+    known: tuple[Tensor, Tensor, Tensor | None],
 ) -> Tensor:
-    from panoply.kernels.scoring import slope
+    from panoply.kernels.scoring import Sums, slope
 
-    actions, g_logp, g_entropy = parts
-    spread = entropies[rows] if len(entropies) else None
+    lse, entropies, edges = known
+    sums = Sums(lse[rows], lse[rows], entropies[rows] if len(entropies) else None, _part(edges, rows))
     z = wide_product(hidden[rows], weight.t())
     out = torch.empty_like(z, dtype=weight.dtype)
-    slope(z, actions, head.divisor(rows), lse[rows], spread, g_logp, g_entropy, out, head.softcap)
+    slope(z, head.drawn(actions, rows), sums, *slopes, out)
     return out
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
+from panoply.experience import Ragged
 from panoply.policies.penalties import penalise_
 from panoply.rollout.graphs import GraphDecoder, graph_decoder
 from panoply.rollout.hosted import host_decoder
@@ -93,14 +95,13 @@ class Generation:
         if self.graphs is not None:
             self.size = min(self.size, self.graphs.rows)
             self.cache, self.history = self.graphs.cache, self.graphs.history
-            self.graphs.configure(self.stops, self.temperatures)
+            self.graphs.configure(self.stops, self.temperatures, self.sampling)
         else:
             self.cache = self.model.new_cache(self.size, capacity)
             self.history = torch.zeros(self.size, capacity, dtype=torch.long, device=self.device)
         self.host = host_decoder(self.model, self.cache) if self.graphs is None else None
         early = self.sampling.min_tokens and self.sampling.stop_tokens
-        looks = self.mask or self.masks or self.strings or self.complete
-        self.plain = not (looks or early or self.sampling.truncates)
+        self.plain = not (self.mask or self.masks or early)
 
     def steps(self, count: int) -> None:
         """Up to `count` tokens, no more than any turn has left, before the host looks for ended ones."""
@@ -116,12 +117,19 @@ class Generation:
             self.step()
 
     def burst(self, graphs: GraphDecoder, count: int) -> None:
-        """As many steps, wholly on the device."""
-        row, turn = self.slots.row.repeat(count), self.slots.turn.repeat(count)
-        self.slots, drawn = graphs.burst(self.slots, count)
-        entropy = drawn.entropy if self.entropy else None
-        draws = Draw(drawn.action, drawn.logp, drawn.temperature, entropy)
-        self.recorder.step(row, drawn.position, turn, drawn.live, draws)
+        """As many steps, wholly on the device. What a turn said after its stop string is forgotten."""
+        before = self.slots
+        row, turn = before.row.repeat(count), before.turn.repeat(count)
+        self.slots, drawn = graphs.burst(before, count)
+        live = drawn.live
+        if self.strings is not None or self.complete is not None:
+            live = self._look_back(before, drawn.action.view(count, -1), live.view(count, -1)).flatten()
+        draws = Draw(drawn.action, drawn.logp, drawn.temperature, drawn.entropy if self.entropy else None)
+        if self.sampling.truncates:
+            draws = replace(
+                draws, allowed=_listed(drawn.ids, drawn.count * live), cut=drawn.cut, kept=drawn.kept
+            )
+        self.recorder.step(row, drawn.position, turn, live, draws)
         self.reach = min(self.reach + count, self.history.shape[1])
 
     def step(self) -> None:
@@ -180,6 +188,38 @@ class Generation:
         hits = [s for s, a, b in bounds if strings.completed(self.history[s, a : b + 1].tolist())]
         if hits:
             self.slots = slots.marked(self._tensor(hits), STOP)
+
+    def _look_back(self, before: Slots, action: Tensor, live: Tensor) -> Tensor:
+        """End turns where a burst completed them, and say which draws of it, [steps, slots], are then left."""
+        slots, strings = self.slots, self.strings
+        may = torch.zeros_like(live) if strings is None else live & strings.may[action]
+        rows = (before.start.tolist(), before.position.tolist(), live.sum(0).tolist(), may.t().tolist())
+        history = self.history[: len(slots), : int(slots.position.max()) + 1].tolist()
+        hits = {}
+        for slot, (start, at, steps, maybe) in enumerate(zip(*rows, strict=True)):
+            said = history[slot][start : at + 1 + steps]
+            before_them = len(said) - steps
+            ends = (k for k in range(steps) if self._ended(said[: before_them + k + 1], maybe[k]))
+            if (first := next(ends, None)) is not None:
+                hits[slot] = first
+        if not hits:
+            return live
+        where, step = self._tensor(list(hits)), self._tensor(list(hits.values()))
+        position = before.position[where] + 1 + step
+        self.slots = replace(
+            slots.marked(where, STOP),
+            position=slots.position.index_copy(0, where, position),
+            token=slots.token.index_copy(0, where, self.history[where, position]),
+        )
+        last = torch.full((len(slots),), len(live), device=self.device).index_copy(0, where, step)
+        return live & (torch.arange(len(live), device=self.device)[:, None] <= last)
+
+    def _ended(self, said: list[int], maybe: bool) -> bool:
+        """Whether a turn's newest token completed it, or a string that it `maybe` completes."""
+        asked = self.strings if maybe and len(said) >= self.sampling.min_tokens else None
+        if asked is not None and asked.completed(said):
+            return True
+        return self.complete is not None and self.complete(said)
 
     def _look_for_complete(self, complete: Complete) -> None:
         """A turn that is complete has stopped, even where its length limit is reached with it."""
@@ -329,6 +369,14 @@ class Generation:
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)
+
+
+def _listed(ids: Tensor, counts: Tensor) -> Ragged:
+    """The first `counts` of each row of ids."""
+    inside = torch.arange(ids.shape[1], device=ids.device) < counts[:, None]
+    return Ragged(
+        ids[inside].long(), torch.cat([counts.new_zeros(1, dtype=torch.long), counts.long().cumsum(0)])
+    )
 
 
 def _signed(seed: int) -> int:

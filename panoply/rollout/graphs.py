@@ -21,12 +21,14 @@ from panoply.policies.attention import Focus
 from panoply.policies.decoder import Block, Decoder
 from panoply.policies.fused import joined, prefill
 from panoply.policies.low_rank import plain
+from panoply.policies.penalties import penalise_
 from panoply.policies.scoring import has_triton, wide_product
 from panoply.rollout.rollouts import DEAD, LENGTH, STOP, Slots
 
 if TYPE_CHECKING:
     from panoply.kernels.sample import Record
     from panoply.rollout.requests import CachedModel
+    from panoply.rollout.sampling import Sampling
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """A graph is captured for a number of slots; spare slots of a bucket stand idle."""
@@ -149,6 +151,7 @@ class GraphDecoder:
     """Cache, history and slots at fixed addresses, and a graph for each number of slots."""
 
     def __init__(self, model: Decoder, rows: int, capacity: int, burst: int):
+        from panoply.kernels.cut import Rule
         from panoply.kernels.decode import Stream
         from panoply.kernels.sample import State
 
@@ -168,6 +171,8 @@ class GraphDecoder:
 
         self.state = State.empty(self.rows, capacity, self.device)
         self.stops = torch.zeros(self.vocab, dtype=torch.bool, device=self.device)
+        self.rule, self.penalises = Rule.empty(self.device), False
+        self.penalty = torch.ones((), device=self.device)
         self._resize()
         self.setup_seconds = time.perf_counter() - began
 
@@ -176,7 +181,7 @@ class GraphDecoder:
         assert rotation is not None
         self.angles = rotation(self.capacity)
         self.temperature = torch.ones(self.capacity + 1, device=self.device)
-        self._graphs: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor | Record]] = {}
+        self._graphs: dict[tuple[object, ...], tuple[torch.cuda.CUDAGraph, Tensor | Record]] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     @property
@@ -187,9 +192,15 @@ class GraphDecoder:
         big = self.rows >= rows and self.capacity >= capacity and self.longest_burst >= burst
         return big and self._addresses == addresses(model)
 
-    def configure(self, stops: Tensor, temperatures: Tensor | None) -> None:
-        """Which tokens end a turn, and the temperature at each of its positions."""
+    def configure(self, stops: Tensor, temperatures: Tensor | None, sampling: Sampling) -> None:
+        """Which tokens end a turn, the temperature at each of its positions, what is cut off and what penalised.
+
+        Numbers are read on the device; a graph is captured for what acts at all.
+        """
         self.stops.copy_(stops)
+        self.rule = self.rule.set(sampling.top_k, sampling.top_p, sampling.min_p)
+        self.penalty.fill_(sampling.repetition_penalty)
+        self.penalises = sampling.repetition_penalty != 1
         self.temperature.fill_(1.0)
         if temperatures is not None:
             n = min(len(temperatures), len(self.temperature))
@@ -244,8 +255,7 @@ class GraphDecoder:
         for _ in range(steps):
             graph.replay()
         moved = {name: getattr(self.state, name)[:n].clone() for name in ("token", "position", "status")}
-        columns = (out.live, out.position, out.action, out.logp, out.temperature, out.entropy)
-        return replace(slots, **moved), Record(*(c[:steps, :n].flatten().clone() for c in columns))
+        return replace(slots, **moved), out.first(steps, n)
 
     def _load(self, slots: Slots, size: int) -> None:
         n = len(slots)
@@ -257,12 +267,13 @@ class GraphDecoder:
         self.state.tick.zero_()
 
     def _graph(self, size: int, *, draws: bool) -> tuple[torch.cuda.CUDAGraph, Tensor | Record]:
-        if (size, draws) not in self._graphs:
+        kind = (size, *self.rule.kind, self.penalises) if draws else (size,)
+        if kind not in self._graphs:
             began = time.perf_counter()
-            self._graphs[size, draws] = self._capture(size, draws)
+            self._graphs[kind] = self._capture(size, draws)
             torch.cuda.synchronize(self.device)
             self.setup_seconds += time.perf_counter() - began
-        return self._graphs[size, draws]
+        return self._graphs[kind]
 
     def _idle(self) -> None:
         """All slots at the very end, where a row reads nothing that it has not written itself."""
@@ -276,7 +287,7 @@ class GraphDecoder:
         from panoply.kernels.sample import Record
 
         self._idle()
-        record = Record.empty(self.longest_burst, size, self.device) if draws else None
+        record = Record.empty(self.longest_burst, size, self.device, bool(self.rule)) if draws else None
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
@@ -308,7 +319,9 @@ class GraphDecoder:
         if self.softcap:
             cap_all(logits, self.softcap)
         if record is not None:
-            draw_and_move(logits, self.temperature, self.stops, self.state, record, STOP, LENGTH)
+            if self.penalises:
+                penalise_(logits, self.history[:size], self.state.position[:size] + 1, self.penalty)
+            draw_and_move(logits, self.temperature, self.stops, self.state, record, STOP, LENGTH, self.rule)
         return logits
 
     def _attend(self, index: int, layer: _Layer, y: Tensor, position: Tensor) -> Tensor:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from panoply.experience import Experience
+from panoply.experience import Experience, Ragged
 from panoply.policies import low_rank, scoring
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.lora import add_lora
-from panoply.policies.scoring import naive_scores, score_actions
+from panoply.policies.scoring import Head, naive_scores, score_actions
 from panoply.policies.text import TextPolicy
 from tests.layouts import LAYOUTS, SHAPE
 from tests.policies.test_text import RAGGED, TOKENIZER, experience, gradients
@@ -47,6 +47,46 @@ def test_kernels_score_as_a_plain_softmax(chunk: int, heated: bool, vocabulary: 
         theirs = torch.autograd.grad((expected[name] * mix).sum(), [hidden, head], retain_graph=True)
         ours = torch.autograd.grad((found[name] * mix).sum(), [hidden, head], retain_graph=True)
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("softcap", [0.0, 4.0])
+@pytest.mark.parametrize("what", ["lists", "cuts", "both"])
+def test_kernels_score_cuts_as_plain_torch_does(
+    what: str, softcap: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    rows, vocabulary = 200, 5003
+    hidden = torch.randn(rows, 16, device="cuda", requires_grad=True)
+    head = torch.randn(vocabulary, 16, device="cuda", requires_grad=True)
+    actions = torch.randint(0, vocabulary, (rows,), device="cuda")
+    temperature = torch.rand(rows, device="cuda") + 0.5
+    ids = [[int(a), *range(i % 64)] if i % 3 == 0 else [] for i, a in enumerate(actions.tolist())]
+    allowed = Ragged.from_lists(ids).to("cuda") if what != "cuts" else None
+    cut = torch.where(torch.arange(rows) % 3 == 1, -9.0, -torch.inf).cuda() if what != "lists" else None
+    mix = torch.linspace(-1, 2, rows, device="cuda")
+    options = {"temperature": temperature, "allowed": allowed, "softcap": softcap, "cut": cut, "chunk": 64}
+
+    def of(entropy: bool) -> list[Tensor]:
+        found = score_actions(hidden, head, actions, entropy=entropy, **options)  # type: ignore[arg-type]
+        total = sum((column * mix).sum() for column in found.values())
+        return [*found.values(), *torch.autograd.grad(total, [hidden, head])]
+
+    if kept:
+        monkeypatch.setattr(Head, "keeps", lambda *_: True)
+    ours = of(not kept)
+    monkeypatch.setattr(Head, "keeps", lambda *_: False)
+    monkeypatch.setattr(Head, "fused", lambda *_: False)
+    torch.testing.assert_close(ours, of(not kept), atol=1e-3, rtol=1e-3)
+
+
+def test_the_slope_of_a_plain_sum_reaches_every_row() -> None:
+    hidden = torch.randn(5, 16, device="cuda", requires_grad=True)
+    head, actions = torch.randn(50, 16, device="cuda"), torch.arange(5, device="cuda")
+    expected = naive_scores(hidden @ head.t(), actions)["entropy"].sum()
+    found = score_actions(hidden, head, actions, entropy=True)["entropy"].sum()
+    ours, theirs = (torch.autograd.grad(x, [hidden])[0] for x in (found, expected))
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -8,9 +8,11 @@ import torch
 from panoply.errors import PanoplyError
 from panoply.policies import low_rank
 from panoply.policies.decoder import Decoder
+from panoply.policies.tokenizer import Tokenizer
 from panoply.rollout import graphs
 from panoply.rollout.engine import Rollouts, Sampling, TextEngine, Turn
 from tests.layouts import LAYOUTS
+from tests.rollout.test_cuts import CUTS, experience, policy_of
 from tests.rollout.test_engine import SETTINGS, make_model, make_requests, odd_only, same
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
@@ -38,6 +40,37 @@ def test_cuda_draws_what_the_cpu_draws(name: str, masked: bool) -> None:
     ]
     agree(*found)
     assert there in graphs._made
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_cuts_and_penalties_draw_in_graphs_and_record_what_the_cpu_does(name: str) -> None:
+    here, there = pair(vocab_size=9001)
+    found = [TextEngine(m).generate(make_requests(6, 3), CUTS[name], entropy=True) for m in (here, there)]
+    agree(*found)
+    one, two = (rollouts.decisions for rollouts in found)
+    for column in ("cut", "kept", "entropy"):
+        torch.testing.assert_close(one[column], two[column], atol=1e-3, rtol=1e-3)
+    assert one.ragged("allowed").tolist() == two.ragged("allowed").tolist()
+    assert any(True in kind for kind in graphs._made[there]._graphs)
+    scores = policy_of(there).score(experience(found[1]))["logp"]
+    torch.testing.assert_close(scores.detach().cpu(), two["logp"], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("patience", [1, 5, 16])
+def test_stop_strings_and_complete_turns_end_where_they_do_on_the_cpu(patience: int) -> None:
+    here, there = pair()
+    tokenizer = Tokenizer.of_characters("abcdefghijklmnopqrstuvwxyz")
+    sampling = Sampling(max_tokens=40, stop_strings=("ab", "q", "cc"), min_tokens=3)
+
+    def complete(said: list[int]) -> bool:
+        return sum(said) % 11 == 0
+
+    for ending in (None, complete):
+        found = [
+            TextEngine(m, tokenizer, patience=p).generate(make_requests(6, 4), sampling, complete=ending)
+            for m, p in ((here, 1), (there, patience))
+        ]
+        agree(*found)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

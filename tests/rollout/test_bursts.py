@@ -1,0 +1,90 @@
+"""Several tokens between two looks of the host, as graphs draw them: here by a stand-in that steps on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from panoply.policies.decoder import Decoder
+from panoply.policies.tokenizer import Tokenizer
+from panoply.rollout.engine import Sampling, TextEngine, Turn
+from panoply.rollout.generation import Generation
+from panoply.rollout.rollouts import LENGTH, STOP, Slots
+from tests.rollout.test_engine import make_model, make_requests, same
+
+
+class Stepping:
+    """Draws a burst like a `GraphDecoder`, token by token."""
+
+    def __init__(self, owner: Generation, cache: Any, history: torch.Tensor):
+        self.owner, self.cache, self.history, self.rows = owner, cache, history, len(history)
+
+    def configure(self, *_: Any) -> None: ...
+
+    def burst(self, slots: Slots, steps: int) -> tuple[Slots, Any]:
+        owner, drawn = self.owner, []
+        held = (owner.slots, owner.graphs)
+        owner.slots, owner.graphs = slots, None
+        for _ in range(steps):
+            at = owner.slots.position + 1
+            found, live = owner._draw(owner._logits(), at), owner.slots.live
+            owner.history[: len(slots)].scatter_(1, at[:, None], found.action[:, None])
+            full = (at + 1 >= slots.limit) * LENGTH
+            owner.slots = owner.slots.advance(
+                found.action, torch.where(owner.stops[found.action], STOP, full)
+            )
+            drawn.append((live, at, found))
+            owner.reach += 1
+        after = owner.slots
+        owner.slots, owner.graphs = held
+        owner.reach -= steps
+        columns = {n: torch.cat([getattr(f, n) for _, _, f in drawn]) for n in ("action", "logp", "entropy")}
+        live, position = (torch.cat([d[i] for d in drawn]) for i in (0, 1))
+        return after, _Record(live, position, **columns)
+
+
+class _Record:
+    def __init__(self, live: torch.Tensor, position: torch.Tensor, **columns: torch.Tensor):
+        self.live, self.position, self.temperature = live, position, None
+        self.__dict__.update(columns)
+
+
+@pytest.fixture
+def model() -> Decoder:
+    return make_model()
+
+
+@pytest.mark.parametrize("patience", [1, 4, 9])
+@pytest.mark.parametrize("turns", [False, True])
+def test_turns_end_at_their_first_stop_string_however_seldom_the_host_looks(
+    model: Decoder, patience: int, turns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.of_characters("abcdefghijklmnopqrstuvwxyz")
+    sampling = Sampling(max_tokens=12, stop_strings=("ab", "q", "cc", "x"), stop_tokens=(5,))
+
+    def complete(said: list[int]) -> bool:
+        return len(said) > 2 and sum(said) % 7 == 0
+
+    def reply(turn: Turn) -> list[int] | None:
+        return [3, 4] if turn.turn < 2 else None
+
+    def run(**engine: Any) -> Any:
+        asked = TextEngine(model, tokenizer, **engine)
+        ending = reply if turns else None
+        return asked.generate(make_requests(6, 4), sampling, ending, complete=complete, entropy=True)
+
+    whole = run(patience=1)
+    allocate = Generation._allocate
+
+    def with_bursts(self: Generation, *sizes: int) -> None:
+        allocate(self, 64, 64, sizes[2])
+        self.host = None
+        self.graphs = Stepping(self, self.cache, self.history)  # type: ignore[assignment]
+
+    monkeypatch.setattr(Generation, "_allocate", with_bursts)
+    found = run(patience=patience)
+    assert same(whole, found)
+    torch.testing.assert_close(whole.decisions["logp"], found.decisions["logp"], atol=1e-5, rtol=1e-5)
+    assert {STOP, LENGTH} & set(whole.reasons.values.tolist()) == {STOP, LENGTH}
