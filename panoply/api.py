@@ -357,11 +357,17 @@ def export(source: Source, folder: str | Path, *, which: Which = None, adapter: 
             f"The best checkpoint of {source} is {taken}: no later one that was evaluated did better. Export the last "
             "with --which last, or this one with --which 0."
         )
+    from panoply.policies.adapter_folder import is_adapter
+    from panoply.policies.build import open_folder
+
     copied = _adapter(run, taken.checkpoint) if adapter else taken.model
     hidden = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with clear_errors(f"export to {target}"):
-            copy_folder(copied, hidden)
+            if is_adapter(copied) and not adapter:
+                open_folder(copied, run.plan().options.dtype, "cpu").save(hidden)
+            else:
+                copy_folder(copied, hidden)
             os.replace(hidden, target)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
@@ -378,4 +384,4 @@ def _adapter(run: Run, found: Checkpoint) -> Path:
             f"The adapter of {run.folder} is one on new weights, which no folder holds: leave --adapter out."
         )
     kind_of(made.world()).check_source(made.options.model, made.world())
-    return found.folder / "adapter"
+    return found.model

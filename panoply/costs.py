@@ -95,7 +95,7 @@ def cost(plan: Plan) -> Cost:
         trained += part_tokens(slots["replay"], kind.lengths(world, None))[1]
     width = 4 if options.dtype == "float32" else 2
     memory = {"weights": parameters * width}
-    merged = options.lora > 0 and not plan.lora.dora and not kind.remark(options.model, world)
+    merged = options.lora > 0 and not kind.remark(options.model, world, plan.lora)
     if options.lora:
         memory |= {"adapters": trainable * 4, **_learning(trainable, slots["update"], 4)}
     if merged:

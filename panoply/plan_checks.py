@@ -129,15 +129,9 @@ def _check_lora(plan: Plan, kind: Kind, world: Any) -> None:
         for path in sorted(p for p in plan.chosen if p.startswith("lora.")):
             raise PanoplyError(f"{path} has no effect without adapters: give them a rank with --lora RANK.")
         return
-    if world.medium != "text":
-        raise PanoplyError(f"--lora is for models of text, and {world.name} is a world of control.")
     if "judged" in plan.method.needs():
         raise PanoplyError(f"--lora has no effect: {plan.method_id} trains a judge, and every weight of it.")
-    try:
-        shapes = kind.shapes(options.model, world, plan.policy_options)
-    except PanoplyError:
-        return  # said by whoever opens the model, which need not be there yet
-    plan.lora.layers({name.removesuffix(".weight"): shape for name, shape in shapes.items()}, options.lora)
+    kind.check_lora(options.model, world, options.lora, plan.lora)
 
 
 def _check_other_world(plan: Plan, world: Any) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from panoply.evaluation.held_out import Evaluation
     from panoply.experience import Column, Experience
     from panoply.loops.samples import Decode
+    from panoply.lora import Lora
     from panoply.planning import Options
     from panoply.policies.text import TextPolicy
     from panoply.regimes import Method
@@ -121,8 +122,11 @@ class Kind(Protocol):
     def check_source(self, source: str, world: Any) -> None:
         """Refuse a starting point that is not there, before a run is made."""
 
-    def remark(self, source: str, world: Any) -> str:
-        """What a user should know before a starting point is opened, in a sentence; most have none."""
+    def check_lora(self, source: str, world: Any, rank: int, settings: Lora) -> None:
+        """Refuse adapters that a starting point cannot have."""
+
+    def remark(self, source: str, world: Any, settings: Lora) -> str:
+        """What a user should know before a starting point is opened, or gets adapters; most have none."""
 
     def check_output(self, output: str, of: str) -> None:
         """Refuse an output that the policy, or its snapshot `of`, does not have."""

@@ -11,6 +11,7 @@ from panoply.errors import PanoplyError
 from panoply.evaluation.returns import evaluate as evaluate
 from panoply.experience import Column, Experience
 from panoply.loops.samples import Decode
+from panoply.lora import Lora
 from panoply.planning import Options
 from panoply.policies import control
 from panoply.policies.control import ControlPolicy, ValueNet
@@ -123,7 +124,11 @@ def check_source(source: str, world: ControlWorld) -> None:
         read_config(model_folder(source))
 
 
-def remark(source: str, world: ControlWorld) -> str:
+def check_lora(source: str, world: ControlWorld, rank: int, settings: Lora) -> None:
+    raise PanoplyError(f"--lora is for models of text, and {world.name} is a world of control.")
+
+
+def remark(source: str, world: ControlWorld, settings: Lora) -> str:
     return ""
 
 

@@ -11,8 +11,10 @@ from panoply.evaluation.coverage import coverage
 from panoply.evaluation.held_out import evaluate as evaluate
 from panoply.experience import Column, Experience
 from panoply.loops.samples import Decode
+from panoply.lora import Lora
 from panoply.planning import Options
 from panoply.policies import build, taps
+from panoply.policies.adapter_folder import check_going_on, is_adapter
 from panoply.policies.text import TextPolicy
 from panoply.policies.value import ValueModel
 from panoply.rollout.text import Collector
@@ -91,8 +93,24 @@ def check_source(source: str, world: TextWorld) -> None:
     build.model_source(source, world)
 
 
-def remark(source: str, world: TextWorld) -> str:
+def check_lora(source: str, world: TextWorld, rank: int, settings: Lora) -> None:
+    try:
+        folder = build.model_source(source, world)
+        shapes = build.model_shapes(source, world)
+    except PanoplyError:
+        return  # said by whoever opens the model, which need not be there yet
+    if folder is not None and is_adapter(folder):
+        check_going_on(folder, rank, settings)
+    else:
+        settings.layers({name.removesuffix(".weight"): shape for name, shape in shapes.items()}, rank)
+
+
+def remark(source: str, world: TextWorld, settings: Lora) -> str:
     """What to know before the model is opened."""
+    if settings.dora:
+        return (
+            "DoRA goes through PEFT, which is several times slower than LoRA of this library's own decoder."
+        )
     return build.slower(source, world)
 
 

@@ -48,7 +48,7 @@ class Job:
         self.kind = kind_of(self.world)
         checkpoint.recover(run.checkpoints)
         self._found = run.latest(progress.say)
-        if remark := self.kind.remark(options.model, self.world):
+        if remark := self.kind.remark(options.model, self.world, plan.lora):
             progress.say(remark)
         self.seats: dict[str, Seat] = {}
         """Who learns, by name: most runs have one, without a name."""

@@ -28,8 +28,9 @@ from panoply.loops.samples import Watch
 from panoply.loops.snapshots import Snapshots
 from panoply.parts import Part
 from panoply.planning import Plan
+from panoply.policies.adapter_folder import model_under
 from panoply.policies.build import model_source
-from panoply.policies.lora import add_lora, begun_with, load_adapter, save_adapter
+from panoply.policies.lora import begun_with, load_adapter, open_adapted, save_adapter
 from panoply.policies.value import ValueModel
 from panoply.states import handed_back
 
@@ -75,9 +76,7 @@ class Seat:
         self.name, self.place, self.plan = plan.seat, place, plan
         self.options, self.method, self.world = options, plan.method, world
         self.kind = kind_of(world)
-        self.policy: Policy = self._begun_with(found)
-        if options.lora:
-            self.policy = add_lora(cast(Any, self.policy), options.lora, options.seed, plan.lora)
+        self.policy: Policy = self._adapted() if options.lora else self._begun_with(found)
         needs = self.method.needs()
         self.collect: Collector = self.kind.collector(world, self.policy, options.seed, needs=needs)
         self.judges = "judged" in needs
@@ -119,9 +118,17 @@ class Seat:
         try:
             return self.open(self.options.model)
         except PanoplyError:
-            if found is None or self.options.lora or self.method.slots().get("models"):
+            if found is None or self.method.slots().get("models"):
                 raise
             return self.open(str(found / self.place / "model"))
+
+    def _adapted(self) -> Policy:
+        """The model the run began with, and adapters that learn in its place."""
+        options, source = self.options, model_source(self.options.model, self.world)
+        opened = cast(Callable[[str], Any], self.open)
+        return cast(
+            Policy, open_adapted(opened, options.model, source, options.lora, options.seed, self.plan.lora)
+        )
 
     def _reference(self) -> Policy:
         named = self.options.reference
@@ -215,12 +222,14 @@ class Seat:
     def save(self, folder: Path) -> None:
         """The models, each in a folder that others can open."""
         folder = folder / self.place
-        self.learned.save(folder / "model")
+        source = model_source(self.options.model, self.world) if self.options.lora else None
+        if source is not None:
+            save_adapter(cast(Any, self.policy), folder / "model", model_under(source))
+        else:
+            self.learned.save(folder / "model")
+            if self.options.lora:  # on new weights, which no other folder holds
+                save_adapter(cast(Any, self.policy), folder / "adapter")
         self.models.save(folder / "models")
-        if self.options.lora:
-            save_adapter(
-                cast(Any, self.policy), folder / "adapter", model_source(self.options.model, self.world)
-            )
 
     def load(self, folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take up what `save` and `state` left; tensors of other seats are not looked at."""
@@ -232,7 +241,8 @@ class Seat:
             if name.startswith(mine) and not name.startswith(others)
         }
         if self.options.lora:
-            load_adapter(cast(Any, self.policy), folder / "adapter")
+            own = folder / "adapter"
+            load_adapter(cast(Any, self.policy), own if own.is_dir() else folder / "model")
         else:
             self.learned.load_weights(folder / "model")
         elsewhere = ("part:", "model:", "snapshot:", PREFIX, episodes.PREFIX)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 import torch
 from safetensors.torch import save_file
@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError, plain
 from panoply.files import is_file, read_json
+from panoply.kernels.low_rank import Factors
 from panoply.lora import Lora
-from panoply.policies.low_rank import adapters, merge
-from panoply.policies.weights import listed, read_weights
+from panoply.policies import hub
+from panoply.policies.low_rank import adapters, linear_layers, merge, merged
+from panoply.policies.weights import listed, read_shapes, read_weights
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -99,27 +101,36 @@ def read_config(folder: Path) -> Config:
         )
     if config["r"] < 1 or not config["lora_alpha"] > 0:
         raise PanoplyError(f"{plain(folder / CONFIG)}: r and lora_alpha must be above 0.")
-    for name, may in PLAIN.items():
-        if name in config and (said := dict(config)[name]) not in may:
-            raise PanoplyError(
-                f"The adapter in {plain(folder)} has {name}={plain(json.dumps(said))[:60]}, which is not supported."
-            )
     return config
 
 
-def base_of(folder: Path) -> str:
-    """The model that an adapter is of: a folder, or a name of the Hub."""
+def settings_of(folder: Path) -> tuple[int, Lora]:
+    """The rank of a folder's adapter, and what else it is made of."""
+    config = read_config(folder)
+    alpha, rslora, dora = float(config["lora_alpha"]), config.get("use_rslora"), config.get("use_dora")
+    return config["r"], Lora(alpha, rslora=bool(rslora), dora=bool(dora))
+
+
+def check_going_on(folder: Path, rank: int, settings: Lora) -> None:
+    """Refuse to go on with a folder's adapter as with one of another rank, or of other settings."""
+    own, _ = settings_of(folder)
+    if own != rank:
+        raise PanoplyError(
+            f"The adapter in {plain(folder)} has rank {own}: go on with it by --lora {own}, or train every weight of "
+            "the merged model without --lora."
+        )
+    if settings != Lora():
+        name = next(f.name for f in fields(settings) if getattr(settings, f.name) != f.default)
+        raise PanoplyError(f"lora.{name} has no effect: the adapter in {plain(folder)} has its own settings.")
+
+
+def model_under(folder: Path) -> Path:
+    """The folder of the model that an adapter is of, or the folder itself where it holds no adapter alone."""
+    if not is_adapter(folder):
+        return folder
     base = read_config(folder).get("base_model_name_or_path")
     if not base:
         raise PanoplyError(f"{plain(folder / CONFIG)} does not say which model its adapter is of.")
-    return base
-
-
-def base_folder(folder: Path) -> Path:
-    """The folder of the model that an adapter is of."""
-    from panoply.policies import hub
-
-    base = base_of(folder)
     found = hub.fetch(base) if hub.is_id(base) else Path(base)
     if not is_file(found / "config.json"):
         raise PanoplyError(
@@ -131,6 +142,11 @@ def base_folder(folder: Path) -> Path:
 
 def read_adapter(folder: Path) -> Adapter:
     config = read_config(folder)
+    for name, may in PLAIN.items():
+        if name in config and (said := dict(config)[name]) not in may:
+            raise PanoplyError(
+                f"The adapter in {plain(folder)} has {name}={plain(json.dumps(said))[:60]}, which is not supported."
+            )
     if not is_file(folder / WEIGHTS):
         raise PanoplyError(f"{plain(folder)} holds no adapter: there is no {WEIGHTS}.")
     saved = read_weights([folder / WEIGHTS])
@@ -143,13 +159,15 @@ def read_adapter(folder: Path) -> Adapter:
                 f"The adapter in {plain(folder)} holds {listed([name])}, which is no factor of a layer."
             )
         factors[own] = weight
-    settings = Lora(
-        alpha=float(config["lora_alpha"]),
-        rslora=bool(config.get("use_rslora")),
-        dora=bool(config.get("use_dora")),
-    )
+    rank, settings = settings_of(folder)
     base = config.get("base_model_name_or_path") or "its model"
-    return Adapter(folder, base, config["r"], settings, factors)
+    return Adapter(folder, base, rank, settings, factors)
+
+
+def adapted_layers(folder: Path) -> list[str]:
+    """The names of the layers that a folder has an adapter for, of whatever kind."""
+    names = (name.partition(".lora_") for name in read_shapes([folder / WEIGHTS]))
+    return sorted({layer.removeprefix(PREFIX) for layer, mark, _ in names if mark})
 
 
 def _layer(name: str) -> str:
@@ -175,6 +193,16 @@ def load_factors(model: nn.Module, adapter: Adapter) -> None:
                 )
             factor.copy_(saved)
     merge(model)
+
+
+@torch.no_grad()
+def add_merged(model: nn.Module, adapter: Adapter) -> None:
+    """Add an adapter to a plain model's weights for good."""
+    adapter.check(linear_layers(model))
+    for name, own in adapter.ranks().items():
+        layer = cast(nn.Linear, model.get_submodule(name))
+        a, b = (adapter.weights[f"{name}.lora_{side}"].to(layer.weight.device).float() for side in "AB")
+        layer.weight.copy_(merged(layer.weight, Factors(a, b, adapter.settings.scale(own, adapter.rank))))
 
 
 def write_adapter(

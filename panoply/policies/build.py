@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from panoply.errors import PanoplyError, plain
+from panoply.policies.adapter_folder import model_under
 from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.control import ControlPolicy, is_control
 from panoply.policies.decoder import Decoder
@@ -127,4 +128,4 @@ def model_shapes(source: str, world: TextWorld) -> dict[str, tuple[int, ...]]:
 
 def folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     read_config(folder)
-    return read_shapes(weight_files(folder))
+    return read_shapes(weight_files(model_under(folder)))

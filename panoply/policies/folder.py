@@ -16,6 +16,7 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError, plain
 from panoply.files import is_file, is_folder, read_json
+from panoply.policies.adapter_folder import add_merged, is_adapter, model_under, read_adapter, settings_of
 from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.low_rank import plain_weights
@@ -33,8 +34,13 @@ DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float
 def load_model(
     folder: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> Decoder | Foreign:
-    """The model in a folder: this library's decoder where it knows the layout, else through transformers."""
+    """The model in a folder: this library's decoder where it knows the layout, else through transformers.
+
+    An adapter is merged into the model that it is of.
+    """
     folder = Path(folder)
+    if is_adapter(folder):
+        return _merged(folder, dtype, device)
     raw = read_config(folder)
     files = weight_files(folder)
     if raw.get("model_type") not in ARCHITECTURES:
@@ -49,6 +55,16 @@ def load_model(
     model.load_state_dict(weights, assign=True, strict=False)
     model.tie()
     return model.eval()
+
+
+def _merged(folder: Path, dtype: torch.dtype, device: torch.device | str) -> Decoder | Foreign:
+    model = load_model(model_under(folder), dtype, device)
+    if isinstance(model, Decoder) and not settings_of(folder)[1].dora:
+        add_merged(model, read_adapter(folder))
+        return model
+    from panoply.policies.lora import merged_by_peft
+
+    return merged_by_peft(model, folder)
 
 
 def save_model(
@@ -95,19 +111,18 @@ class Config(TypedDict):
 
 
 def read_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a model folder, or of the model that a folder's adapter is of."""
+    folder = model_under(folder)
     if not is_folder(folder):
         raise PanoplyError(f"There is no folder {plain(folder)}.")
     if not is_file(folder / "config.json"):
-        adapter = (
-            " but an adapter: merge it into its model" if is_file(folder / "adapter_config.json") else ""
-        )
-        raise PanoplyError(f"{plain(folder)} is not a model folder{adapter}: it has no config.json.")
+        raise PanoplyError(f"{plain(folder)} is not a model folder: it has no config.json.")
     return dict(read_json(folder / "config.json", Config, finite=False))
 
 
 def generation_config(folder: str | Path) -> dict[str, bytes]:
     """The folder's `generation_config.json`, verbatim, to be saved beside the model again."""
-    path = Path(folder) / GENERATION
+    path = model_under(Path(folder)) / GENERATION
     return {GENERATION: path.read_bytes()} if path.is_file() else {}
 
 

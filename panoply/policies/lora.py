@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,14 +22,19 @@ from panoply.policies import low_rank
 from panoply.policies.adapter_folder import (
     CONFIG,
     WEIGHTS,
-    Adapter,
+    adapted_layers,
+    check_going_on,
+    is_adapter,
     load_factors,
+    model_under,
     read_adapter,
+    settings_of,
     write_adapter,
 )
+from panoply.policies.decoder import Decoder
 from panoply.policies.foreign import Foreign
 from panoply.policies.text import TextPolicy
-from panoply.policies.weights import check_fit, read_weights
+from panoply.policies.weights import check_fit, read_weights, weight_files
 from panoply.seeds import stable_hash
 
 
@@ -42,14 +48,14 @@ class Adapted:
 
 
 def add_lora(
-    policy: TextPolicy, rank: int, seed: int = 0, settings: Lora | None = None, saved: Adapter | None = None
+    policy: TextPolicy, rank: int, seed: int = 0, settings: Lora | None = None, folder: Path | None = None
 ) -> TextPolicy:
-    """The policy with adapters of that rank: fresh ones, with which it starts unchanged, or `saved` ones."""
+    """The policy with adapters of that rank: fresh ones, with which it starts unchanged, or those of a `folder`."""
     settings = settings or Lora()
     model = policy.model
     if isinstance(model, Foreign) or settings.dora:
-        return _through_peft(policy, rank, seed, settings, saved)
-    linear = low_rank.linear_layers(model)
+        return _through_peft(policy, rank, seed, settings, folder)
+    linear, saved = low_rank.linear_layers(model), None if folder is None else read_adapter(folder)
     if saved is None:
         ranks = dict.fromkeys(settings.layers(linear, rank), rank)
     else:
@@ -73,6 +79,21 @@ def begun_with(policy: TextPolicy) -> TextPolicy | None:
     if policy.adapted is None or _peft_model(policy):
         return None
     return policy.adapted.base or policy.copy()
+
+
+def open_adapted(
+    opened: Callable[[str], TextPolicy],
+    source: str,
+    folder: Path | None,
+    rank: int,
+    seed: int,
+    settings: Lora,
+) -> TextPolicy:
+    """The policy that `source` stands for with adapters: its own where its `folder` holds some, else fresh ones."""
+    if folder is None or not is_adapter(folder):
+        return add_lora(opened(source), rank, seed, settings)
+    check_going_on(folder, rank, settings)
+    return add_lora(opened(str(model_under(folder))), rank, seed, settings_of(folder)[1], folder)
 
 
 def save_adapter(policy: TextPolicy, folder: Path, base: Path | None = None) -> None:
@@ -116,7 +137,7 @@ def _peft_model(policy: TextPolicy) -> Any:
 
 
 def _through_peft(
-    policy: TextPolicy, rank: int, seed: int, settings: Lora, saved: Adapter | None
+    policy: TextPolicy, rank: int, seed: int, settings: Lora, folder: Path | None
 ) -> TextPolicy:
     peft, model = _peft(), policy.model
     named: Any = model.inner if isinstance(model, Foreign) else model
@@ -128,7 +149,7 @@ def _through_peft(
     config = peft.LoraConfig(
         r=rank,
         lora_alpha=2 * rank if settings.alpha is None else settings.alpha,
-        target_modules=settings.layers(linear, rank) if saved is None else saved.layers(),
+        target_modules=settings.layers(linear, rank) if folder is None else adapted_layers(folder),
         lora_dropout=0.0,
         use_rslora=settings.rslora,
         use_dora=settings.dora,
@@ -142,9 +163,28 @@ def _through_peft(
             model = peft.get_peft_model(model, config)
     found = TextPolicy(model.eval(), policy.tokenizer, shared=policy.shared, files_beside=policy.files_beside)
     found.adapted = Adapted(rank, settings, None)
-    if saved is not None:
-        load_adapter(found, saved.folder)
+    if folder is not None:
+        load_adapter(found, folder)
     return found
+
+
+def merged_by_peft(model: Decoder | Foreign, folder: Path) -> Decoder | Foreign:
+    """A model with an adapter of a kind that PEFT alone knows, merged into it."""
+    read_weights(
+        [folder / WEIGHTS] if is_file(folder / WEIGHTS) else weight_files(folder)
+    )  # safetensors, and finite
+    try:
+        inner: Any = model.inner if isinstance(model, Foreign) else model
+        opened = _peft().PeftModel.from_pretrained(inner, str(folder))
+    except (RuntimeError, ValueError, KeyError) as error:
+        said = plain(str(error).strip().splitlines()[0]).rstrip(".:")
+        raise PanoplyError(
+            f"The adapter in {plain(folder)} is of another base than its own: {said}."
+        ) from error
+    plain_again = opened.merge_and_unload()
+    if isinstance(model, Foreign):
+        model.inner = plain_again
+    return model if isinstance(model, Foreign) else cast(Decoder, plain_again)
 
 
 def _save_through_peft(model: Any, folder: Path, base: Path | None) -> None:

@@ -80,8 +80,12 @@ class LowRankLinear(nn.Linear):
     @torch.no_grad()
     def merge(self) -> None:
         """Write round(W₀ + s·B·A) where the weight lies."""
-        change = (self.lora_B @ self.lora_A).mul_(self.scale)
-        self.weight.copy_(change.add_(self.origin.layer.weight))
+        self.weight.copy_(merged(self.origin.layer.weight, self.factors))
+
+
+def merged(start: Tensor, factors: Factors) -> Tensor:
+    """W₀ + s·B·A, in float32 or more."""
+    return (factors.b @ factors.a).mul_(factors.scale).add_(start)
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.experience import Experience, Ragged, Table, moved
+from panoply.files import is_file
 from panoply.policies import divergence, taps
+from panoply.policies.adapter_folder import model_under
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import generation_config, load_model, save_model
 from panoply.policies.foreign import Foreign
@@ -58,7 +60,8 @@ class TextPolicy:
     ) -> TextPolicy:
         _check_dtype(dtype, torch.device(device))
         model = load_model(folder, dtype, device)
-        return cls(model, Tokenizer.load(folder), files_beside=generation_config(folder))
+        words = folder if is_file(Path(folder) / "tokenizer.json") else model_under(Path(folder))
+        return cls(model, Tokenizer.load(words), files_beside=generation_config(folder))
 
     @classmethod
     def fresh(

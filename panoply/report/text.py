@@ -84,7 +84,7 @@ def planned(made: Plan) -> str:
         ),
     ]
     world = made.world()
-    if remark := kind_of(world).remark(options.model, world):
+    if remark := kind_of(world).remark(options.model, world, made.lora):
         rows.append(("model", remark))
     rows += _exploration(world)
     pieces = [

@@ -9,11 +9,15 @@ import torch
 from test_text import RAGGED, TOKENIZER, experience
 from torch import Tensor
 
+from panoply import selves
+from panoply.errors import PanoplyError
 from panoply.kernels import host
+from panoply.loops.mover import Masters
+from panoply.loops.snapshots import Kept
 from panoply.lora import Lora
 from panoply.policies import low_rank
 from panoply.policies.decoder import DecoderConfig
-from panoply.policies.lora import add_lora
+from panoply.policies.lora import add_lora, begun_with
 from panoply.policies.text import TextPolicy
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -115,3 +119,114 @@ def test_with_recomputed_blocks_the_gradient_is_the_same() -> None:
     policy.model.checkpointing = True
     for name, slope in gradients(policy).items():
         torch.testing.assert_close(slope, kept[name], atol=1e-12, rtol=1e-12)
+
+
+def test_the_base_is_at_hand_without_a_second_copy() -> None:
+    """Its scores are those of PEFT's with adapters disabled; of its weights only W₀ are bytes of their own."""
+    plain, policy = fresh(), add_lora(fresh(), 3)
+    move(policy)
+    base = begun_with(policy)
+    assert base is not None
+    own = {p.data_ptr() for p in base.model.parameters()} - {p.data_ptr() for p in policy.model.parameters()}
+    kept = {layer.origin.layer.weight.data_ptr() for _, layer in low_rank.adapters(policy.model)}
+    assert own == kept
+    assert len(own) == 2 * 7
+    theirs = through_peft(fresh(), policy, Lora(), 3)
+    with torch.no_grad(), theirs.model.disable_adapter():
+        expected = theirs.score(DATA)["logp"]
+        torch.testing.assert_close(base.score(DATA)["logp"], expected, atol=1e-12, rtol=1e-12)
+    assert torch.equal(base.score(DATA)["logp"], plain.score(DATA)["logp"])
+    base.score(DATA)  # joins the weights of layers that share an input, and must not leave W₀ behind
+    low_rank.merge(policy.model)
+    own = {p.untyped_storage().data_ptr() for p in base.model.parameters()}
+    kept = {
+        layer.origin.layer.weight.untyped_storage().data_ptr() for _, layer in low_rank.adapters(policy.model)
+    }
+    assert kept <= own
+
+
+def test_a_snapshot_shares_what_never_changes_and_stays_what_it_was() -> None:
+    policy = add_lora(fresh(), 3)
+    move(policy)
+    then, snapshot = policy.score(DATA)["logp"].detach(), policy.copy()
+    move(policy, seed=2)
+    assert torch.equal(snapshot.score(DATA)["logp"], then)
+    assert not torch.allclose(policy.score(DATA)["logp"], then, atol=1e-3)
+    mine, theirs = dict(policy.named_parameters()), dict(snapshot.named_parameters())
+    shared = {name for name in mine if mine[name] is theirs[name]}
+    assert {name for name in mine if "_proj" not in name} <= shared
+    assert not any(name.endswith(("_proj.weight", "lora_A", "lora_B")) for name in shared)
+
+
+def test_a_kept_self_follows_with_its_weights() -> None:
+    policy = add_lora(fresh(), 3)
+    behind, mean = (Kept(selves.parse(word), policy) for word in ("behind:2", "ema:0.5"))
+    move(policy)
+    for kept in (behind, mean):
+        kept.renew(2, best=False)
+    with torch.no_grad():
+        now = policy.score(DATA)["logp"]
+        assert torch.equal(behind.policy.score(DATA)["logp"], now)
+        for name, layer in low_rank.adapters(mean.policy.model):
+            learned = policy.model.get_submodule(name)
+            torch.testing.assert_close(layer.lora_B, learned.lora_B / 2)
+            torch.testing.assert_close(
+                layer.weight, low_rank.merged(layer.origin.layer.weight, layer.factors)
+            )
+    again = Kept(selves.parse("ema:0.5"), add_lora(fresh(), 3))
+    again.load_state(mean.state())
+    assert torch.equal(again.policy.score(DATA)["logp"], mean.policy.score(DATA)["logp"])
+
+
+def test_only_factors_are_moved_and_weights_follow_where_they_lie() -> None:
+    policy = add_lora(fresh(torch.bfloat16), 3)
+    learning = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+    masters = Masters(learning, [layer for _, layer in low_rank.adapters(policy.model)])
+    assert masters.moving == learning  # no masters: the factors are in float32
+    assert all(name.endswith(("lora_A", "lora_B")) for name in learning)
+    places = {n: p.data_ptr() for n, p in policy.named_parameters()}
+    with torch.no_grad():
+        for p in learning.values():
+            p += 0.1
+    masters.publish()
+    assert {n: p.data_ptr() for n, p in policy.named_parameters()} == places
+    for _, layer in low_rank.adapters(policy.model):
+        exact = layer.origin.layer.weight.float() + layer.scale * layer.lora_B @ layer.lora_A
+        assert layer.weight.dtype == torch.bfloat16
+        assert torch.equal(layer.weight, exact.bfloat16())
+
+
+def test_slopes_of_factors_of_half_precision_weights_are_scaled_back() -> None:
+    policy = add_lora(fresh(torch.float16), 3)
+    learning = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+    masters = Masters(learning, [layer for _, layer in low_rank.adapters(policy.model)])
+    assert masters.scale > 1
+    for p in learning.values():
+        p.grad = torch.full_like(p, masters.scale)
+    assert not masters.overflowed(1.0)
+    masters.unscale()
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in learning.values() if p.grad is not None)
+    next(iter(learning.values())).grad.fill_(float("inf"))  # type: ignore[union-attr]
+    before = masters.scale
+    assert masters.overflowed(1.0)
+    assert masters.scale == before / 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "rank", "sentence"),
+    [
+        (Lora(target_modules=("qproj",)), 2, "Unknown layer in lora.target_modules 'qproj'. Did you mean 'q_proj'?"),
+        (Lora(target_modules=("*.9.*",)), 2, r"Unknown layer in lora.target_modules '\*.9.\*'"),
+        (Lora(target_modules=("lm_head",)), 2, "cannot name lm_head: tables of tokens get no adapters"),
+        (Lora(), 17, "--lora 17 is more than model.layers.0.self_attn.k_proj allows, whose weight is 16 × 32: at most"),
+    ],
+)  # fmt: skip
+def test_layers_and_ranks_that_do_not_exist(settings: Lora, rank: int, sentence: str) -> None:
+    with pytest.raises(PanoplyError, match=sentence):
+        add_lora(fresh(), rank, settings=settings)
+
+
+def test_scale() -> None:
+    assert Lora().scale(8, 8) == 2
+    assert Lora(alpha=32).scale(8, 8) == 4
+    assert Lora(alpha=32, rslora=True).scale(16, 16) == 8
