@@ -1,7 +1,8 @@
-"""Batch: what a term sees. Columns of some decisions, and what the current policy says of them."""
+"""Batch: what a term sees, columns of some decisions and what the policy says of them. Totals: what terms said."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import hardtanh
 
 from panoply.experience import Experience, Segments, Table
-from panoply.parts import Scores
+from panoply.parts import Part, Scores
 
 LOG_RATIO_LIMIT = 20.0
 """exp(±20) is the largest ratio formed; beyond it a policy has diverged and the guard will say so."""
@@ -112,3 +113,61 @@ class Batch:
 def _wide(x: Tensor) -> Tensor:
     """float32, or float64 where it already is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class Totals:
+    """Metrics summed over micro-batches: means over rows, or maxima where the name ends in `/max`.
+
+    They stay where they were computed until `means`, so that no micro-batch waits for the one before.
+    """
+
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []
+        self.values: dict[str, list[Tensor]] = defaultdict(list)
+        self.sums: list[tuple[list[str], int, Tensor]] = []
+        """Names of columns, their length, and the sum of each in one tensor."""
+        self.maxima: dict[str, Tensor] = {}
+        self._columns: dict[str, Tensor] = {}
+
+    def add(self, term: Part, value: Tensor, stats: Mapping[str, Tensor]) -> None:
+        """What a term came to on a micro-batch, and columns it gave."""
+        self.values[term.info.name].append(value)
+        if self._columns.keys() & stats.keys():
+            self._sum()
+        self._columns |= stats
+
+    def close(self, loss: Tensor, stats: Mapping[str, Tensor]) -> None:
+        """The end of a micro-batch."""
+        self.losses.append(loss)
+        self._columns |= stats
+        self._sum()
+
+    def _sum(self) -> None:
+        """Columns of one length and kind are summed in one operation."""
+        alike: dict[tuple[int, torch.dtype], dict[str, Tensor]] = defaultdict(dict)
+        for name, column in self._columns.items():
+            if column.numel() == 0:
+                continue
+            if name.endswith("/max"):
+                name = name.removesuffix("/max")
+                most = column.max()
+                self.maxima[name] = torch.maximum(self.maxima[name], most) if name in self.maxima else most
+            else:
+                alike[len(column), column.dtype][name] = column
+        for (rows, kind), columns in alike.items():
+            wide = torch.float64 if kind.is_floating_point else torch.int64
+            total = torch.stack(list(columns.values())).sum(1, dtype=wide)
+            self.sums.append((list(columns), rows, total))
+        self._columns = {}
+
+    def means(self) -> dict[str, float]:
+        sums: dict[str, float] = defaultdict(float)
+        counts: dict[str, int] = defaultdict(int)
+        for names, rows, totals in self.sums:
+            for name, total in zip(names, totals.tolist(), strict=True):
+                sums[name] += total
+                counts[name] += rows
+        means = {name: total / counts[name] for name, total in sums.items()}
+        added = {name: sum(map(float, parts)) for name, parts in self.values.items()}
+        maxima = {name: float(value) for name, value in self.maxima.items()}
+        return {"loss": sum(map(float, self.losses)), **added, **maxima, **means}

@@ -1,6 +1,6 @@
 """Experience: the flat table of decisions, and what they were taken in.
 
-Tables, segments and the names of keys have files of their own (`tables.py`, `segments.py`, `units.py`). Parts and
+Tables with their segments, and the names of keys, have files of their own (`tables.py`, `units.py`). Parts and
 methods import all of them from here.
 """
 
@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from panoply.segments import Segments, segment_mean
-from panoply.tables import Column, Ragged, Table, distinct, moved
+from panoply.tables import Column, Ragged, Segments, Table, distinct, moved, segment_mean
 from panoply.units import (
     ALTERING,
     DEMONSTRATION,
@@ -58,6 +57,15 @@ class Experience:
 
     def __len__(self) -> int:
         return self.decisions.rows
+
+    def count(self, unit: Unit) -> int:
+        """How many units there are: decisions, pairs, lists, what shares a key, or one whole batch."""
+        if unit == "decision":
+            return len(self)
+        if unit in ("pair", "list"):
+            compared = self.pairs if unit == "pair" else self.lists
+            return compared.rows if compared is not None else 0
+        return min(1, len(self)) if unit == "batch" else len(self.by(unit))
 
     def by(self, key: str) -> Segments:
         """The decisions that share a value of `key`, as segments. Turn 0 of two episodes is two segments (`INSIDE`)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panoply.experience import Experience
 from panoply.loops.job import Job
-from panoply.loops.micro_batches import mean_metrics
+from panoply.loops.learner import mean_metrics
 from panoply.loops.seat import Seat, Stepped
 from panoply.seeds import torch_rng
 

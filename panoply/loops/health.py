@@ -11,22 +11,9 @@ from panoply.errors import PanoplyError
 from panoply.kinds import Collector, Policy
 from panoply.loops.learner import Scorer
 from panoply.loops.mover import Diverged
-from panoply.planning import Plan
 
-AGREEMENT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
-"""The largest mean |Δ log-probability| between sampler and scorer that is rounding and not a fault."""
 GROWTH = 1000.0
 """How many times the norm of the weights a run started with is divergence and not learning."""
-
-
-def check_agreement(plan: Plan, gap: float) -> None:
-    """At the first mini-batch sampler and scorer hold the same weights: their log-probabilities must agree."""
-    limit = AGREEMENT[plan.options.dtype]
-    if gap > limit:
-        raise PanoplyError(
-            f"Sampler and scorer disagree on unchanged weights: mean |Δ log-prob| is {gap:.2g}, more than {limit:g}. "
-            "The ratio would be wrong from the first step."
-        )
 
 
 def check_growth(step: int, described: Mapping[str, float], norm: float, start: float) -> None:

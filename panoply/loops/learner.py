@@ -18,12 +18,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from panoply.batch import LOG_RATIO_LIMIT, Batch
+from panoply.batch import LOG_RATIO_LIMIT, Batch, Totals
 from panoply.checkpoint import check_states
 from panoply.errors import DeviceError, PanoplyError
 from panoply.experience import Experience, Segments
 from panoply.loops.memory import TRIAL, CudaMeter, Meter, fitting
-from panoply.loops.micro_batches import Totals, count_units, fill, tokens, unit_labels, unit_tokens
+from panoply.loops.micro_batches import fill, tokens, unit_labels, unit_tokens
 from panoply.loops.mover import Diverged, Flat, Masters, Mover, guard
 from panoply.loops.offload import Offload
 from panoply.loops.rounding import Rounding
@@ -34,7 +34,7 @@ from panoply.policies.low_rank import adapters
 from panoply.policies.scoring import has_triton
 from panoply.regimes import Method
 from panoply.seeds import torch_rng
-from panoply.slots.schedule.schedules import at, changes
+from panoply.slots.schedule.schedules import at
 from panoply.slots.update.solver import MiniBatchView
 from panoply.states import State, as_tensors, from_tensors, handed_back
 
@@ -108,7 +108,7 @@ class Learner:
         """What they will remember once the weights have moved."""
         self.watch: Watch | None = None
         self._weights: list[float | Part] = [t.settings().get("weight", 1.0) for t in self.terms]
-        self._scheduled = any(map(changes, self._weights))
+        self._scheduled = any(isinstance(weight, Part) for weight in self._weights)
         self._acting: tuple[int, list[_Active]] | None = None
         self._weighed: tuple[Experience, list[_Active], Experience] | None = None
         """The last mini-batch with its weights: epochs without mini-batches see the same one again."""
@@ -328,7 +328,7 @@ class Learner:
                 if term.info.slot == "surrogate" and "weight" in experience:
                     columns[column] = columns[column] * experience["weight"]
             else:
-                columns[column] = mask.float() / max(1, count_units(experience.take(mask), term.info.unit))
+                columns[column] = mask.float() / max(1, experience.take(mask).count(term.info.unit))
         return experience.with_columns(**columns)
 
     def _loss(self, batch: Batch, active: Sequence[_Active], totals: Totals) -> Tensor:
@@ -336,7 +336,7 @@ class Learner:
         loss: Tensor | None = None
         for term, column, weight in active:
             view = batch.of_stream(term.info.stream).scored(term.info.scores)
-            if count_units(view.experience, term.info.unit) == 0:
+            if view.experience.count(term.info.unit) == 0:
                 continue
             values, stats = term.filled(view)
             shares = view[column] if term.info.unit == "decision" else view[column][0]
@@ -413,7 +413,10 @@ class Learner:
         limit = limit or self.micro_tokens
         if len(rows) == 0:
             return
-        if tokens(rows) <= limit:
+        held = len(rows.context.ragged("tokens").values) if "tokens" in rows.context else len(rows)
+        if (
+            held <= limit or tokens(rows) <= limit
+        ):  # what contexts share counts once, where it has to be counted
             yield rows
             return
         label = unit_labels(rows, self.terms)
@@ -451,6 +454,13 @@ class Learner:
         states = from_tensors(ours)
         check_states(states, self.states)
         self.states = states
+
+
+def mean_metrics(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the steps that have it."""
+    names = dict.fromkeys(name for metrics in found for name in metrics)
+    having = {name: [m[name] for m in found if name in m] for name in names}
+    return {name: sum(values) / len(values) for name, values in having.items()}
 
 
 def _guard(metrics: Mapping[str, float]) -> None:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from panoply.experience import Experience
-from panoply.loops.learner import Learner, Scorer
-from panoply.loops.micro_batches import mean_metrics
+from panoply.loops.learner import Learner, Scorer, mean_metrics
 from panoply.parts import Part
 from panoply.seeds import torch_rng
 from panoply.slots.model.model import Model

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from panoply.errors import PanoplyError
 from panoply.parts import Part
 from panoply.policies.low_rank import LowRankLinear
-from panoply.slots.schedule.schedules import at, changes
+from panoply.slots.schedule.schedules import at, settled
 from panoply.slots.update.solver import MiniBatchView, Solver
 from panoply.without_compiler import plain_optimisers
 
@@ -51,23 +51,18 @@ class Mover:
         self._rates = [float(group.get("lr", 0.0)) for group in self.optimiser.param_groups]
         numbers = self.optimiser.param_groups[0]
         self._followed = {n: v for n, v in settings.items() if n in numbers and isinstance(v, Part)}
-        self._changes = changes(self.schedule) or bool(self._followed)
-        self._follow(0)
+        self._factors = settled(self.schedule, total_steps)
         self._looked, self._step = False, 0
 
     def set_rate(self, step: int) -> float:
-        """The rates of this step, where they are not always the same; that of the first weights."""
-        self._step = step
-        if self._changes:
-            self._follow(step)
-        return self.rate
-
-    def _follow(self, step: int) -> None:
-        factor = at(self.schedule, step, self.total_steps)
+        """The rates of this step; that of the first weights."""
+        self._step, known = step, self._factors
+        factor = known[min(step, len(known) - 1)] if known else at(self.schedule, step, self.total_steps)
         for group, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
             for name, followed in self._followed.items():
                 group[name] = at(followed, step, self.total_steps)
+        return self.rate
 
     @property
     def rate(self) -> float:

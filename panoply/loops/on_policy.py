@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import cast
 
-from panoply.experience import Experience
-from panoply.loops.health import check_agreement
+from panoply.errors import PanoplyError
+from panoply.experience import REPLAY, Experience
 from panoply.loops.job import Job
-from panoply.loops.learner import Learner
-from panoply.loops.micro_batches import mean_metrics
+from panoply.loops.learner import Learner, mean_metrics
 from panoply.loops.seat import Seat, Stepped
 from panoply.regimes import OnPolicy
 from panoply.seeds import torch_rng
+
+AGREEMENT = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
+"""The largest mean |Δ log-probability| between sampler and scorer that is rounding and not a fault."""
 
 
 def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
@@ -45,13 +47,14 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
 def learn(seat: Seat, experience: Experience, step: int) -> dict[str, float]:
     """Epochs of mini-batches. Metrics are the mean over them, and of the first one the agreement with the sampler."""
     found: list[dict[str, float]] = []
-    if mixed := seat.snapshots.others_acted(experience):
-        check_agreement(seat.plan, seat.snapshots.gap(experience))
+    others = "actor" in experience or bool((experience["source"] == REPLAY).any())
+    if others:  # other selves, or earlier ones, acted too
+        _check_agreement(seat.options.dtype, seat.snapshots.gap(experience))
     order = torch_rng("minibatches", seat.options.seed, step)
     for minibatch in seat.learner.minibatches(experience, order):
         found.append(seat.learner.step(minibatch, step))
-        if len(found) == 1 and "logp_gap" in found[0] and not mixed:
-            check_agreement(seat.plan, found[0]["logp_gap"])
+        if len(found) == 1 and "logp_gap" in found[0] and not others:
+            _check_agreement(seat.options.dtype, found[0]["logp_gap"])
     if not found:
         return {"loss": 0.0}
     metrics = mean_metrics(found)
@@ -64,3 +67,12 @@ def learn(seat: Seat, experience: Experience, step: int) -> dict[str, float]:
             metrics |= {f"end_{name}": moved[-1][name] for name in ("ratio_off", "ratio_max")}
     metrics.pop("logp_gap", None)
     return metrics
+
+
+def _check_agreement(dtype: str, gap: float) -> None:
+    """At the first mini-batch sampler and scorer hold the same weights: their log-probabilities must agree."""
+    if gap > AGREEMENT[dtype]:
+        raise PanoplyError(
+            f"Sampler and scorer disagree on unchanged weights: mean |Δ log-prob| is {gap:.2g}, more than "
+            f"{AGREEMENT[dtype]:g}. The ratio would be wrong from the first step."
+        )

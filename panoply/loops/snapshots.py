@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from panoply import selves
-from panoply.experience import OWN, REPLAY, Experience
+from panoply.experience import OWN, Experience
 from panoply.kinds import Policy
 from panoply.policies import divergence
 from panoply.policies.low_rank import merge
@@ -81,11 +81,6 @@ class Snapshots:
             columns[f"distribution@{name}"] = self.policy.remember(name, self.policy_of(name), experience)
         beside = experience["action"].device
         return experience.with_columns(**{name: column.to(beside) for name, column in columns.items()})
-
-    @staticmethod
-    def others_acted(experience: Experience) -> bool:
-        """Whether not all own rows are of the policy as the step finds it: other selves, or earlier ones, acted too."""
-        return "actor" in experience or bool((experience["source"] == REPLAY).any())
 
     @torch.no_grad()
     def gap(self, experience: Experience) -> float:

@@ -191,7 +191,8 @@ class Decoder(nn.Module):
         self.lm_head = nn.Linear(config.width, config.vocab_size, bias=False)
         # Not a buffer: `.to(bfloat16)` would round it, and positions would drift.
         self._frequencies = config.frequencies()
-        self.softcap = config.logit_cap
+        self.softcap, self._plain = config.logit_cap, config.plain
+        self._embedding_scale = config.width**0.5 if config.layout.root_embedding else config.embedding_scale
         self.tie()
 
     def tie(self) -> None:
@@ -222,7 +223,7 @@ class Decoder(nn.Module):
     def fuses(self) -> bool:
         """Whether packed rows go through fused blocks."""
         if self.device.type == "cpu":
-            return self.fusing and self.config.plain and self.dtype in (torch.float32, torch.float64)
+            return self.fusing and self._plain and self.dtype in (torch.float32, torch.float64)
         return self.fusing and self.packs and has_triton()
 
     def hidden(
@@ -278,8 +279,7 @@ class Decoder(nn.Module):
 
     @property
     def embedding_factor(self) -> float:
-        config = self.config
-        exact = config.width**0.5 if config.layout.root_embedding else config.embedding_scale
+        exact = self._embedding_scale
         return exact if exact == 1.0 else float(torch.tensor(exact, dtype=self.dtype, device="cpu"))
 
     @property

@@ -155,7 +155,7 @@ def _fed(mlp: Any, y: Tensor) -> Tensor:
         whole: Tensor = mlp(y)
         return whole
     both, down, kind = _products(y, inputs), mlp.down_proj, mlp.activation
-    if low_rank.plain(down) and down.bias is None:
+    if type(down) in low_rank.PLAIN and down.bias is None:
         factors = down.factors if isinstance(down, low_rank.LowRankLinear) else None
         gelu = () if kind == "silu" else (True,)
         added: Tensor = _kernels(y.device).gated_down(both, down.weight, factors, *gelu)
@@ -167,7 +167,7 @@ def _fed(mlp: Any, y: Tensor) -> Tensor:
 
 def _products(x: Tensor, layers: list[nn.Linear]) -> Tensor:
     """The layers' outputs side by side: one product where they are plain, so that their weights can be joined."""
-    if not all(map(low_rank.plain, layers)):
+    if any(type(layer) not in low_rank.PLAIN for layer in layers):
         return torch.cat([layer(x) for layer in layers], dim=1)
     weight, bias = joined(layers)
     if any(isinstance(layer, low_rank.LowRankLinear) for layer in layers):

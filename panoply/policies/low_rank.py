@@ -92,9 +92,8 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def plain(layer: nn.Module) -> bool:
-    """Whether a layer is no more than x · Wᵀ + bias in a forward pass."""
-    return type(layer) in (nn.Linear, LowRankLinear)
+PLAIN: tuple[type[nn.Module], ...] = (nn.Linear, LowRankLinear)
+"""Types of layers that are no more than x · Wᵀ + bias in a forward pass; those that inherit from them may be."""
 
 
 def factors_of(layer: nn.Linear) -> Factors:

@@ -39,10 +39,8 @@ class Said:
     penalty: Tensor
 
     @classmethod
-    def before(cls, experience: Experience, at: Tensor, device: torch.device) -> Said | None:
-        """Before the decisions `at`; None where they have no penalty."""
-        if "repetition_penalty" not in experience:
-            return None
+    def before(cls, experience: Experience, at: Tensor, device: torch.device) -> Said:
+        """Before the decisions `at`, which have a penalty."""
         row, context = distinct(experience["context"][at])
         held = experience.context.ragged("tokens").take(row)
         tokens = held.padded(held.values, 0) if len(row) else held.values.new_zeros(0, 1)

@@ -222,7 +222,7 @@ class TextPolicy:
         allowed = None
         if "allowed" in experience:
             allowed = experience.decisions.ragged("allowed").take(at).to(device)
-        said = Said.before(experience, at, device)
+        said = Said.before(experience, at, device) if "repetition_penalty" in experience else None
         return Head(temperature, allowed, self.model.softcap, cut, action, said)
 
     def _check_length(self, experience: Experience) -> None:

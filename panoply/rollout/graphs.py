@@ -20,7 +20,7 @@ from panoply.errors import PanoplyError
 from panoply.policies.attention import Focus
 from panoply.policies.decoder import Block, Decoder
 from panoply.policies.fused import joined, prefill
-from panoply.policies.low_rank import plain
+from panoply.policies.low_rank import PLAIN
 from panoply.policies.penalties import penalise_
 from panoply.policies.scoring import has_triton, wide_product
 from panoply.rollout.rollouts import DEAD, LENGTH, STOP, Slots
@@ -88,7 +88,7 @@ def why_not(model: CachedModel) -> str | None:
         return "the model is run by transformers"
     if model.config.head_dim > HEAD_SIZE:
         return f"heads of size {model.config.head_dim} have no kernel"
-    if any(isinstance(m, nn.Linear) and not plain(m) for m in model.modules()) or any(
+    if any(isinstance(m, nn.Linear) and type(m) not in PLAIN for m in model.modules()) or any(
         hasattr(m, "base_layer") for m in model.modules()
     ):
         return "the model has adapters of PEFT"

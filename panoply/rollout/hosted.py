@@ -19,7 +19,7 @@ from panoply.kernels import host
 from panoply.policies.attention import Cache, Visibility, attend
 from panoply.policies.decoder import Attention, Block, Decoder, Norm
 from panoply.policies.fused import joined
-from panoply.policies.low_rank import plain
+from panoply.policies.low_rank import PLAIN
 from panoply.rollout.requests import CachedModel
 
 
@@ -28,7 +28,7 @@ def host_decoder(model: CachedModel, cache: Cache) -> HostDecoder | None:
     if not isinstance(model, Decoder) or model.device.type != "cpu" or not model.fuses:
         return None
     layers = (m for block in model.model.layers for m in block.modules() if hasattr(m, "out_features"))
-    if not all(map(plain, layers)):
+    if any(type(layer) not in PLAIN for layer in layers):
         return None
     kernels = host.compiled(model.head_weight)
     return HostDecoder(model, cache) if kernels is None else CompiledDecoder(model, cache, kernels)

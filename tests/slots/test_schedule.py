@@ -7,7 +7,7 @@ import math
 import pytest
 
 from panoply.parts import Part
-from panoply.slots.schedule.schedules import at, constant, cosine, inverse_sqrt, linear
+from panoply.slots.schedule.schedules import at, constant, cosine, inverse_sqrt, linear, settled
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,20 @@ def test_a_warm_up_below_one_is_a_share_of_the_budget() -> None:
     assert [constant(warmup=1)(step, 40) for step in (0, 1)] == [1.0, 1.0]
     assert cosine(warmup=0.5)(1, 4) == 1.0
     assert cosine(warmup=0.5)(4, 4) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3, 3.5, 0.25])
+def test_what_a_constant_schedule_settles_at(warmup: float) -> None:
+    """Asked once at set-up, it gives in every step what the schedule gives: its warm-up, then 1."""
+    held = constant(warmup=warmup)
+    known = settled(held, 10)
+    assert [known[min(step, len(known) - 1)] for step in range(10)] == [
+        at(held, step, 10) for step in range(10)
+    ]
+    assert known[-1] == 1.0
+
+
+def test_only_what_stays_is_settled() -> None:
+    assert settled(0.5, 10) == [0.5]
+    assert settled(linear(), 10) == []
+    assert settled(cosine(warmup=2), 10) == []

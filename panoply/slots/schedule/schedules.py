@@ -77,6 +77,14 @@ def at(value: float | Part, step: int, total: int) -> float:
     return float(value.filled(step, total)) if isinstance(value, Part) else value
 
 
-def changes(value: float | Part) -> bool:
-    """Whether a number is another one in some step: a schedule's, unless it is `constant` from the first step on."""
-    return isinstance(value, Part) and value != constant()
+def settled(value: float | Part, total: int) -> list[float]:
+    """What a value is in the first steps, the last of which it stays at; none where it goes on changing.
+
+    So is a number, and the schedule `constant` with its warm-up.
+    """
+    if not isinstance(value, Part):
+        return [value]
+    if value.info.id != "schedule.constant":
+        return []
+    rising = math.ceil(warm_steps(value.settings()["warmup"], total))
+    return [at(value, step, total) for step in range(max(1, rising))]
