@@ -57,9 +57,9 @@ docs: $(VENV)/dev ## write docs/api.md and docs/methods anew from the code and f
 wheel: $(VENV)/dev ## build the wheel, install it into an empty environment, try it
 	rm -rf build dist
 	$(BIN)/python -m build --wheel --outdir dist .  > /dev/null
-	$(PYTHON) -m venv $(WHEEL_VENV)
-	$(WHEEL_VENV)/bin/pip install --quiet $(PIP_ARGS) "$(TORCH)"
-	$(WHEEL_VENV)/bin/pip install --quiet $(PIP_ARGS) dist/*.whl
+	$(BIN)/python -m venv $(WHEEL_VENV)
+	$(BIN)/python .ci/borrow.py panoply-rl $$($(WHEEL_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+	$(WHEEL_VENV)/bin/pip install --quiet --no-index dist/*.whl
 	cd build && ../$(WHEEL_VENV)/bin/panoply train grpo --world chain --steps 2 --quiet --run smoke
 	cd build && ../$(WHEEL_VENV)/bin/panoply sample smoke "3+4*2+1*5+6*2+7=" --temperature 0
 	cd build && ../$(WHEEL_VENV)/bin/panoply report smoke -o smoke.html

@@ -129,7 +129,9 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     assert len((tmp_path / "test_quiet_grpo.py").read_text().splitlines()) <= 15
 
     def shell(*command: str) -> str:
-        place = tiny.environment(PYTHONPATH=str(tmp_path))
+        place = tiny.environment(
+            PYTHONPATH=str(tmp_path), PANOPLY_COMPILED="0"
+        )  # a copy would be compiled anew
         done = subprocess.run(command, cwd=tmp_path, env=place, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         return done.stdout
@@ -238,6 +240,13 @@ def code(text: str) -> list[str]:
     return re.findall(r"`([^`]+)`", text)
 
 
+@pytest.fixture
+def untimed_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that do not measure how long a step takes here."""
+    monkeypatch.setattr("panoply.commands.plan._print_pace", lambda *_: None)
+
+
+@pytest.mark.usefixtures("untimed_plans")
 @pytest.mark.parametrize("title", SECTIONS)
 def test_settings_named_for_trl_exist(title: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
@@ -256,6 +265,7 @@ def test_settings_named_for_trl_exist(title: str, place: Path, monkeypatch: pyte
                 in_process(["plan", method, *own, *words])
 
 
+@pytest.mark.usefixtures("untimed_plans")
 @pytest.mark.parametrize("title", [t for t in SECTIONS if t.endswith("Config")])
 def test_methods_named_for_trl_exist(title: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
