@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import tiny
 
 HEAVY = {
     "torch", "numpy", "scipy", "numba", "gymnasium", "transformers", "ray", "vllm", "mujoco", "matplotlib", "rich",
@@ -56,13 +54,3 @@ def test_commands_that_only_look_do_not_load_torch() -> None:
     found = loaded(words.replace("redirect_stdout(io.StringIO())", "redirect_stderr(io.StringIO()) as said")
                    + "assert 'There is no folder' in said.getvalue()")  # fmt: skip
     assert not found & (HEAVY - {"numpy"})
-
-
-def test_a_run_does_not_load_torchs_compiler(tmp_path: Path) -> None:
-    words = (
-        f"train grpo --model fresh --steps 1 --threads 1 --quiet --run {tmp_path}/run".split() + tiny.words()
-    )
-    found = loaded(COMMAND.format(words=words))
-    assert (tmp_path / "run" / "result.json").is_file()
-    assert "panoply.loops.mover" in found
-    assert not found & {"torch._dynamo", "sympy", "transformers", "matplotlib"}

@@ -227,6 +227,7 @@ def _attention(
     out,
     q_weight,
     k_weight,
+    sinks,
     eps,
     offset,
     scale,
@@ -241,6 +242,7 @@ def _attention(
     PAD: tl.constexpr,
     NORM: tl.constexpr,
     CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     WINDOW: tl.constexpr,
     CHAIN: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -301,6 +303,12 @@ def _attention(
         value = tl.load(values + place, mask=there, other=0.0)
         mixed = mixed * fade[:, None] + tl.dot(weight.to(dtype), value, input_precision="ieee")
         best = higher
+    if SINKS:
+        sink = tl.load(sinks + kv * share + head, mask=head < share, other=0.0).to(tl.float32)
+        higher = tl.maximum(best, sink)
+        fade = tl.exp(best - higher)
+        total = total * fade + tl.exp(sink - higher)
+        mixed = mixed * fade[:, None]
     target = out + row * HEADS * D + (kv * share + head)[:, None] * D + column[None, :]
     tl.store(target, (mixed / total[:, None]).to(dtype), mask=(head < share)[:, None] & real[None, :])
 
@@ -315,6 +323,7 @@ def decode_attention(
     stream: Stream,
     focus: Focus,
     interleaved: bool = False,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of one new token a row, [rows, heads · size], from its [rows, (heads + 2 kv_heads) · size] products.
 
@@ -329,9 +338,11 @@ def decode_attention(
     block = 64 if qkv.element_size() == 2 else 32
     scale = size**-0.5 if focus.scale is None else focus.scale
     _attention[(rows, kv_heads)](
-        qkv, angles, keys, values, positions, out, q_norm, k_norm, stream.eps, stream.offset, scale, focus.cap,
+        qkv, angles, keys, values, positions, out, q_norm, k_norm, qkv if sinks is None else sinks,
+        stream.eps, stream.offset, scale, focus.cap,
         capacity, HEADS=heads, KV_HEADS=kv_heads, D=size, WIDE=triton.next_power_of_2(size), TURNING=angles.shape[1],
-        INTERLEAVED=interleaved, PAD=pad, NORM=norms is not None, CAPPED=focus.cap > 0, WINDOW=focus.window,
+        INTERLEAVED=interleaved, PAD=pad, NORM=norms is not None, CAPPED=focus.cap > 0,
+        SINKS=sinks is not None, WINDOW=focus.window,
         CHAIN=chained(), BLOCK=block, num_warps=4, num_stages=3, launch_pdl=chained(),
     )  # fmt: skip
     return out

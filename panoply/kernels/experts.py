@@ -120,9 +120,10 @@ def choose(logits: Tensor, chosen: int, normalised: bool, table: Table) -> tuple
 
 @triton.jit
 def _product(
-    x, weight, bias, out, pairs, first, count, tile_expert, tile_row, rows, columns, depth,
+    x, weight, bias, scale, out, pairs, first, count, tile_expert, tile_row, rows, columns, depth,
     by_expert, by_column, by_depth, across,
-    BIAS: tl.constexpr, EVEN: tl.constexpr, CHAIN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    BIAS: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr, CHAIN: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     begin(CHAIN)
     number = tl.program_id(0)
@@ -150,24 +151,37 @@ def _product(
             left += K
             right += K * by_depth
         if BIAS:
-            total += tl.load(bias + expert * columns + column, mask=here, other=0.0).to(tl.float32)[None, :]
+            added = tl.load(bias + expert * columns + column, mask=here, other=0.0).to(tl.float32)[None, :]
+            if SCALED:
+                added = added * tl.load(scale + pair, mask=mine, other=0.0)[:, None]
+            total += added
         to = out + pair[:, None] * columns + column[None, :]
         tl.store(to, total.to(out.dtype.element_ty), mask=mine[:, None] & here[None, :])
 
 
 def product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, pairs: int, few: bool = False
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    plan: Plan,
+    pairs: int,
+    scale: Tensor | None = None,
+    few: bool = False,
 ) -> Tensor:
-    """[pairs, columns]: row `p % N` of [N, depth] x by the [columns, depth] weight, of any strides, of p's expert."""
+    """[pairs, columns]: row `p % N` of [N, depth] x by the [columns, depth] weight, of any strides, of p's expert.
+
+    Its bias is added, times the pair's `scale` where there is one.
+    """
     (rows, depth), (_, columns, _) = x.shape, weight.shape
     out = x.new_empty(pairs, columns)
     n, k, warps, stages = _blocks(plan.tile, x.element_size(), few)
     across = triton.cdiv(columns, n)
     chain = few and chained()
     _product[(len(plan.expert) * across,)](
-        x, weight, weight if bias is None else bias, out, plan.pairs, plan.first, plan.count, plan.expert, plan.row,
+        x, weight, weight if bias is None else bias, x if scale is None else scale, out,
+        plan.pairs, plan.first, plan.count, plan.expert, plan.row,
         rows, columns, depth, *weight.stride(), across,
-        bias is not None, depth % k == 0, chain, plan.tile, n, k,
+        bias is not None, scale is not None, depth % k == 0, chain, plan.tile, n, k,
         num_warps=warps, num_stages=stages, launch_pdl=chain,
     )  # fmt: skip
     return out

@@ -29,12 +29,19 @@ def plan(chosen: Tensor, experts: int) -> Plan:
     return Plan(chosen, experts)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, pairs: int) -> Tensor:
-    """[pairs, columns]: pair p's row `p % N` of [N, depth] x by its expert's [columns, depth] weight."""
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, pairs: int, scale: Tensor | None = None
+) -> Tensor:
+    """[pairs, columns]: row `p % N` of [N, depth] x by the [columns, depth] weight of p's expert.
+
+    Its bias is added, times the pair's `scale` where there is one.
+    """
     out = x.new_empty(pairs, weight.shape[1])
     for expert, mine in plan:
         found = x.index_select(0, mine % len(x)) @ weight[expert].t()
-        out.index_copy_(0, mine, found if bias is None else found + bias[expert])
+        if bias is not None:
+            found += bias[expert] if scale is None else (bias[expert] * scale[mine, None]).to(x.dtype)
+        out.index_copy_(0, mine, found)
     return out
 
 

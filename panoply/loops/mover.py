@@ -16,9 +16,6 @@ from panoply.parts import Part
 from panoply.policies.low_rank import LowRankLinear
 from panoply.slots.schedule.schedules import at, settled
 from panoply.slots.update.solver import MiniBatchView, Solver
-from panoply.without_compiler import plain_optimisers
-
-plain_optimisers()
 
 
 class Diverged(PanoplyError):

@@ -27,6 +27,24 @@ class Norms:
 
 
 @dataclass(frozen=True)
+class Sparse:
+    """How a layout's mixtures of experts are described in `config.json` and named on disk."""
+
+    inner: str = "intermediate_size"
+    """The setting that is an expert's width."""
+    normalised: bool | None = None
+    """Whether the weights of a token's experts sum to 1; None: as `norm_topk_prob` says."""
+    clamped: bool = False
+    """Experts and router have biases, and the activation is clamped: `swiglu_alpha`, `swiglu_limit`."""
+    router: str = "mlp.gate"
+    """Of a layer, where the router is."""
+    experts: str = "mlp.experts"
+    each: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    """What an expert's matrices are called; none: all experts are in one tensor, [experts, inputs, outputs], in which
+    gates and what they multiply alternate."""
+
+
+@dataclass(frozen=True)
 class Architecture:
     """A layout. The defaults are Llama's."""
 
@@ -41,8 +59,10 @@ class Architecture:
     """The layers whose outputs, side by side, are queries, keys and values."""
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     """The same for the gated feed-forward layer."""
-    mlp: str = "gated"
-    """The kind of feed-forward layer: act(gate) · up, then down."""
+    sparse: Sparse | None = None
+    """Where feed-forward layers are mixtures of experts."""
+    sinks: bool = False
+    """A head may attend to nothing: softmax has one more score, which the head learns."""
     activation: str = "silu"
     """Where the config names none; under `activation_key` it does."""
     activation_key: str = "hidden_act"
@@ -74,8 +94,8 @@ class Architecture:
     @property
     def plain(self) -> bool:
         """Whether a block differs from Llama's by biases, windows and norms of queries and keys at most."""
-        here = (self.norms, self.norm_offset, self.mlp, self.root_embedding, self.interleaved, self.unrotated)
-        usual = (Norms(), 0.0, "gated", False, False, False)
+        here = (self.norms, self.norm_offset, self.root_embedding, self.interleaved, self.unrotated)
+        usual = (Norms(), 0.0, False, False, False)
         joined = len(self.qkv) == 1 or len(self.gate_up) == 1
         return (
             here == usual and self.qk_norm in ("", "head") and not (joined or self.local_theta or self.fields)
@@ -254,6 +274,53 @@ ARCHITECTURES: dict[str, Architecture] = {
         name="Glm4ForCausalLM",
         norms=Norms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
     ),
+    "qwen3_moe": Architecture(
+        "Qwen3MoeForCausalLM",
+        qk_norm="head",
+        sparse=Sparse(inner="moe_intermediate_size"),
+        windows="all",
+        window_switch=True,
+        defaults={
+            "num_key_value_heads": 4, "sliding_window": 4096, "num_experts": 128, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768, "max_position_embeddings": 32768,
+        },
+    ),
+    "mixtral": Architecture(
+        "MixtralForCausalLM",
+        qkv_bias=False,
+        out_bias=False,
+        sparse=Sparse(
+            normalised=True,
+            router="block_sparse_moe.gate",
+            experts="block_sparse_moe.experts",
+            each=("w1", "w3", "w2"),
+        ),
+        windows="all",
+        defaults={
+            "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5,
+            "rope_theta": 1_000_000.0, "max_position_embeddings": 131072,
+        },
+    ),
+    "olmoe": Architecture(
+        "OlmoeForCausalLM",
+        qk_norm="whole",
+        sparse=Sparse(),
+        defaults={
+            "num_experts": 64, "num_experts_per_tok": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096,
+        },
+    ),
+    "gpt_oss": Architecture(
+        "GptOssForCausalLM",
+        sparse=Sparse(normalised=True, clamped=True, router="mlp.router", each=()),
+        sinks=True,
+        windows="layers",
+        pattern=every(2),
+        defaults={
+            "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 128, "num_experts_per_tok": 4,
+            "sliding_window": 128, "attention_bias": True, "rms_norm_eps": 1e-5, "rope_theta": 150_000.0,
+            "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "max_position_embeddings": 131072,
+        },
+    ),
 }  # fmt: skip
 
 TELLING = (
@@ -272,11 +339,16 @@ KNOWN = (
     "num_attention_heads", "rope_local_base_freq", "no_rope_layers", "no_rope_layer_interval",
 )  # fmt: skip
 """Settings that are read, each by the layouts that have it."""
+ROUTING = (
+    "num_experts", "num_local_experts", "num_experts_per_tok", "experts_per_token", "norm_topk_prob", "swiglu_alpha",
+    "swiglu_limit", "router_jitter_noise",
+)  # fmt: skip
+"""And those that layouts with experts read."""
 
 
 def not_understood(raw: Mapping[str, Any], layout: Architecture) -> list[str]:
     """Settings of a `config.json` that may change the forward pass, and that the layout does not have."""
-    known = {*KNOWN, *layout.fields}
+    known = {*KNOWN, *layout.fields, *(ROUTING if layout.sparse else ())}
     return [
         name
         for name, value in raw.items()

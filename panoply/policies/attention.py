@@ -65,22 +65,29 @@ class Visibility:
         mask = torch.zeros(visible.shape, dtype=self.dtype, device=query.device)
         return mask.masked_fill_(~visible, float("-inf"))[:, None]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, focus: Focus) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, focus: Focus, sinks: Tensor | None = None) -> Tensor:
         """[B, T, heads, size] queries and [B, keys, kv_heads, size] keys and values to [B, T, heads, size]."""
-        mask = self.build(focus.window, k.shape[1]) if focus.cap else self.mask(focus.window, k.shape[1])
+        written = focus.cap or sinks is not None
+        mask = self.build(focus.window, k.shape[1]) if written else self.mask(focus.window, k.shape[1])
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        return attend(q, k, v, mask, focus.scale, focus.cap).transpose(1, 2)
+        return attend(q, k, v, mask, focus.scale, focus.cap, sinks).transpose(1, 2)
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None, cap: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None = None,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention, causal without a mask. Query heads may share key heads; how to say so decides the speed."""
     rows, heads, length, size = q.shape
     share = heads // k.shape[1]
-    if cap:
+    if cap or sinks is not None:
         assert mask is not None
-        return capped(q, k, v, mask, size**-0.5 if scale is None else scale, cap)
+        return written_out(q, k, v, mask, size**-0.5 if scale is None else scale, cap, sinks)
     if length == 1 and mask is not None and q.device.type == "cpu":
         # One query a row is no work for an attention kernel: two products and what is between them are faster.
         folded = q.reshape(-1, share, size)
@@ -106,15 +113,24 @@ def attend(
     )
 
 
-def capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float) -> Tensor:
-    """Attention whose scores are capped before they are masked: two products, and what is between them in float32."""
+def written_out(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float, sinks: Tensor | None = None
+) -> Tensor:
+    """Attention whose scores are capped before they are masked, or with sinks, [heads], each one score more that stands
+    for no key: two products, and what is between them in float32."""
     rows, heads, length, size = q.shape
     folded = q.reshape(rows, k.shape[1], -1, size)  # heads that share keys are so many queries of one head
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = (folded @ k.transpose(2, 3)).to(wide) * scale
-    scores = (scores / cap).tanh() * cap
+    if cap:
+        scores = (scores / cap).tanh() * cap
     scores = scores.view(rows, heads, length, -1) + mask
-    weights = scores.softmax(-1).to(q.dtype).view(folded.shape[:3] + k.shape[2:3])
+    if sinks is None:
+        weights = scores.softmax(-1)
+    else:
+        sink = sinks.to(wide).view(1, heads, 1, 1).expand(rows, -1, length, 1)
+        weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
+    weights = weights.to(q.dtype).reshape(folded.shape[:3] + k.shape[2:3])
     return (weights @ v).view(rows, heads, length, size)
 
 
@@ -122,7 +138,8 @@ def capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: flo
 def maps(policy: TextPolicy, experience: Experience, block: int, head: int | None = None) -> Ragged:
     """A row a decision: the weights, summing to 1, with which it attends to each token before it in block 1, 2, …
 
-    Of one head, or the mean over heads. One context at a time and without kernels: for looking, and for small inputs.
+    Where heads have sinks, the sum is less by what they take. Of one head, or the mean over heads. One context at a
+    time and without kernels: for looking, and for small inputs.
     """
     model: Any = policy.model
     blocks, config = getattr(model, "blocks", None), model.config
@@ -161,8 +178,11 @@ def _weights(model: Decoder, block: Block, tokens: Tensor, depth: int) -> Tensor
     if focus.cap:
         scores = (scores / focus.cap).tanh() * focus.cap
     sight = Visibility(positions, None, False, torch.float32)
-    weights: Tensor = (scores + sight.build(focus.window, tokens.shape[1])).softmax(-1)
-    return weights[0]
+    scores = scores + sight.build(focus.window, tokens.shape[1])
+    if attend.sinks is None:
+        return scores.softmax(-1)[0]
+    sink = attend.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat([scores, sink], dim=-1).softmax(-1)[0, ..., :-1]
 
 
 # ------------------------------------------------------------------ keys and values

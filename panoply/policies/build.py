@@ -19,7 +19,6 @@ from panoply.policies.text import TextPolicy
 from panoply.policies.value import ValueModel
 from panoply.policies.weights import read_shapes, weight_files
 from panoply.seeds import stable_hash
-from panoply.without_compiler import unfilled
 from panoply.worlds.world import TextWorld
 
 DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -121,7 +120,7 @@ def model_shapes(source: str, world: TextWorld) -> dict[str, tuple[int, ...]]:
     folder = model_source(source, world)
     if folder is not None:
         return folder_shapes(folder)
-    with unfilled():
+    with torch.device("meta"):
         model = Decoder(DecoderConfig(**world.default_model()))
     return {name: tuple(p.shape) for name, p in model.named_parameters()}
 

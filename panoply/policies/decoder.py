@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from panoply.errors import PanoplyError
 from panoply.policies.attention import Focus, Visibility
 from panoply.policies.decoder_config import ACTIVATE, DecoderConfig
+from panoply.policies.experts import Mixture
 from panoply.policies.fused import run_blocks
 from panoply.policies.scoring import has_triton, wide_product
 
@@ -54,6 +55,7 @@ class Attention(nn.Module):
             setattr(self, name, nn.Linear(width, wide, bias=config.qkv_bias))
         self.o_proj = nn.Linear(config.heads * size, width, bias=config.out_bias)
         self.qk_norm, self._inputs = layout.qk_norm, layout.qkv
+        self.sinks = nn.Parameter(torch.zeros(config.heads)) if layout.sinks else None
         if layout.qk_norm:
             whole = layout.qk_norm == "whole"
             norm = partial(Norm, eps=config.norm_eps, offset=layout.norm_offset)
@@ -117,10 +119,6 @@ class FeedForward(nn.Module):
         return out
 
 
-MLPS: dict[str, Callable[[DecoderConfig], Any]] = {"gated": FeedForward}
-"""The kinds of feed-forward layer that a layout may have."""
-
-
 class Block(nn.Module):
     mlp: Any
 
@@ -136,7 +134,8 @@ class Block(nn.Module):
         before = norm(names.before_attention)
         self.self_attn = Attention(config, index)
         after, before_mlp = norm(names.after_attention), norm(names.before_mlp)
-        self.mlp = MLPS[config.layout.mlp](config)
+        mixing = None if index in config.dense else config.mixing
+        self.mlp = FeedForward(config) if mixing is None else Mixture(config.width, mixing)
         self.norms: tuple[Norm | None, ...] = (before, after, before_mlp, norm(names.after_mlp))
         """Before and after attention, before and after the feed-forward layer; under their names they are modules."""
 
@@ -153,7 +152,7 @@ class Block(nn.Module):
         if cache is not None:
             seen = cache.append(attention.index, k.transpose(1, 2), v.transpose(1, 2))
             k, v = seen[0].transpose(1, 2), seen[1].transpose(1, 2)
-        mixed = attention.o_proj(sight.attend(q, k, v, attention.focus).flatten(2))
+        mixed = attention.o_proj(sight.attend(q, k, v, attention.focus, attention.sinks).flatten(2))
         x = self._add(x, _normed(after, mixed))
         return self._add(x, _normed(after_mlp, self.mlp(_normed(before_mlp, x))))
 
@@ -323,11 +322,11 @@ class Decoder(nn.Module):
         """Fresh weights that depend on the seed only. Outputs into the residual stream start smaller."""
         generator = torch.Generator().manual_seed(seed)
         for name, weight in self.named_parameters():
-            if weight.ndim == 1:
+            if weight.ndim == 1 or name.endswith("_bias"):
                 weight.fill_(1.0 - self.config.layout.norm_offset if name.endswith("norm.weight") else 0.0)
                 continue
-            deviation = 0.02 if "embed" in name or "lm_head" in name else weight.shape[1] ** -0.5
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
+            deviation = 0.02 if "embed" in name or "lm_head" in name else weight.shape[-1] ** -0.5
+            if name.endswith(("o_proj.weight", "down_proj.weight", "experts.down_proj")):
                 deviation /= (2 * self.config.layers) ** 0.5
             weight.copy_(torch.randn(weight.shape, generator=generator) * deviation)
 

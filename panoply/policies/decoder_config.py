@@ -14,6 +14,7 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.files import brief, conform, is_number
 from panoply.policies.architectures import ARCHITECTURES, Architecture, not_understood, without_positions
+from panoply.policies.experts import Mixing, check_mixing, dense_of, described, mixing_of
 
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
@@ -52,6 +53,13 @@ SIZES: dict[str, tuple[float, float]] = {
     "attention_multiplier": (1e-9, 1e6),
     "logits_scaling": (1e-6, 1e6),
     "partial_rotary_factor": (0, 1),
+    "num_experts": (1, 2**16),
+    "num_local_experts": (1, 2**16),
+    "num_experts_per_tok": (1, 2**10),
+    "moe_intermediate_size": (1, 2**24),
+    "decoder_sparse_step": (1, 1000),
+    "swiglu_alpha": (0, 1e6),
+    "swiglu_limit": (1e-6, 1e6),
     "n_embd": (1, 2**20),
     "n_layer": (1, 1000),
     "n_head": (1, 2**16),
@@ -124,6 +132,17 @@ class HfConfig(TypedDict):
     residual_multiplier: NotRequired[float | None]
     attention_multiplier: NotRequired[float | None]
     logits_scaling: NotRequired[float | None]
+    num_experts: NotRequired[int | None]
+    num_local_experts: NotRequired[int | None]
+    num_experts_per_tok: NotRequired[int | None]
+    moe_intermediate_size: NotRequired[int | None]
+    norm_topk_prob: NotRequired[bool | None]
+    decoder_sparse_step: NotRequired[int | None]
+    mlp_only_layers: NotRequired[list[int] | None]
+    router_jitter_noise: NotRequired[float | None]
+    swiglu_alpha: NotRequired[float | None]
+    swiglu_limit: NotRequired[float | None]
+    clip_qkv: NotRequired[float | None]
 
 
 @dataclass(frozen=True)
@@ -174,6 +193,10 @@ class DecoderConfig:
     residual_scale: float = 1.0
     """Of what a block's halves add to the stream."""
     logit_divisor: float = 1.0
+    mixing: Mixing | None = None
+    """Of layouts whose feed-forward layers are mixtures of experts."""
+    dense: tuple[int, ...] = ()
+    """Those layers of them that are not."""
     extras: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Keys of `config.json` that do not touch the forward pass (token ids, dtype, …), kept as they were."""
 
@@ -188,6 +211,8 @@ class DecoderConfig:
         if self.model_type not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise PanoplyError(f"The decoder has no layout '{self.model_type}'; it has {known}.")
+        if self.mixing is not None and self.layout.sparse and self.layout.sparse.inner == "intermediate_size":
+            fill("inner", self.mixing.inner)
         fill("rotary_dim", self.rotary_dim or int(self.head_dim * self.layout.rotary_share))
         fill("activation", self.activation or self.layout.activation)
         if self.heads % self.kv_heads:
@@ -228,6 +253,7 @@ class DecoderConfig:
         for name in sorted(named - set(self.layout.fields.values())):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise PanoplyError(f"The {self.model_type} layout has no {name}.")
+        check_mixing(self.mixing, self.dense, self.layers, self.model_type, self.layout)
         if self.local_theta and not self.layout.local_theta:
             raise PanoplyError(f"The {self.model_type} layout turns all layers by one base.")
 
@@ -297,6 +323,8 @@ class DecoderConfig:
             mlp_bias=bool(given.get("mlp_bias")) and layout.mlp_bias is None,
             windows=_windows_of(given, layout, layers),
             extras=dict(raw),
+            mixing=mixing_of(raw, layout),
+            dense=dense_of(raw, layout, layers),
             **{ours: float(given[name] or 0.0) for name, ours in layout.fields.items() if name in given},
         )
 
@@ -340,6 +368,7 @@ class DecoderConfig:
         if layout.unrotated:
             ours["no_rope_layers"] = [int(i not in self.unrotated) for i in range(self.layers)]
         ours |= {name: self._written(mine) for name, mine in layout.fields.items()}
+        ours |= described(self.mixing, self.dense, layout)
         defaults = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         return {**defaults, **self.extras, **ours}
 
@@ -414,7 +443,14 @@ def check_sizes(raw: Mapping[str, Any], where: str) -> None:
 
 def _refuse_unsupported(raw: Mapping[str, Any], layout: Architecture) -> None:
     if raw.get("quantization_config"):
-        raise PanoplyError("This folder holds quantised weights; give the full-precision one.")
+        raise PanoplyError(
+            "This folder holds quantised weights; give the full-precision one (transformers opens gpt-oss's with "
+            "Mxfp4Config(dequantize=True), and can save it so)."
+            if raw["model_type"] == "gpt_oss"
+            else "This folder holds quantised weights; give the full-precision one."
+        )
+    if raw.get("clip_qkv"):
+        raise PanoplyError("Queries, keys and values that are clipped (clip_qkv) are not supported.")
     if strange := not_understood(raw, layout):
         raise PanoplyError(
             f"config.json sets {strange[0]} to {brief(raw[strange[0]])}, and what that does to a "
@@ -466,10 +502,10 @@ def _unrotated_of(raw: Mapping[str, Any], layout: Architecture, layers: int) -> 
 
 def _windows_of(raw: Mapping[str, Any], layout: Architecture, layers: int) -> tuple[int, ...]:
     window = raw.get("sliding_window") or 0
-    if layout.windows == "all":
-        return (window,) * layers
     if not layout.windows or (layout.window_switch and not raw.get("use_sliding_window")):
         return ()
+    if layout.windows == "all":
+        return (window,) * layers
     kinds = raw.get("layer_types")
     if kinds is None:
         return tuple(window if near else 0 for near in layout.pattern(raw, layers)[:layers])

@@ -7,6 +7,7 @@ was chosen; there is no auxiliary loss.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from panoply.errors import PanoplyError
 from panoply.kernels import host_experts
+from panoply.policies.architectures import Architecture
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,21 @@ class Mixture(nn.Module):
         )
         return mixed.view(x.shape)
 
+    def decode(self, x: Tensor, table: Any) -> Tensor:
+        """[chosen, N, width] parts of the sum of few tokens on a GPU, in fixed shapes; `table` is the plan's room."""
+        from panoply.kernels.experts import choose, gated, product
+        from panoply.policies.scoring import wide_product
+
+        m, e, pairs = self.mixing, self.experts, self.mixing.chosen * len(x)
+        logits = wide_product(x, self.router.weight.t())
+        if self.router.bias is not None:
+            logits = logits + self.router.bias
+        scale, plan = choose(logits, m.chosen, m.normalised, table)
+        both = product(x, e.gate_up_proj, e.gate_up_bias, plan, pairs, few=True)
+        wide = gated(both, scale, m.alpha, m.limit, few=True)
+        out: Tensor = product(wide, e.down_proj, e.down_bias, plan, pairs, scale, few=True)
+        return out.view(m.chosen, *x.shape)
+
 
 def route(logits: Tensor, mixing: Mixing) -> tuple[Tensor, Tensor]:
     """Weights and experts of [N, experts] logits, [chosen, N] each, the heaviest first."""
@@ -114,11 +132,10 @@ class _Mix(torch.autograd.Function):
         plan, pairs = kernels.plan(chosen, mixing.experts), chosen.numel()
         both = kernels.product(x, up, up_bias, plan, pairs)
         wide = kernels.gated(both, scale.view(-1), mixing.alpha, mixing.limit)
-        out: Tensor = kernels.product(wide, down, None, plan, pairs).view(mixing.chosen, *x.shape).sum(0)
-        if down_bias is not None:
-            out += offset(scale, chosen, down_bias)
+        parts = kernels.product(wide, down, down_bias, plan, pairs, scale.view(-1))
         ctx.save_for_backward(x, scale, chosen, up, up_bias, down, down_bias, both)
         ctx.plan, ctx.mixing = plan, mixing
+        out: Tensor = parts.view(mixing.chosen, *x.shape).sum(0)
         return out
 
     @staticmethod
@@ -137,8 +154,9 @@ class _Mix(torch.autograd.Function):
         if down_bias is not None:
             wide_g = g.to(scale.dtype)
             g_scale += torch.stack([(wide_g * down_bias[row].to(scale.dtype)).sum(1) for row in chosen])
-            on_down_bias = _summed(torch.cat([s[:, None] * wide_g for s in scale]), chosen, down_bias)
-            on_up_bias = _summed(g_both, chosen, up_bias)
+            if needs[7]:
+                on_down_bias = _summed(torch.cat([s[:, None] * wide_g for s in scale]), chosen, down_bias)
+            on_up_bias = _summed(g_both, chosen, up_bias) if needs[5] else None
         on_x = (
             kernels.product(g_both, up.transpose(1, 2), None, plan, pairs)
             .view(mixing.chosen, *x.shape)
@@ -147,14 +165,82 @@ class _Mix(torch.autograd.Function):
         return on_x, g_scale, None, None, on_up, on_up_bias, on_down, on_down_bias
 
 
-def offset(scale: Tensor, chosen: Tensor, bias: Tensor) -> Tensor:
-    """Σ_j s_j · d_e, in `bias`'s dtype."""
-    mixed = (bias[chosen].to(scale.dtype) * scale[..., None]).sum(0)
-    return mixed.to(bias.dtype)
-
-
 def _summed(g: Tensor, chosen: Tensor, like: Tensor) -> Tensor:
     """Each expert's sum of its pairs' rows."""
     wide = torch.promote_types(g.dtype, torch.float32)
     total = torch.zeros(like.shape, dtype=wide, device=g.device)
     return total.index_add_(0, chosen.flatten(), g.to(wide)).to(like.dtype)
+
+
+# ------------------------------------------------------------------ config.json
+
+
+def mixing_of(raw: Mapping[str, Any], layout: Architecture) -> Mixing | None:
+    """What a `config.json` says of its experts; releases of transformers call their number differently."""
+    sparse = layout.sparse
+    if sparse is None:
+        return None
+
+    def first(*names: str) -> Any:
+        found = (given[n] for given in (raw, layout.defaults) for n in names if given.get(n) is not None)
+        return next(found, None)
+
+    if raw.get("router_jitter_noise"):
+        raise PanoplyError("A router that is given noise (router_jitter_noise) is not supported.")
+    clamp: dict[str, Any] = {}
+    if sparse.clamped:
+        clamp = {"bias": True, "alpha": float(first("swiglu_alpha")), "limit": float(first("swiglu_limit"))}
+    return Mixing(
+        experts=first("num_local_experts", "num_experts"),
+        chosen=first("num_experts_per_tok", "experts_per_token"),
+        inner=first(sparse.inner),
+        normalised=bool(raw.get("norm_topk_prob")) if sparse.normalised is None else sparse.normalised,
+        **clamp,
+    )
+
+
+def dense_of(raw: Mapping[str, Any], layout: Architecture, layers: int) -> tuple[int, ...]:
+    """The layers of a layout with experts that have none."""
+    if layout.sparse is None:
+        return ()
+    listed, step = raw.get("mlp_only_layers") or [], raw.get("decoder_sparse_step") or 1
+    return tuple(i for i in range(layers) if i in listed or (i + 1) % step)
+
+
+def described(mixing: Mixing | None, dense: tuple[int, ...], layout: Architecture) -> dict[str, Any]:
+    """Both as a `config.json` says them."""
+    if mixing is None or layout.sparse is None:
+        return {}
+    found: dict[str, Any] = {
+        "num_experts": mixing.experts,
+        "num_local_experts": mixing.experts,
+        "num_experts_per_tok": mixing.chosen,
+        layout.sparse.inner: mixing.inner,
+    }
+    if layout.sparse.normalised is None:
+        found["norm_topk_prob"] = mixing.normalised
+    if layout.sparse.clamped:
+        found |= {"swiglu_alpha": mixing.alpha, "swiglu_limit": mixing.limit}
+    if layout.sparse.inner != "intermediate_size":
+        found |= {"mlp_only_layers": list(dense), "decoder_sparse_step": 1}
+    return found
+
+
+def check_mixing(
+    mixing: Mixing | None, dense: tuple[int, ...], layers: int, model_type: str, layout: Architecture
+) -> None:
+    """Refuse what the layout does not have, and choices there are not enough experts for."""
+    if mixing is None:
+        if layout.sparse is not None or dense:
+            raise PanoplyError(
+                f"A {model_type} layout needs `mixing`: how many experts it has, and how wide they are."
+            )
+        return
+    if layout.sparse is None:
+        raise PanoplyError(f"The {model_type} layout has no experts; use qwen3_moe.")
+    if not 1 <= mixing.chosen <= mixing.experts:
+        raise PanoplyError(f"A token cannot go through {mixing.chosen} of {mixing.experts} experts.")
+    if dense and layout.sparse.inner == "intermediate_size":
+        raise PanoplyError(f"All layers of the {model_type} layout have experts; use qwen3_moe.")
+    if bad := [i for i in dense if not 0 <= i < layers]:
+        raise PanoplyError(f"There is no layer {bad[0]} among {layers} to be without experts.")

@@ -19,9 +19,9 @@ from panoply.files import is_file, is_folder, read_json
 from panoply.policies.adapter_folder import add_merged, is_adapter, model_under, read_adapter, settings_of
 from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.decoder import Decoder, DecoderConfig
+from panoply.policies.expert_files import from_disk, to_disk
 from panoply.policies.low_rank import plain_weights
 from panoply.policies.weights import INDEX, WHOLE, check_fit, read_weights, weight_files
-from panoply.without_compiler import unfilled
 
 if TYPE_CHECKING:
     from panoply.policies.foreign import Foreign
@@ -48,10 +48,10 @@ def load_model(
 
         return load_foreign(folder, dtype, device)
     config = DecoderConfig.from_hf(raw, str(folder / "config.json"))
-    with unfilled():
+    with torch.device("meta"):
         model = Decoder(config)
     weights = read_weights(files, dtype, device)
-    _check(model, weights, folder)
+    weights = _fitting(model, weights, folder)
     model.load_state_dict(weights, assign=True, strict=False)
     model.tie()
     return model.eval()
@@ -126,22 +126,27 @@ def generation_config(folder: str | Path) -> dict[str, bytes]:
     return {GENERATION: path.read_bytes()} if path.is_file() else {}
 
 
-def _check(model: Decoder, weights: dict[str, Tensor], folder: Path) -> None:
-    """Refuse weights that are not this model's; drop copies that older folders keep of what is computed."""
-    expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+def _fitting(model: Decoder, weights: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """Weights by their names in memory; those of another model are refused, copies of what is computed dropped."""
+    sparse, mixing = model.config.layout.sparse, model.config.mixing
+    if sparse and sparse.each and any(name.endswith("mlp.experts.gate_up_proj") for name in weights):
+        weights = to_disk(weights, sparse)  # named as transformers names them in memory
+    expected = {name: tuple(w.shape) for name, w in to_disk(model.state_dict(), sparse).items()}
     if model.config.tied:
         expected.pop("lm_head.weight")
         weights.pop("lm_head.weight", None)
     for name in [n for n in weights if n.endswith("rotary_emb.inv_freq")]:
         del weights[name]
     check_fit(expected, weights, plain(folder))
+    return from_disk(weights, sparse, mixing.experts if mixing else 0)
 
 
 def _write_decoder(model: Decoder, folder: Path, shard_bytes: int) -> None:
     raw = model.config.to_hf()
     raw["dtype"] = raw["torch_dtype"] = DTYPE_NAMES.get(model.dtype, "float32")
     (folder / "config.json").write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n")
-    weights = {n: w.detach().cpu().contiguous() for n, w in plain_weights(model).items()}
+    named = to_disk(plain_weights(model), model.config.layout.sparse)
+    weights = {n: w.detach().cpu().contiguous() for n, w in named.items()}
     if model.config.tied:
         del weights["lm_head.weight"]
     shards = _shards(weights, shard_bytes)

@@ -131,7 +131,7 @@ def _block(
     total, y = _add_norm(total, change, before, block)
     qkv, heads = _projected(attention, y)
     mixed = rotate_and_attend(
-        qkv, (cos, sin), heads, packing, attention.focus, attention.interleaved
+        qkv, (cos, sin), heads, packing, attention.focus, attention.interleaved, attention.sinks
     ).flatten(1)
     if keep is not None:
         keep(qkv[:, heads:])

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from panoply.experience import moved
 from panoply.kernels import host
-from panoply.policies.attention import Focus, capped
+from panoply.policies.attention import Focus, written_out
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Packing:
         }
         return Packing(longest=self.longest, **there)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, focus: Focus) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, focus: Focus, sinks: Tensor | None = None) -> Tensor:
         """[1, N, heads, size] queries and [1, N, kv_heads, size] keys and values to [1, N, heads, size]."""
         qkv = torch.cat([q[0], k[0], v[0]], dim=1)
         if not _has_kernel(q):
-            return attend(qkv, q.shape[2], self.layout, focus)[None]
+            return attend(qkv, q.shape[2], self.layout, focus, sinks)[None]
         still = q.new_zeros(q.shape[1], q.shape[3] // 2)
-        return rotate_and_attend(qkv, (still + 1, still), q.shape[2], self, focus)[None]
+        return rotate_and_attend(qkv, (still + 1, still), q.shape[2], self, focus, sinks=sinks)[None]
 
     @cached_property
     def layout(self) -> Layout:
@@ -144,6 +144,7 @@ class _Flash(torch.autograd.Function):
         packing: Packing,
         focus: Focus,
         interleaved: bool,
+        sinks: Tensor | None,
     ) -> Tensor:
         from panoply.kernels.train import turn
 
@@ -176,7 +177,12 @@ class _Flash(torch.autograd.Function):
                 False,
                 **_options(focus),
             )
-        ctx.save_for_backward(qkv, cos, sin, out, lse, *state[:2])
+        if sinks is not None:
+            # One score more in every sum: weights shrink, and a backward pass given the larger sum computes just these.
+            whole = torch.logaddexp(lse, sinks.float()[:, None])
+            out.mul_((lse - whole).exp().t()[..., None])
+            lse = whole
+        ctx.save_for_backward(qkv, cos, sin, out, lse, sinks, *state[:2])
         return out
 
     @staticmethod
@@ -184,7 +190,7 @@ class _Flash(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         from panoply.kernels.train import turn
 
-        qkv, cos, sin, out, lse, *state = ctx.saved_tensors
+        qkv, cos, sin, out, lse, sinks, *state = ctx.saved_tensors
         packing, heads, shared, focus = ctx.packing, ctx.heads, ctx.shared, ctx.focus
         kv = packing.spread(qkv[:, heads:])
         given = g.contiguous(), qkv[:, :heads], kv[:, :shared], kv[:, shared:], out, lse
@@ -208,7 +214,11 @@ class _Flash(torch.autograd.Function):
         turn(d_q, cos, sin, slope[:, :heads], -1.0, ctx.interleaved)
         turn(kept[:, :shared], cos, sin, slope[:, heads : heads + shared], -1.0, ctx.interleaved)
         slope[:, heads + shared :] = kept[:, shared:]
-        return slope, None, None, None, None, None, None
+        on_sinks = None
+        if sinks is not None:
+            taken = (sinks.float()[:, None] - lse).exp()
+            on_sinks = -(taken.t() * (g.float() * out).sum(-1)).sum(0).to(sinks.dtype)
+        return slope, None, None, None, None, None, None, on_sinks
 
 
 def _options(focus: Focus) -> dict[str, Any]:
@@ -224,13 +234,16 @@ def rotate_and_attend(
     packing: Packing,
     focus: Focus,
     interleaved: bool = False,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """[N, heads + 2 · kv_heads, size], which is overwritten with what was rotated, to [N, heads, size]."""
     if _has_kernel(qkv):
-        found: Tensor = _Flash.apply(qkv, *rotation, heads, packing, focus, interleaved)  # type: ignore[no-untyped-call]
+        found: Tensor = _Flash.apply(  # type: ignore[no-untyped-call]
+            qkv, *rotation, heads, packing, focus, interleaved, sinks
+        )
         return found
     turned = _Turn.apply(qkv, *rotation, (qkv.shape[1] + heads) // 2)  # type: ignore[no-untyped-call]
-    return attend(turned, heads, packing.layout, focus)
+    return attend(turned, heads, packing.layout, focus, sinks)
 
 
 def _has_kernel(x: Tensor) -> bool:
@@ -400,15 +413,15 @@ class _Unlay(torch.autograd.Function):
         return None, *parts
 
 
-def attend(qkv: Tensor, heads: int, layout: Layout, focus: Focus) -> Tensor:
+def attend(qkv: Tensor, heads: int, layout: Layout, focus: Focus, sinks: Tensor | None = None) -> Tensor:
     """[N, heads + 2 · kv_heads, size] to [N, heads, size]."""
     laid: tuple[Tensor, ...] = _Lay.apply(qkv, heads, layout)  # type: ignore[no-untyped-call]
     mixed = []
     for i, bucket in enumerate(layout.buckets):
         q, k, v = (x.transpose(1, 2) for x in laid[3 * i : 3 * i + 3])
         mask = bucket.mask(focus.window, q.dtype)
-        if focus.cap:
-            out = capped(q, k, v, mask, focus.scale or q.shape[-1] ** -0.5, focus.cap)
+        if focus.cap or sinks is not None:
+            out = written_out(q, k, v, mask, focus.scale or q.shape[-1] ** -0.5, focus.cap, sinks)
         else:
             out = torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, scale=focus.scale, enable_gqa=k.shape[1] < heads

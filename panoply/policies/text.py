@@ -23,7 +23,6 @@ from panoply.policies.low_rank import copied
 from panoply.policies.penalties import Said
 from panoply.policies.scoring import Head, scored
 from panoply.policies.tokenizer import Tokenizer
-from panoply.without_compiler import unfilled
 
 if TYPE_CHECKING:
     from panoply.policies.lora import Adapted
@@ -73,8 +72,9 @@ class TextPolicy:
         device: torch.device | str = "cpu",
     ) -> TextPolicy:
         """Random weights that depend on config and seed only: no global generator is read or moved."""
-        with unfilled("cpu"):
+        with torch.device("meta"):
             model = Decoder(config)
+        model.to_empty(device="cpu")
         model.tie()
         model.initialise(seed)
         return cls(model.to(device=device, dtype=dtype).eval(), tokenizer)

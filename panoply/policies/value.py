@@ -19,7 +19,6 @@ from panoply.policies.folder import read_config
 from panoply.policies.text import TextPolicy, fingerprint
 from panoply.policies.tokenizer import Tokenizer
 from panoply.policies.weights import check_fit, read_weights, weight_files
-from panoply.without_compiler import unfilled
 
 HEAD = "score.weight"
 
@@ -105,7 +104,7 @@ class ValueModel:
             raise PanoplyError(
                 f"The weights in {plain(folder)} do not fit: {HEAD} is {width} wide, not {config.width}."
             )
-        with unfilled():
+        with torch.device("meta"):
             model = Decoder(config)
         expected = {n: tuple(w.shape) for n, w in model.state_dict().items() if not n.startswith("lm_head")}
         check_fit(expected, weights, plain(folder))

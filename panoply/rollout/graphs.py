@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.policies.attention import Focus
-from panoply.policies.decoder import Block, Decoder
+from panoply.policies.decoder import Block, Decoder, FeedForward
+from panoply.policies.experts import Mixture
 from panoply.policies.fused import joined, prefill
 from panoply.policies.low_rank import PLAIN
 from panoply.policies.penalties import penalise_
@@ -26,6 +27,7 @@ from panoply.policies.scoring import has_triton, wide_product
 from panoply.rollout.rollouts import DEAD, LENGTH, STOP, Slots
 
 if TYPE_CHECKING:
+    from panoply.kernels.experts import Table
     from panoply.kernels.sample import Record
     from panoply.rollout.requests import CachedModel
     from panoply.rollout.sampling import Sampling
@@ -112,6 +114,19 @@ def fitting(model: Decoder, rows: int, capacity: int) -> int:
 
 
 @dataclass(frozen=True)
+class _Gated:
+    """The weights of a feed-forward layer."""
+
+    both: tuple[Tensor, Tensor | None]
+    gelu: bool
+    down: tuple[Tensor, Tensor | None]
+
+    @classmethod
+    def of(cls, mlp: FeedForward) -> _Gated:
+        return cls(joined(mlp.inputs), mlp.activation != "silu", joined([mlp.down_proj]))
+
+
+@dataclass(frozen=True)
 class _Layer:
     """A block's weights, with those of products that share their input joined."""
 
@@ -122,9 +137,8 @@ class _Layer:
     whole: bool
     """Whether these are of whole projections, not of single heads."""
     out: tuple[Tensor, Tensor | None]
-    both: tuple[Tensor, Tensor | None]
-    gelu: bool
-    down: tuple[Tensor, Tensor | None]
+    sinks: Tensor | None
+    mlp: _Gated | Mixture
     focus: Focus
     table: int
     interleaved: bool
@@ -138,9 +152,8 @@ class _Layer:
             (a.q_norm.weight.detach(), a.k_norm.weight.detach()) if a.qk_norm else None,
             a.qk_norm == "whole",
             joined([a.o_proj]),
-            joined(m.inputs),
-            m.activation != "silu",
-            joined([m.down_proj]),
+            None if a.sinks is None else a.sinks.detach(),
+            m if isinstance(m, Mixture) else _Gated.of(m),
             a.focus,
             a.table,
             a.interleaved,
@@ -173,6 +186,7 @@ class GraphDecoder:
         self.stops = torch.zeros(self.vocab, dtype=torch.bool, device=self.device)
         self.rule, self.penalises = Rule.empty(self.device), False
         self.penalty = torch.ones((), device=self.device)
+        self._tables: dict[int, Table] = {}
         self._resize()
         self.setup_seconds = time.perf_counter() - began
 
@@ -300,7 +314,7 @@ class GraphDecoder:
 
     def _step(self, size: int, record: Record | None) -> Tensor:
         """One token more for the first `size` slots; with a record it is drawn and noted as well."""
-        from panoply.kernels.decode import add_norm, cap_all, chained, gated
+        from panoply.kernels.decode import add_norm, cap_all
         from panoply.kernels.sample import draw_and_move
 
         x = F.embedding(self.state.token[:size], self.embedding)
@@ -312,7 +326,7 @@ class GraphDecoder:
             y = add_norm(x, change, before, self.stream, after)
             mixed = self._attend(index, layer, y, self.state.position[:size])
             y = add_norm(x, _onto(mixed, layer.out), before_mlp, self.stream, after_attention)
-            change = _onto(gated(F.linear(y, *layer.both), layer.gelu, chained()), layer.down)
+            change = self._feed(layer.mlp, y)
             after = after_mlp
         y = add_norm(x, change, self.last_norm, self.stream, after)
         logits = wide_product(y if self.logit_divisor == 1.0 else y / self.logit_divisor, self.head.t())
@@ -324,6 +338,16 @@ class GraphDecoder:
             draw_and_move(logits, self.temperature, self.stops, self.state, record, STOP, LENGTH, self.rule)
         return logits
 
+    def _feed(self, mlp: _Gated | Mixture, y: Tensor) -> Tensor:
+        from panoply.kernels.decode import chained, gated
+        from panoply.kernels.experts import Table
+
+        if isinstance(mlp, Mixture):
+            if len(y) not in self._tables:
+                self._tables[len(y)] = Table.of(len(y), mlp.mixing.chosen, mlp.mixing.experts, self.device)
+            return mlp.decode(y, self._tables[len(y)])
+        return _onto(gated(F.linear(y, *mlp.both), mlp.gelu, chained()), mlp.down)
+
     def _attend(self, index: int, layer: _Layer, y: Tensor, position: Tensor) -> Tensor:
         from panoply.kernels.decode import decode_attention, norm_spans
 
@@ -334,7 +358,16 @@ class GraphDecoder:
         keys, values = self.cache.layer(index)
         angles = self.angles[layer.table]
         return decode_attention(
-            qkv, angles, keys, values, position, norms, self.stream, layer.focus, layer.interleaved
+            qkv,
+            angles,
+            keys,
+            values,
+            position,
+            norms,
+            self.stream,
+            layer.focus,
+            layer.interleaved,
+            layer.sinks,
         )
 
 

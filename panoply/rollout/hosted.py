@@ -24,8 +24,8 @@ from panoply.rollout.requests import CachedModel
 
 
 def host_decoder(model: CachedModel, cache: Cache) -> HostDecoder | None:
-    """None where blocks are not plain: on another device, with adapters of PEFT, or of another architecture."""
-    if not isinstance(model, Decoder) or model.device.type != "cpu" or not model.fuses:
+    """None where blocks are not plain: on another device, with adapters of PEFT, with experts, or of others."""
+    if not isinstance(model, Decoder) or model.device.type != "cpu" or not model.fuses or model.config.mixing:
         return None
     layers = (m for block in model.model.layers for m in block.modules() if hasattr(m, "out_features"))
     if any(type(layer) not in PLAIN for layer in layers):

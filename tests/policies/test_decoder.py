@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from panoply.errors import PanoplyError
 from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.attention import Cache
 from panoply.policies.decoder import Decoder, DecoderConfig
+from panoply.policies.expert_files import from_disk
+from panoply.policies.experts import Mixing
 from panoply.policies.folder import load_model, save_model
 from panoply.policies.packing import pack
 
@@ -40,6 +43,11 @@ TWO_BASES = {
 TWO_SCALES = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}
 GRANITE = {
     "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 5.0,
+}  # fmt: skip
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+OSS = {
+    "num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 6, "swiglu_limit": 0.5,
+    "rope_parameters": {**YARN, "truncate": False},
 }  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -74,10 +82,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite": ("granite", {**GRANITE, **EMPTY}),
     "granite-biases": ("granite", {**GRANITE, **EMPTY, "attention_bias": True, "mlp_bias": True}),
+    "qwen3-moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [1], "head_dim": 12}),
+    "qwen3-moe-free": ("qwen3_moe", {**EXPERTS, "decoder_sparse_step": 2, "attention_bias": True}),
+    "mixtral": ("mixtral", {"num_local_experts": 5, "sliding_window": 6}),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, **EMPTY}),
+    "olmoe-normed": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, **EMPTY}),
+    "gpt-oss": ("gpt_oss", {**OSS, **EMPTY}),
+    "gpt-oss-plain": ("gpt_oss", {**OSS, "head_dim": 12, "attention_bias": False, "rope_parameters": LINEAR}),
     "glm": ("glm", {"head_dim": 16, **EMPTY}),
     "glm4": ("glm4", {"head_dim": 16, **EMPTY}),
     "glm4-quarter": ("glm4", {"head_dim": 8, "attention_bias": False, "rope_parameters": QUARTER, **EMPTY}),
 }
+
+SPARSE = ["qwen3-moe", "mixtral", "olmoe", "gpt-oss"]
 
 
 def theirs(name: str) -> Any:
@@ -96,8 +113,15 @@ def theirs(name: str) -> Any:
 
 def ours(model: Any) -> Decoder:
     decoder = Decoder(DecoderConfig.from_hf(model.config.to_dict()))
-    decoder.load_state_dict(model.state_dict())
+    decoder.load_state_dict(as_ours(model.state_dict(), decoder))
     return decoder
+
+
+def as_ours(weights: Mapping[str, torch.Tensor], decoder: Decoder) -> dict[str, torch.Tensor]:
+    """Weights, or their slopes, that transformers has in memory, as the decoder has them."""
+    named = {name.replace(".mlp.gate.", ".mlp.router."): w for name, w in weights.items()}
+    sparse = decoder.config.layout.sparse
+    return named if sparse is None or sparse.each else from_disk(named, sparse, 0)
 
 
 def sequences(length: int = 21) -> torch.Tensor:
@@ -142,6 +166,7 @@ FAMILIES = [
     "granite",
     "glm",
     "glm4",
+    *SPARSE,
 ]
 
 
@@ -180,10 +205,14 @@ def test_decoding_with_a_cache_is_the_full_forward(name: str) -> None:
 def test_gradients_in_float64_are_those_of_transformers(name: str) -> None:
     """Of all weights under the names they have there, through prompts that are packed and shared, and without."""
     model = theirs(name).double()
+    if name in SPARSE:
+        model.set_experts_implementation(
+            "eager"
+        )  # its kernels know no float64; an auxiliary loss is in neither
     decoder, tokens = ours(model).double(), sequences(12)[:2]
     tokens[:, :5] = tokens[0, :5]
     weight = torch.randn(2, 12, 53, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    right = slopes(model, (model(tokens).logits * weight).sum())
+    right = as_ours(slopes(model, (model(tokens).logits * weight).sum()), decoder)
 
     def packed() -> torch.Tensor:
         """The prefix once, then what differs of both rows."""
@@ -316,9 +345,14 @@ def test_fields_that_a_layout_does_not_have_are_refused_by_name(
 def test_a_config_made_by_hand_is_read_as_it_was_written(layout: str) -> None:
     windowed = (3, 0) if ARCHITECTURES[layout].windows == "layers" else ()
     local = 50.0 if ARCHITECTURES[layout].local_theta else 0.0
-    if ARCHITECTURES[layout].mlp != "gated":
-        pytest.skip("mixtures of experts have tests of their own")
-    made = DecoderConfig(20, 16, 2, 2, model_type=layout, windows=windowed, local_theta=local, norm_eps=1e-4)
+    sparse, mixing = ARCHITECTURES[layout].sparse, None
+    if sparse is not None:
+        clamp = {"bias": True, "alpha": 1.5, "limit": 3.0} if sparse.clamped else {}
+        mixing = Mixing(6, 2, 10, **clamp)
+    made = DecoderConfig(
+        20, 16, 2, 2, model_type=layout, windows=windowed, local_theta=local, norm_eps=1e-4, mixing=mixing,
+        dense=(1,) if layout == "qwen3_moe" else (),
+    )  # fmt: skip
     read = DecoderConfig.from_hf(made.to_hf())
     assert replace(read, extras={}, query_scalar=0.0, attention_scale=0.0) == made
     assert read.score_scale == made.score_scale

@@ -1,4 +1,4 @@
-"""Mixtures of experts: the layer alone against plain expressions, in float64, forward and backward."""
+"""Mixtures of experts: the layer against plain expressions in float64, models through all their paths, kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import torch
 from torch import Tensor
 
 from panoply.kernels import host_experts
+from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.experts import Mixing, Mixture
+from panoply.policies.text import TextPolicy
+from panoply.rollout.engine import Request, Sampling, TextEngine
+from tests.policies.test_text import RAGGED, TOKENIZER, experience, gradients
+from tests.rollout.test_engine import rescored
 
 MIXINGS = [
     Mixing(experts=5, chosen=2, inner=6),
@@ -81,13 +86,66 @@ def test_rows_of_any_shape_and_none_at_all() -> None:
     assert made(x[:, :0]).shape == (2, 0, 8)
 
 
+CONFIGS = {
+    "experts": {"model_type": "qwen3_moe", "mixing": Mixing(6, 2, 20), "dense": (1,)},
+    "sinks": {
+        "model_type": "gpt_oss", "mixing": Mixing(6, 3, 20, bias=True, alpha=1.7, limit=0.5), "windows": (4, 0, 4),
+    },
+}  # fmt: skip
+
+
+def fresh(kind: str) -> TextPolicy:
+    made = TextPolicy.fresh(
+        DecoderConfig(14, width=32, layers=3, heads=4, kv_heads=2, **CONFIGS[kind]), TOKENIZER
+    )
+    with torch.no_grad():
+        for name, weight in made.model.named_parameters():
+            if name.endswith(("bias", "sinks")):
+                weight.copy_(torch.linspace(-1, 1, weight.numel()).view_as(weight))
+    return made
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_packed_rows_padded_rows_and_recomputed_blocks_are_one_function(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = fresh(kind), experience(RAGGED)
+    weight = torch.linspace(-1, 2, len(data))
+    model.model.double()
+    packed, slopes = model.score(data)["logp"], gradients(model, data, weight)
+    model.model.checkpointing = True
+    again = gradients(model, data, weight)
+    model.model.checkpointing = False
+    monkeypatch.setattr(Decoder, "packs", False)
+    padded, expected = model.score(data)["logp"], gradients(model, data, weight)
+    torch.testing.assert_close(packed, padded, rtol=1e-10, atol=1e-10)
+    for name, slope in expected.items():
+        torch.testing.assert_close(slopes[name], slope, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(again[name], slope, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_what_is_sampled_is_scored_with_the_same_probability(kind: str) -> None:
+    model = fresh(kind).model
+    requests = [Request((1, 2, 3), (7, 8, 9)), Request((4, 5, 6, 7, 8), (10,))]
+    found = TextEngine(model).generate(requests, Sampling(max_tokens=9))
+    torch.testing.assert_close(rescored(model, found), found.decisions["logp"], rtol=1e-5, atol=1e-5)
+
+
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 
 @CUDA
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("tokens", [1, 37, 3000])
-@pytest.mark.parametrize("mixing", MIXINGS)
+@pytest.mark.parametrize(
+    ("mixing", "tokens", "dtype"),
+    [
+        (MIXINGS[0], 1, torch.bfloat16),
+        (MIXINGS[1], 3000, torch.bfloat16),
+        (MIXINGS[2], 200, torch.bfloat16),
+        (MIXINGS[2], 37, torch.float32),
+        (MIXINGS[0], 300, torch.float16),
+    ],
+)
 def test_kernels_are_the_host_s_functions(mixing: Mixing, tokens: int, dtype: torch.dtype) -> None:
     """Against float64 on the same rounded numbers; tolerances are a few roundings of the sums' own size."""
     from panoply.kernels import experts
@@ -120,6 +178,11 @@ def test_kernels_are_the_host_s_functions(mixing: Mixing, tokens: int, dtype: to
     both = experts.product(x[0], up[0], bias[0], there, k * tokens)
     close(both, exact)
     close(experts.product(x[0], up[0], bias[0], quick_plan, k * tokens, few=True), exact)
+    scaled = scale.cuda(), scale.double()
+    close(
+        experts.product(x[0], up[0], bias[0], there, k * tokens, scaled[0]),
+        host_experts.product(x[1], up[1], bias[1], here, k * tokens, scaled[1]),
+    )
     close(
         experts.product(aim[0], down[0].transpose(1, 2), None, there, k * tokens),
         host_experts.product(aim[1], down[1].transpose(1, 2), None, here, k * tokens),
