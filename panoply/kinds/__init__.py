@@ -128,6 +128,9 @@ class Kind(Protocol):
     def remark(self, source: str, world: Any, settings: Lora) -> str:
         """What a user should know before a starting point is opened, or gets adapters; most have none."""
 
+    def runs(self, source: str, world: Any) -> str:
+        """What a plan says of a starting point that needs no remark; mostly nothing."""
+
     def check_output(self, output: str, of: str) -> None:
         """Refuse an output that the policy, or its snapshot `of`, does not have."""
 

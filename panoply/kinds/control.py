@@ -132,6 +132,10 @@ def remark(source: str, world: ControlWorld, settings: Lora) -> str:
     return ""
 
 
+def runs(source: str, world: ControlWorld) -> str:
+    return ""
+
+
 def check_output(output: str, of: str) -> None:
     if of.startswith("mix:"):
         raise PanoplyError(

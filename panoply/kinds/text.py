@@ -114,6 +114,11 @@ def remark(source: str, world: TextWorld, settings: Lora) -> str:
     return build.slower(source, world)
 
 
+def runs(source: str, world: TextWorld) -> str:
+    kind = build.layout_of(source, world)
+    return f"'{kind}' runs natively: fused blocks, and on a GPU graphs." if kind else ""
+
+
 def check_output(output: str, of: str) -> None:
     taps.parse(output)
 

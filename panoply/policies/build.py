@@ -80,17 +80,22 @@ def model_source(source: str, world: TextWorld) -> Path | None:
 
 def slower(source: str, world: TextWorld) -> str:
     """What to say of a model that this library does not run itself, before it is opened; nothing of others."""
-    try:
-        folder = model_source(source, world)
-        kind = "" if folder is None else read_config(folder)["model_type"]
-    except PanoplyError:  # said by whoever opens it
-        return ""
+    kind = layout_of(source, world)
     if not kind or kind in ARCHITECTURES:
         return ""
     return (
-        f"'{plain(kind)}' runs through transformers, which is several times slower than the layouts of "
+        f"'{kind}' runs through transformers, which is several times slower than the layouts of "
         f"{', '.join(ARCHITECTURES)}."
     )
+
+
+def layout_of(source: str, world: TextWorld) -> str:
+    """The `model_type` of a model in a folder, before it is opened; empty of new ones, and of what cannot be read."""
+    try:
+        folder = model_source(source, world)
+        return "" if folder is None else plain(read_config(folder)["model_type"])
+    except PanoplyError:  # said by whoever opens it
+        return ""
 
 
 def open_policy(

@@ -84,8 +84,9 @@ def planned(made: Plan) -> str:
         ),
     ]
     world = made.world()
-    if remark := kind_of(world).remark(options.model, world, made.lora):
-        rows.append(("model", remark))
+    kind = kind_of(world)
+    if said := kind.remark(options.model, world, made.lora) or kind.runs(options.model, world):
+        rows.append(("model", said))
     rows += _exploration(world)
     pieces = [
         f"{made.method_id} on {made.world_id}, seed {options.seed}",

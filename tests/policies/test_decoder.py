@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+import panoply as pp
 from panoply.errors import PanoplyError
 from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.attention import Cache
@@ -19,6 +20,9 @@ from panoply.policies.expert_files import from_disk
 from panoply.policies.experts import Mixing
 from panoply.policies.folder import load_model, save_model
 from panoply.policies.packing import pack
+from panoply.policies.text import TextPolicy
+from panoply.registry import find
+from panoply.report.text import planned
 
 AUTO: Any = transformers.AutoModelForCausalLM
 LLAMA3 = {
@@ -356,6 +360,16 @@ def test_a_config_made_by_hand_is_read_as_it_was_written(layout: str) -> None:
     read = DecoderConfig.from_hf(made.to_hf())
     assert replace(read, extras={}, query_scalar=0.0, attention_scale=0.0) == made
     assert read.score_scale == made.score_scale
+
+
+def test_plan_says_that_a_layout_runs_natively(tmp_path: Path) -> None:
+    world = find("world", "chain").build()
+    policy = TextPolicy.fresh(
+        DecoderConfig(**{**world.default_model(), "model_type": "gemma2"}), world.tokenizer
+    )
+    policy.save(tmp_path / "model")
+    made = pp.plan("grpo", "chain", model=str(tmp_path / "model"))
+    assert "'gemma2' runs natively" in planned(made)
 
 
 def test_initial_weights_depend_on_the_seed_only() -> None:
