@@ -56,6 +56,7 @@ def add_lora(
     if isinstance(model, Foreign) or settings.dora:
         return _through_peft(policy, rank, seed, settings, folder)
     linear, saved = low_rank.linear_layers(model), None if folder is None else read_adapter(folder)
+    _refuse_experts(model, settings)
     if saved is None:
         ranks = dict.fromkeys(settings.layers(linear, rank), rank)
     else:
@@ -69,6 +70,21 @@ def add_lora(
         load_factors(model, saved)
     policy.adapted = Adapted(rank, settings, before if saved is None else None)
     return policy
+
+
+def _refuse_experts(model: Any, settings: Lora) -> None:
+    """A layer's experts are one tensor, which no adapter is for; attention and layers without experts have them."""
+    if model.config.mixing is None:
+        return
+    inside = {part for name, _ in model.named_parameters() if ".mlp." in name for part in name.split(".")[3:]}
+    inside -= {part for name in low_rank.linear_layers(model) for part in name.split(".")} | {
+        "weight",
+        "bias",
+    }
+    if named := [word for word in settings.target_modules if word in inside]:
+        raise PanoplyError(
+            f"lora.target_modules cannot name {named[0]}: experts and routers get no adapters; attention's layers do."
+        )
 
 
 def begun_with(policy: TextPolicy) -> TextPolicy | None:

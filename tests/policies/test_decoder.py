@@ -332,6 +332,15 @@ def test_what_the_decoder_cannot_do_it_refuses(change: dict[str, Any], message: 
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers of config.json is of 1 layers"),
         ("glm4", {"rope_parameters": {"partial_rotary_factor": 0.2}}, "cannot be turned in pairs"),
         ("granite", {"logits_scaling": 0.0}, "logits_scaling is from"),
+        ("qwen3-moe", {"router_bias": True}, "router_bias"),
+        ("qwen3-moe", {"n_shared_experts": 1}, "n_shared_experts"),
+        ("qwen3-moe", {"num_experts_per_tok": 7}, "cannot go through 7 of 6 experts"),
+        ("qwen3-moe", {"num_experts_per_tok": 0}, "num_experts_per_tok is from 1"),
+        ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("gpt-oss", {"quantization_config": {"quant_method": "mxfp4"}}, "dequantize=True"),
+        ("gpt-oss", {"swiglu_limit": 0.0}, "swiglu_limit is from"),
+        ("llama", {"num_local_experts": 4}, "num_local_experts"),
     ],
 )
 def test_fields_that_a_layout_does_not_have_are_refused_by_name(
