@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.decoder import Decoder, DecoderConfig
-from panoply.policies.decoder_config import ARCHITECTURES
 from panoply.policies.text import TextPolicy
 from panoply.policies.tokenizer import Tokenizer
 

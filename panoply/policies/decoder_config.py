@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
-from panoply.files import brief, conform, is_number
+from panoply.files import brief
+from panoply.policies import rotary
 from panoply.policies.architectures import ARCHITECTURES, Architecture, not_understood, without_positions
+from panoply.policies.config_schema import check_config
 from panoply.policies.experts import Mixing, check_mixing, dense_of, described, mixing_of
 
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -22,127 +23,6 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
 """What may stand in a config, and what is meant."""
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-NEEDED = {
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor", "original_max_position_embeddings"),
-}
-"""What each kind of scaling must say."""
-SIZES: dict[str, tuple[float, float]] = {
-    "vocab_size": (1, 2**24),
-    "hidden_size": (1, 2**20),
-    "num_hidden_layers": (1, 1000),
-    "num_attention_heads": (1, 2**16),
-    "num_key_value_heads": (1, 2**16),
-    "head_dim": (2, 2**16),
-    "intermediate_size": (1, 2**24),
-    "max_position_embeddings": (1, 2**31),
-    "sliding_window": (0, 2**31),
-    "max_window_layers": (0, 2**31),
-    "rms_norm_eps": (0, 1),
-    "rope_theta": (1.001, 1e30),
-    "rope_local_base_freq": (1.001, 1e30),
-    "sliding_window_pattern": (1, 1000),
-    "no_rope_layer_interval": (1, 1000),
-    "query_pre_attn_scalar": (1e-6, 1e6),
-    "attn_logit_softcapping": (1e-3, 1e9),
-    "final_logit_softcapping": (1e-3, 1e9),
-    "embedding_multiplier": (1e-6, 1e6),
-    "residual_multiplier": (1e-6, 1e6),
-    "attention_multiplier": (1e-9, 1e6),
-    "logits_scaling": (1e-6, 1e6),
-    "partial_rotary_factor": (0, 1),
-    "num_experts": (1, 2**16),
-    "num_local_experts": (1, 2**16),
-    "num_experts_per_tok": (1, 2**10),
-    "moe_intermediate_size": (1, 2**24),
-    "decoder_sparse_step": (1, 1000),
-    "swiglu_alpha": (0, 1e6),
-    "swiglu_limit": (1e-6, 1e6),
-    "n_embd": (1, 2**20),
-    "n_layer": (1, 1000),
-    "n_head": (1, 2**16),
-    "n_positions": (1, 2**24),
-    "n_inner": (1, 2**24),
-}
-"""What can be believed of a model's sizes, under the names of all architectures."""
-POSITIVE = (
-    "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast",
-    "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "rope_theta",
-)  # fmt: skip
-"""Numbers of rotary scaling, all above 0."""
-
-
-class Rope(TypedDict):
-    """`rope_scaling`, or `rope_parameters` from transformers 5 on."""
-
-    rope_type: NotRequired[str | None]
-    type: NotRequired[str | None]
-    rope_theta: NotRequired[float | None]
-    factor: NotRequired[float | None]
-    low_freq_factor: NotRequired[float | None]
-    high_freq_factor: NotRequired[float | None]
-    original_max_position_embeddings: NotRequired[float | None]
-    beta_fast: NotRequired[float | None]
-    beta_slow: NotRequired[float | None]
-    mscale: NotRequired[float | None]
-    mscale_all_dim: NotRequired[float | None]
-    attention_factor: NotRequired[float | None]
-    truncate: NotRequired[bool | None]
-    partial_rotary_factor: NotRequired[float | None]
-    full_attention: NotRequired[dict[str, Any] | None]
-    sliding_attention: NotRequired[dict[str, Any] | None]
-
-
-class HfConfig(TypedDict):
-    """What is read of the `config.json` of the layouts above; other keys are kept as they are."""
-
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    num_key_value_heads: NotRequired[int | None]
-    head_dim: NotRequired[int | None]
-    max_position_embeddings: NotRequired[int | None]
-    tie_word_embeddings: NotRequired[bool | None]
-    rms_norm_eps: NotRequired[float | None]
-    rope_theta: NotRequired[float | None]
-    rope_scaling: NotRequired[Rope | None]
-    rope_parameters: NotRequired[Rope | None]
-    partial_rotary_factor: NotRequired[float | None]
-    attention_bias: NotRequired[bool | None]
-    mlp_bias: NotRequired[bool | None]
-    sliding_window: NotRequired[int | None]
-    use_sliding_window: NotRequired[bool | None]
-    max_window_layers: NotRequired[int | None]
-    layer_types: NotRequired[list[str] | None]
-    sliding_window_pattern: NotRequired[int | None]
-    no_rope_layers: NotRequired[list[int] | None]
-    no_rope_layer_interval: NotRequired[int | None]
-    rope_local_base_freq: NotRequired[float | None]
-    hidden_act: NotRequired[str | None]
-    hidden_activation: NotRequired[str | None]
-    query_pre_attn_scalar: NotRequired[float | None]
-    attn_logit_softcapping: NotRequired[float | None]
-    final_logit_softcapping: NotRequired[float | None]
-    embedding_multiplier: NotRequired[float | None]
-    residual_multiplier: NotRequired[float | None]
-    attention_multiplier: NotRequired[float | None]
-    logits_scaling: NotRequired[float | None]
-    num_experts: NotRequired[int | None]
-    num_local_experts: NotRequired[int | None]
-    num_experts_per_tok: NotRequired[int | None]
-    moe_intermediate_size: NotRequired[int | None]
-    norm_topk_prob: NotRequired[bool | None]
-    decoder_sparse_step: NotRequired[int | None]
-    mlp_only_layers: NotRequired[list[int] | None]
-    router_jitter_noise: NotRequired[float | None]
-    swiglu_alpha: NotRequired[float | None]
-    swiglu_limit: NotRequired[float | None]
-    clip_qkv: NotRequired[float | None]
 
 
 @dataclass(frozen=True)
@@ -227,8 +107,8 @@ class DecoderConfig:
             known = " and ".join(dict.fromkeys(ACTIVATIONS.values()))
             raise PanoplyError(f"The decoder's activations are {known}; this model has '{self.activation}'.")
         self._check_layers()
-        if self.rope_type not in ROPE_TYPES:
-            known = ", ".join(ROPE_TYPES)
+        if self.rope_type not in rotary.TYPES:
+            known = ", ".join(rotary.TYPES)
             raise PanoplyError(f"Rotary scaling '{self.rope_type}' is not supported; there is {known}.")
 
     def _check_layers(self) -> None:
@@ -394,9 +274,9 @@ class DecoderConfig:
             if kind == "none":
                 found.append((torch.zeros(self.rotary_dim // 2, device="cpu"), 1.0))
             elif kind == "local":
-                found.append((_plain(self.rotary_dim, self.local_theta), 1.0))
+                found.append((rotary.plain(self.rotary_dim, self.local_theta), 1.0))
             else:
-                found.append(_frequencies(self))
+                found.append(rotary.scaled(self.rotary_dim, self.rope_theta, self.rope_scaling))
         return found
 
     def _turning(self, layer: int) -> str:
@@ -406,39 +286,6 @@ class DecoderConfig:
 
     def _tables(self) -> list[str]:
         return list(dict.fromkeys(self._turning(i) for i in range(self.layers)))
-
-
-def check_config(raw: Mapping[str, Any], where: str) -> None:
-    """Refuse numbers that are no numbers, and sizes that no model has: what follows would trust them."""
-    conform(raw, HfConfig, where)
-    check_sizes(raw, where)
-    for group in ("rope_scaling", "rope_parameters"):
-        rope = raw.get(group) or {}
-        for kind in ("full_attention", "sliding_attention"):
-            if rope.get(kind):
-                conform(rope[kind], Rope, f"{group}.{kind} of {where}")
-        nested = [
-            (n, v)
-            for kind in ("full_attention", "sliding_attention")
-            for n, v in (rope.get(kind) or {}).items()
-        ]
-        for name, value in [*rope.items(), *nested]:
-            if name in POSITIVE and value is not None and not value > 0:
-                raise PanoplyError(f"{where} cannot be used: {group}.{name} is above 0, not {value:g}.")
-
-
-def check_sizes(raw: Mapping[str, Any], where: str) -> None:
-    """The same for any architecture, of those sizes that it has."""
-    for name, (least, most) in SIZES.items():
-        value = raw.get(name)
-        if value is None:
-            continue
-        if not is_number(value):
-            raise PanoplyError(f"{where} cannot be used: {name} is a number, not {brief(value)}.")
-        if not least <= value <= most:
-            raise PanoplyError(
-                f"{where} cannot be used: {name} is from {least:,} to {most:,}, not {value:,}."
-            )
 
 
 def _refuse_unsupported(raw: Mapping[str, Any], layout: Architecture) -> None:
@@ -512,61 +359,3 @@ def _windows_of(raw: Mapping[str, Any], layout: Architecture, layers: int) -> tu
     if strange := set(kinds) - {"sliding_attention", "full_attention"}:
         raise PanoplyError(f"Layers of kind {brief(min(strange))} are not known to this layout.")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
-
-
-def _plain(size: int, base: float) -> Tensor:
-    steps = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
-    return 1.0 / base**steps
-
-
-def _frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
-    base, scaling, kind = config.rope_theta, config.rope_scaling, config.rope_type
-    plain = _plain(config.rotary_dim, base)
-    try:
-        if kind == "linear":
-            return plain / float(scaling["factor"]), 1.0
-        if kind == "llama3":
-            return _llama3(plain, scaling), 1.0
-        if kind == "yarn":
-            return _yarn(plain, base, scaling)
-    except (KeyError, TypeError) as missing:
-        names = ", ".join(NEEDED[kind]) if isinstance(missing, TypeError) else missing
-        raise PanoplyError(f"Rotary scaling '{kind}' needs {names} in config.json.") from None
-    return plain, 1.0
-
-
-def _llama3(plain: Tensor, scaling: Mapping[str, Any]) -> Tensor:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
-    factor, low, high = (float(scaling[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
-    if not low < high:
-        raise PanoplyError(
-            f"Rotary scaling 'llama3' needs low_freq_factor below high_freq_factor, not {low:g} and {high:g}."
-        )
-    turns = float(scaling["original_max_position_embeddings"]) * plain / (2 * math.pi)
-    keep = ((turns - low) / (high - low)).clamp(0, 1)
-    return plain * keep + plain / factor * (1 - keep)
-
-
-def _yarn(plain: Tensor, base: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """As llama3, but the blend is linear in the dimension's index; attention is sharpened besides."""
-    factor, original = float(scaling["factor"]), float(scaling["original_max_position_embeddings"])
-    size = 2 * len(plain)
-
-    def index_of(turns: float) -> float:
-        return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
-
-    low, high = index_of(scaling.get("beta_fast") or 32), index_of(scaling.get("beta_slow") or 1)
-    if scaling.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, size - 1)
-    ramp = (torch.arange(len(plain), dtype=torch.float32, device="cpu") - low) / (max(high - low, 0) or 0.001)
-    keep = 1 - ramp.clamp(0, 1)
-
-    def sharpening(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    attention = scaling.get("attention_factor")
-    if attention is None:
-        top, bottom = scaling.get("mscale"), scaling.get("mscale_all_dim")
-        attention = sharpening(top) / sharpening(bottom) if top and bottom else sharpening(1.0)
-    return plain * keep + plain / factor * (1 - keep), float(attention)

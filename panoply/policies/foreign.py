@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from panoply.errors import PanoplyError, needs_extra, plain
 from panoply.files import is_file, read_json
 from panoply.policies.attention import Visibility
-from panoply.policies.decoder_config import check_sizes
+from panoply.policies.config_schema import check_sizes
 from panoply.policies.scoring import wide_product
 from panoply.policies.weights import check_finite, listed, weight_files
 

@@ -1,0 +1,79 @@
+"""Rotary positions: how many radians each pair of dimensions turns from one position to the next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from panoply.errors import PanoplyError
+
+TYPES = ("default", "linear", "llama3", "yarn")
+NEEDED = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+"""What each kind of scaling must say."""
+
+
+def plain(size: int, base: float) -> Tensor:
+    """Without scaling: base^(−2i / size) for pair i of the dimensions that are turned."""
+    steps = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
+    return 1.0 / base**steps
+
+
+def scaled(size: int, base: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
+    """By `rope_type` and its numbers; with them the factor on cosine and sine."""
+    kind, unscaled = str(scaling.get("rope_type", "default")), plain(size, base)
+    try:
+        if kind == "linear":
+            return unscaled / float(scaling["factor"]), 1.0
+        if kind == "llama3":
+            return _llama3(unscaled, scaling), 1.0
+        if kind == "yarn":
+            return _yarn(unscaled, base, scaling)
+    except (KeyError, TypeError) as missing:
+        names = ", ".join(NEEDED[kind]) if isinstance(missing, TypeError) else missing
+        raise PanoplyError(f"Rotary scaling '{kind}' needs {names} in config.json.") from None
+    return unscaled, 1.0
+
+
+def _llama3(plain: Tensor, scaling: Mapping[str, Any]) -> Tensor:
+    """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    factor, low, high = (float(scaling[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
+    if not low < high:
+        raise PanoplyError(
+            f"Rotary scaling 'llama3' needs low_freq_factor below high_freq_factor, not {low:g} and {high:g}."
+        )
+    turns = float(scaling["original_max_position_embeddings"]) * plain / (2 * math.pi)
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * keep + plain / factor * (1 - keep)
+
+
+def _yarn(plain: Tensor, base: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
+    """As llama3, but the blend is linear in the dimension's index; attention is sharpened besides."""
+    factor, original = float(scaling["factor"]), float(scaling["original_max_position_embeddings"])
+    size = 2 * len(plain)
+
+    def index_of(turns: float) -> float:
+        return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = index_of(scaling.get("beta_fast") or 32), index_of(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    ramp = (torch.arange(len(plain), dtype=torch.float32, device="cpu") - low) / (max(high - low, 0) or 0.001)
+    keep = 1 - ramp.clamp(0, 1)
+
+    def sharpening(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    attention = scaling.get("attention_factor")
+    if attention is None:
+        top, bottom = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        attention = sharpening(top) / sharpening(bottom) if top and bottom else sharpening(1.0)
+    return plain * keep + plain / factor * (1 - keep), float(attention)
