@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from panoply import selves
-from panoply.kinds import kind_of
+from panoply.footprint import Dimensions, Peak, Work, expected
+from panoply.kinds import is_text, kind_of
 from panoply.lora import Lora
 from panoply.parts import Part
 
@@ -75,6 +76,8 @@ class Cost:
     operations: int
     """Floating-point operations of a step, 2 a weight and token forward and 4 backward."""
     activations: Activations
+    peak: Peak | None = None
+    """What a GPU holds at most; None where that is not counted: in control, in float32, and of odd layouts."""
 
 
 def cost(plan: Plan) -> Cost:
@@ -98,8 +101,7 @@ def cost(plan: Plan) -> Cost:
     merged = options.lora > 0 and not kind.remark(options.model, world, plan.lora)
     if options.lora:
         memory |= {"adapters": trainable * 4, **_learning(trainable, slots["update"], 4)}
-    if merged:
-        memory["adapted layers as they were"] = moving * width
+        memory |= {"adapted layers as they were": moving * width} if merged else {}
     else:
         memory |= _learning(parameters, slots["update"], width, options.masters)
     update = slots["update"].settings().get("epochs", 1)
@@ -131,7 +133,39 @@ def cost(plan: Plan) -> Cost:
             extra.append(f"one forward pass a mini-batch for {path}'s prepare step")
             work += 2 * parameters * trained * update
     kept = activations(plan, shapes, trained, sum(memory.values()))
-    return Cost(parameters, trainable, sampled, trained, extra, memory, work, kept)
+    most = _most(plan, shapes, memory, sampled, trained) if is_text(world) else None
+    return Cost(parameters, trainable, sampled, trained, extra, memory, work, kept, most)
+
+
+def step_work(plan: Plan, sampled: int, trained: int) -> Work:
+    """What the plan's step asks of a GPU. Evaluations sample as well, all problems at once where there is room."""
+    method, options, world = plan.method, plan.options, plan.world()
+    source: Any = method.slots().get("sample") or method.slots()["data"]
+    of = kind_of(world).lengths(world, source.settings().get("max_tokens"))
+    decisions = sampled or trained * of.answer // max(1, of.prompt + of.context)
+    return Work(
+        of.prompt,
+        of.context,
+        max(sampled // max(1, of.answer), options.held_out),
+        trained,
+        min(decisions, trained),
+        options.micro_tokens,
+        4 if options.dtype == "float32" else 2,
+        "entropy" in method.needs(),
+        options.recompute,
+        options.offload == "activations",
+    )
+
+
+def _most(
+    plan: Plan, shapes: dict[str, tuple[int, ...]], memory: dict[str, int], sampled: int, trained: int
+) -> Peak | None:
+    sizes, options = Dimensions.of(shapes), plan.options
+    if sizes is None or options.dtype == "float32":
+        return None
+    passing = 0 if options.lora else memory.get("gradients", 0)
+    holding = sum(memory.values()) - passing
+    return expected(sizes, holding, passing, step_work(plan, sampled, trained), device_memory(options.device))
 
 
 def _together(plan: Plan, seats: dict[str, Cost]) -> Cost:
@@ -167,9 +201,12 @@ def activations(
     """
     options, world = plan.options, plan.world()
     of = kind_of(world).lengths(world, None)
-    total = _device_memory(options.device) if total is None else total
+    total = device_memory(options.device) if total is None else total
     blocks = [(name, shape) for name, shape in shapes.items() if ".layers." in name and "bias" not in name]
     inside = sum(shape[0] for _, shape in blocks)
+    inside += sum(
+        shape[0] for name, shape in blocks if name.endswith("q_proj.weight")
+    )  # what attention puts out
     between = sum(shape[0] for name, shape in blocks if name.endswith("o_proj.weight"))
     width = 4 if options.dtype == "float32" else 2
     longest, most = of.prompt + of.context, min(options.micro_tokens, max(trained, 1))
@@ -179,7 +216,8 @@ def activations(
     return Activations(most, most * each, longest * each, recomputed)
 
 
-def _device_memory(name: str) -> int | None:
+def device_memory(name: str) -> int | None:
+    """Bytes of the GPU that a name stands for; None where there is none."""
     import torch
 
     if not torch.cuda.is_available() or name.startswith("cpu"):

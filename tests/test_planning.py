@@ -204,10 +204,10 @@ def costs(name: str, *, settings: dict[str, Any] | None = None, **choices: Any) 
 
 
 def test_activations() -> None:
-    """A block of the tiny model puts out 4 · 64 (attention), 2 · 192 + 64 (MLP) and 2 · 64 (norms); there are two."""
+    """A block of the tiny model puts out 5 · 64 (attention), 2 · 192 + 64 (MLP) and 2 · 64 (norms); there are two."""
     kept = costs("grpo").activations
     assert kept == Activations(
-        tokens=108, bytes=108 * 2 * 832 * 4, longest=13 * 2 * 832 * 4, recomputed=False
+        tokens=108, bytes=108 * 2 * 896 * 4, longest=13 * 2 * 896 * 4, recomputed=False
     )
     assert costs("grpo", settings={"run.micro_tokens": 50}).activations.tokens == 50
     assert costs("grpo", dtype="bfloat16").activations.bytes == kept.bytes // 2

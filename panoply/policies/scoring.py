@@ -266,6 +266,7 @@ class _Kept(torch.autograd.Function):
             sums = normalise(z, drawn, False)
             logp[rows] = sums.logp
             slope(z, drawn, sums, unit[rows], None, kept[rows])
+            del z  # or two chunks would be held at once
         ctx.save_for_backward(hidden, weight, kept)
         return logp
 

@@ -14,6 +14,7 @@ from panoply.kinds import is_text, kind_of
 from panoply.parts import show_value
 from panoply.planning import Plan
 from panoply.regimes import Method
+from panoply.report.fits import LARGE, peak_rows, si, what_fits
 from panoply.report.layout import equations, indent, page_width, prose, table
 from panoply.run import Run
 from panoply.worlds.world import TextWorld
@@ -55,8 +56,8 @@ def _activations(kept: Activations) -> str:
         if kept.recomputed
         else "kept"
     )
-    least = f"the longest sequence alone {_si(kept.longest)}B"
-    return f"about {_si(kept.bytes)}B for {kept.tokens:,} tokens at a time, {least}; {how}"
+    least = f"the longest sequence alone {si(kept.longest)}B"
+    return f"about {si(kept.bytes)}B for {kept.tokens:,} tokens at a time, {least}; {how}"
 
 
 def planned(made: Plan) -> str:
@@ -67,7 +68,7 @@ def planned(made: Plan) -> str:
             [head, indent(equations(made.method.equation())), "", "parts", indent(part_table(made.method))]
         )
     needed = cost(made)
-    memory = [f"{name} {_si(size)}B" for name, size in needed.memory_bytes.items()]
+    memory = [f"{name} {si(size)}B" for name, size in needed.memory_bytes.items()]
     options = made.options
     learning = (
         "" if needed.trainable == needed.parameters else f", of which {needed.trainable:,} in adapters learn"
@@ -76,11 +77,12 @@ def planned(made: Plan) -> str:
         ("parameters", f"{needed.parameters:,}{learning}"),
         ("tokens a step", f"at most {needed.sampled_tokens:,} sampled, {needed.trained_tokens:,} trained on"),
         ("steps", f"{options.steps}" + (f", or {options.minutes:g} minutes" if options.minutes else "")),
-        ("memory", f"{', '.join(memory)}: {_si(sum(needed.memory_bytes.values()))}B, and activations"),
+        ("memory", f"{', '.join(memory)}: {si(sum(needed.memory_bytes.values()))}B, and activations"),
         ("activations", _activations(needed.activations)),
+        *peak_rows(needed.peak),
         (
             "arithmetic",
-            f"at most {_si(needed.operations)}FLOP a step, {_si(needed.operations * options.steps)}FLOP in all",
+            f"at most {si(needed.operations)}FLOP a step, {si(needed.operations * options.steps)}FLOP in all",
         ),
     ]
     world = made.world()
@@ -98,6 +100,12 @@ def planned(made: Plan) -> str:
         "needs",
         indent(table([*rows, *(("extra", e) for e in needed.extra_forwards)])),
     ]
+    if is_text(world) and (options.dtype != "float32" or needed.parameters > LARGE):
+        pieces += [
+            "",
+            "what such a step takes of a GPU, by the size of the model",
+            indent(what_fits(made, needed)),
+        ]
     idle = inert(made)
     if idle:
         reasons: dict[str, list[str]] = {}
@@ -124,15 +132,6 @@ def _exploration(world: Any) -> list[tuple[str, str]]:
             f"effective horizon {found.value:.1f}: greedy by random play's values is best after {backups}",
         )
     ]
-
-
-def _si(amount: float) -> str:
-    """`1234567` as `1.2 M`."""
-    for unit in ("", "k", "M", "G", "T", "P"):
-        if amount < 1000 or unit == "P":
-            return f"{amount:.0f} {unit}" if unit == "" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    raise AssertionError
 
 
 # ------------------------------------------------------------------ results

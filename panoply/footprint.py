@@ -1,0 +1,197 @@
+"""What a step takes of a GPU at most, by what its code asks for, and what fits on a card of some size.
+
+Beside what is held all the time (weights, copies, averages, gradients), a run holds the sampler's keys and values, and
+while it learns what a micro-batch keeps for its backward pass. Of a token every block keeps its stream and the norm of
+that, twice each, queries, keys and values, what attention puts out, and gates with what they gate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+GB = 10**9
+SPARE = 1.5 * GB
+"""What the driver, libraries and gaps between blocks of memory take beside what is asked for."""
+CARDS = (24, 48, 80, 141)
+"""Sizes of cards in GB, where there is none here."""
+SLOTS = 512
+"""Answers that are sampled at once."""
+LOGITS = 1 << 28
+"""Of a pass, held at a time in float32 (`policies/scoring.py`)."""
+KEPT_VOCABULARY, KEPT_SHARE = 4096, 0.05
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """Of a decoder, from the shapes of its weights."""
+
+    layers: int
+    width: int
+    queries: int
+    keys: int
+    inner: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, shapes: Shapes) -> Dimensions | None:
+        """None where the weights have other names than ours."""
+
+        def found(end: str) -> list[tuple[int, ...]]:
+            return [shape for name, shape in shapes.items() if name.endswith(end)]
+
+        q, k, gate = (found(f"{name}_proj.weight") for name in ("q", "k", "gate"))
+        table = found("embed_tokens.weight")
+        if not (q and k and gate and table):
+            return None
+        return cls(len(q), q[0][1], q[0][0], k[0][0], gate[0][0], table[0][0])
+
+    @property
+    def kept(self) -> int:
+        """Numbers that a token leaves in all blocks for the backward pass."""
+        return self.layers * (4 * self.width + 2 * self.queries + 2 * self.keys + 2 * self.inner)
+
+    @property
+    def stream(self) -> int:
+        """Those that it leaves where the inside of blocks is computed again: the stream, and what is added to it."""
+        return 2 * self.layers * self.width
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step asks of a GPU."""
+
+    prompt: int
+    answer: int
+    rows: int
+    """Answers that are sampled at once, in a step or an evaluation; 0 samples nothing."""
+    trained: int
+    """Context tokens that are learned from, and `decisions` among them."""
+    decisions: int
+    micro_tokens: int
+    width: int
+    """Bytes of a weight."""
+    entropy: bool = False
+    recompute: str = "auto"
+    offload: bool = False
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes by what they are for, when most are held."""
+
+    held: int
+    sampler: int
+    activations: int
+    softmaxes: int
+    logits: int
+    tokens: int
+    """Of a micro-batch."""
+    recomputed: bool
+
+    @property
+    def total(self) -> int:
+        return self.held + self.sampler + self.activations + self.softmaxes + self.logits
+
+
+def expected(sizes: Dimensions, held: int, passing: int, work: Work, memory: int | None) -> Peak:
+    """The peak beside `held` bytes. Gradients in the weights' own bits are `passing`: they come when activations go.
+
+    With a GPU of `memory` bytes, micro-batches get smaller until they fit, and then blocks are computed again.
+    """
+    room = None if memory is None else memory - SPARE
+    chosen = _peak(sizes, held, passing, work, memory, recomputed=work.recompute == "always")
+    longest = work.prompt + work.answer
+    while room is not None and chosen.total > room and chosen.tokens > longest:
+        smaller = replace(work, micro_tokens=max(longest, chosen.tokens // 2))
+        chosen = _peak(sizes, held, passing, smaller, memory, chosen.recomputed)
+    if room is not None and chosen.total > room and work.recompute == "auto":
+        return _peak(sizes, held, passing, replace(work, micro_tokens=longest), memory, recomputed=True)
+    return chosen
+
+
+def _peak(
+    sizes: Dimensions, held: int, passing: int, work: Work, memory: int | None, recomputed: bool
+) -> Peak:
+    passes = max(1, math.ceil(work.trained / work.micro_tokens))
+    longest = work.prompt + work.answer
+    tokens = min(work.trained, max(longest, math.ceil(work.trained / passes)))
+    drawn = math.ceil(tokens * work.decisions / max(1, work.trained))
+    block = sizes.kept // sizes.layers
+    each = block if work.offload else sizes.stream + block if recomputed else sizes.kept
+    activations = tokens * each * work.width
+    softmaxes = drawn * sizes.vocabulary * work.width
+    small = memory is None or softmaxes < KEPT_SHARE * memory
+    if work.entropy or work.width != 2 or sizes.vocabulary < KEPT_VOCABULARY or not small or work.offload:
+        softmaxes = 0
+    logits = 4 * min(drawn * sizes.vocabulary, LOGITS)
+    capacity = math.ceil((longest + 1) / 64) * 64
+    rows = min(SLOTS, work.rows)
+    sampler = rows * (capacity * (2 * sizes.layers * sizes.keys * work.width + 8) + 4 * sizes.vocabulary)
+    if memory is not None:
+        sampler = min(sampler, int(0.4 * memory))
+    if activations + softmaxes + logits < passing:
+        activations, softmaxes, logits = passing, 0, 0
+    return Peak(held, sampler, activations, softmaxes, logits, tokens, recomputed)
+
+
+def held(
+    shapes: Shapes, numbers: float, lora: int = 0, masters: bool = True, copies: int = 0
+) -> tuple[int, int]:
+    """Bytes that bfloat16 weights hold all the time, and those of gradients that pass by.
+
+    numbers   that the optimiser keeps of a weight, in float32
+    copies    of all weights for snapshots; with adapters the base is there anyway
+    """
+    weights = sum(map(math.prod, shapes.values()))
+    if not lora:
+        moved = 4 + 4 * numbers + (4 if masters else 0)
+        return int(weights * (2 + 2 * copies + moved)), 2 * weights
+    adapted = [shape for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name]
+    factors = sum(lora * sum(shape) for shape in adapted)
+    return int(2 * weights + 2 * sum(map(math.prod, adapted)) + factors * (8 + 4 * numbers)), 0
+
+
+def verdict(sizes: Dimensions, holding: tuple[int, int], work: Work, memory: int) -> str:
+    """What a step takes of a card, in GB, and what it takes to fit; – where it does not."""
+    found = expected(sizes, *holding, work, memory)
+    if found.total > memory - SPARE:
+        return "–"
+    asked = _peak(sizes, *holding, work, memory, found.recomputed)
+    mark = (
+        "**"
+        if found.recomputed and work.recompute != "always"
+        else "*"
+        if found.tokens < asked.tokens
+        else ""
+    )
+    return f"{found.total / GB:.0f}{mark}"
+
+
+# ------------------------------------------------------------------ published sizes
+
+
+def _qwen(width: int, layers: int, heads: int, kv: int, inner: int, vocabulary: int, tied: bool) -> Shapes:
+    size = width // heads
+    block = {
+        "self_attn.q_proj": (heads * size, width), "self_attn.k_proj": (kv * size, width),
+        "self_attn.v_proj": (kv * size, width), "self_attn.o_proj": (width, heads * size),
+        "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width), "mlp.down_proj": (width, inner),
+        "input_layernorm": (width,), "post_attention_layernorm": (width,),
+    }  # fmt: skip
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, width)}
+    for layer in range(layers):
+        found |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in block.items()}
+    return found if tied else found | {"lm_head.weight": (vocabulary, width)}
+
+
+SIZES: Mapping[str, Shapes] = {
+    "0.5B": _qwen(896, 24, 14, 2, 4864, 151936, tied=True),
+    "1.5B": _qwen(1536, 28, 12, 2, 8960, 151936, tied=True),
+    "3B": _qwen(2048, 36, 16, 2, 11008, 151936, tied=True),
+    "7B": _qwen(3584, 28, 28, 4, 18944, 152064, tied=False),
+    "14B": _qwen(5120, 48, 40, 8, 13824, 152064, tied=False),
+}
+"""Shapes of Qwen2.5's weights, whose sizes others resemble."""

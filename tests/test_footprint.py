@@ -1,0 +1,129 @@
+"""What a step is expected to take of a GPU, against what measured ones took."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+
+import panoply as pp
+from panoply.costs import cost
+from panoply.footprint import GB, SIZES, SPARE, Dimensions, Work, expected, held, verdict
+from panoply.report.text import planned
+
+H200 = 143_771 * 2**20
+CELLS = sorted(
+    path.stem
+    for path in (tiny.ROOT / "results" / "bench-gpu").glob("*.json")
+    if json.loads(path.read_text()).get("dtype") in ("bfloat16", "float16")
+    if json.loads(path.read_text()).get("model") in SIZES
+)
+ANCHOR = Work(128, 512, 128, 16 * 128 + 128 * 512, 128 * 512, 16384, 2)
+
+
+def _sizes(name: str) -> Dimensions:
+    found = Dimensions.of(SIZES[name])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_what_was_measured_was_expected(cell: str) -> None:
+    """Within 15 %, for every cell of the benchmark."""
+    facts = json.loads((tiny.ROOT / "results" / "bench-gpu" / f"{cell}.json").read_text())
+    rows = facts["prompts"] * facts["group"]
+    sampled = rows * facts["completion"]
+    trained = sampled + facts["prompts"] * facts["prompt"]
+    work = Work(facts["prompt"], facts["completion"], rows, trained, sampled, 16384, 2)
+    holding = held(SIZES[facts["model"]], 2, facts.get("lora", 0))
+    found = expected(_sizes(facts["model"]), *holding, work, H200)
+    assert found.total / GB == pytest.approx(facts["peak_gb"], rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("size", "lora", "micro", "measured"),
+    [("7B", 16, 16384, 87.4), ("0.5B", 0, 8192, 20.5), ("0.5B", 16, 8192, 13.4)],
+)
+def test_adapters_and_micro_batches_are_counted(size: str, lora: int, micro: int, measured: float) -> None:
+    """Peaks of single steps on an H200."""
+    found = expected(_sizes(size), *held(SIZES[size], 2, lora), replace(ANCHOR, micro_tokens=micro), H200)
+    assert found.total / GB == pytest.approx(measured, rel=0.15)
+
+
+def test_the_published_sizes_have_as_many_weights() -> None:
+    published = {"0.5B": 0.494e9, "1.5B": 1.544e9, "3B": 3.086e9, "7B": 7.616e9, "14B": 14.77e9}
+    for name, weights in published.items():
+        found = sum(torch.Size(shape).numel() for shape in SIZES[name].values())
+        assert found == pytest.approx(weights, rel=1e-3)
+
+
+def test_where_memory_is_short_micro_batches_get_smaller_and_then_blocks_are_computed_again() -> None:
+    sizes, holding = _sizes("0.5B"), held(SIZES["0.5B"], 2)
+    whole = expected(sizes, *holding, ANCHOR, H200)
+    assert not whole.recomputed
+    kept = expected(sizes, *holding, ANCHOR, int(whole.total + SPARE) - 1)
+    assert (kept.tokens, kept.softmaxes) == (whole.tokens, 0)  # what is kept on large cards alone goes first
+    small = expected(sizes, *holding, ANCHOR, int(kept.total + SPARE) - 1)
+    assert small.tokens < whole.tokens
+    assert small.total < whole.total
+    assert not small.recomputed
+    least = expected(sizes, *holding, ANCHOR, 12 * GB)
+    assert least.recomputed
+    assert least.tokens == 640
+    assert not expected(sizes, *holding, replace(ANCHOR, recompute="never"), 12 * GB).recomputed
+    assert [verdict(sizes, holding, ANCHOR, gb * GB) for gb in (141, 20, 9)] == ["25", "16*", "–"]
+    long = replace(ANCHOR, answer=20_000, trained=128 * 20_000, decisions=128 * 20_000)
+    assert verdict(sizes, holding, long, 80 * GB).endswith("**")
+
+
+def test_what_saves_memory_is_counted() -> None:
+    sizes, plain = _sizes("0.5B"), held(SIZES["0.5B"], 2)
+    assert held(SIZES["0.5B"], 0.5)[0] < held(SIZES["0.5B"], 2, masters=False)[0] < plain[0]
+    assert held(SIZES["0.5B"], 2, copies=1)[0] - plain[0] == plain[1]
+    away = expected(sizes, *plain, replace(ANCHOR, offload=True), H200)
+    assert away.softmaxes == 0
+    assert away.activations < expected(sizes, *plain, ANCHOR, H200).activations / 20
+    heavy = expected(_sizes("14B"), *held(SIZES["14B"], 2), replace(ANCHOR, trained=700, decisions=600), None)
+    assert heavy.activations == 2 * sum(
+        torch.Size(s).numel() for s in SIZES["14B"].values()
+    )  # gradients pass by
+
+
+def test_softmaxes_are_kept_where_the_learner_keeps_them() -> None:
+    sizes, holding = _sizes("0.5B"), held(SIZES["0.5B"], 2)
+    assert expected(sizes, *holding, ANCHOR, H200).softmaxes > 0
+    assert expected(sizes, *holding, replace(ANCHOR, entropy=True), H200).softmaxes == 0
+    assert expected(sizes, *holding, ANCHOR, 48 * GB).softmaxes == 0  # a twentieth is less than they take
+
+
+def test_a_plan_says_what_a_gpu_will_hold_and_what_fits() -> None:
+    plan = pp.plan("grpo", model="fresh", dtype="bfloat16", device="cpu")
+    needed = cost(plan)
+    assert needed.peak is not None
+    assert needed.peak.held == sum(needed.memory_bytes.values()) - needed.memory_bytes["gradients"]
+    page = planned(plan)
+    assert "on a GPU" in page
+    assert "141 GB" in page
+    assert "--lora 16" in page
+    plain = planned(pp.plan("grpo", model="fresh", device="cpu"))
+    assert "141 GB" not in plain
+    assert cost(pp.plan("grpo", model="fresh", device="cpu")).peak is None
+    assert "141 GB" not in planned(pp.plan("ppo", "cartpole"))
+    adapted = cost(pp.plan("grpo", model="fresh", dtype="bfloat16", lora=4, device="cpu"))
+    assert adapted.peak is not None
+    assert adapted.peak.held == sum(adapted.memory_bytes.values())
+
+
+def test_more_answers_at_once_are_more_keys_and_values() -> None:
+    sizes, holding = _sizes("0.5B"), held(SIZES["0.5B"], 2)
+    few, many = (expected(sizes, *holding, replace(ANCHOR, rows=rows), H200).sampler for rows in (128, 256))
+    assert many == 2 * few
+    assert expected(sizes, *holding, replace(ANCHOR, rows=10**6), H200).sampler == 4 * few  # 512 at once
+    plan = pp.plan("grpo", model="fresh", dtype="bfloat16", device="cpu", settings={"run.held_out": 500})
+    assert (
+        cost(plan).peak.sampler
+        > cost(pp.plan("grpo", model="fresh", dtype="bfloat16", device="cpu")).peak.sampler
+    )  # type: ignore[union-attr]
