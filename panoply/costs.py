@@ -152,6 +152,7 @@ def step_work(plan: Plan, sampled: int, trained: int) -> Work:
         options.micro_tokens,
         4 if options.dtype == "float32" else 2,
         "entropy" in method.needs(),
+        options.lora > 0,
         options.recompute,
         options.offload == "activations",
     )

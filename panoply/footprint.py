@@ -74,6 +74,8 @@ class Work:
     width: int
     """Bytes of a weight."""
     entropy: bool = False
+    frozen: bool = False
+    """Whether the head does not learn, so that nothing is kept of its softmaxes."""
     recompute: str = "auto"
     offload: bool = False
 
@@ -124,7 +126,14 @@ def _peak(
     activations = tokens * each * work.width
     softmaxes = drawn * sizes.vocabulary * work.width
     small = memory is None or softmaxes < KEPT_SHARE * memory
-    if work.entropy or work.width != 2 or sizes.vocabulary < KEPT_VOCABULARY or not small or work.offload:
+    if (
+        work.entropy
+        or work.frozen
+        or work.width != 2
+        or sizes.vocabulary < KEPT_VOCABULARY
+        or not small
+        or work.offload
+    ):
         softmaxes = 0
     logits = 4 * min(drawn * sizes.vocabulary, LOGITS)
     capacity = math.ceil((longest + 1) / 64) * 64

