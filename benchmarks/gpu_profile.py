@@ -13,9 +13,12 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
+
+from panoply.footprint import SIZES, Dimensions, Work, expected, held
 
 SHAPES = ("ANCHOR", "LORA", "LORA_7B", "GEMMA2", "MOE", "TOP_P", "LONG")
 SHOWN = 14
@@ -28,6 +31,9 @@ def main() -> None:
     parser.add_argument("--apart", action="store_true", help="kernels are compiled one after another")
     parser.add_argument("--micro", type=int, default=16384, help="tokens of a micro-batch")
     parser.add_argument("--brief", action="store_true", help="no kernels and lines")
+    parser.add_argument("--bits", type=int, default=32, help="of Adam's averages")
+    parser.add_argument("--no-masters", action="store_true", help="weights without float32 copies")
+    parser.add_argument("--offload", action="store_true", help="activations in host memory")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         print("There is no CUDA device here.")
@@ -39,7 +45,7 @@ def main() -> None:
         from panoply.kernels import together
 
         together.rehearsal = nullcontext
-    profile(given.shape, given.micro, given.brief)
+    profile(given)
 
 
 def _listen() -> None:
@@ -55,20 +61,25 @@ def _listen() -> None:
     knobs.compilation.listener = heard
 
 
-def profile(name: str, micro: int, brief: bool) -> None:
+def profile(given: argparse.Namespace) -> None:
     from benchmarks import gpu
     from benchmarks.gpu_models import DTYPES, random_policy
     from panoply.loops.learner import Learner
     from panoply.policies.lora import add_lora
     from panoply.rollout.text import Collector
 
+    name, masters = given.shape, not given.no_masters
     shape = getattr(gpu, name)
+    shape = replace(shape, settings=(*shape.settings, ("update.bits", given.bits)))
     clock = time.perf_counter()
     policy, grpo = random_policy(shape.model, DTYPES["bfloat16"]), gpu.method(shape)
     if shape.lora:
         policy = add_lora(policy, shape.lora)
     collect = Collector(gpu.Fixed(shape), policy, seed=0)
-    learner = Learner(policy, grpo, total_steps=100, micro_tokens=micro)
+    offload = "activations" if given.offload else "none"
+    learner = Learner(
+        policy, grpo, total_steps=100, micro_tokens=given.micro, offload=offload, masters=masters
+    )
     print(f"{name}: model and learner {time.perf_counter() - clock:.1f} s, holding {_held():.2f} GB")
 
     def sample() -> Any:
@@ -80,10 +91,23 @@ def profile(name: str, micro: int, brief: bool) -> None:
         rows, sampled = _watched("sampling", sample)
         _, learned = _watched("learning", lambda rows=rows, step=step: learner.step(rows, step))
         print(f"step {step}: {sampled}; {learned}")
+    if shape.model in SIZES:
+        rows_at_once, trained = shape.prompts * shape.group, shape.trained
+        work = Work(
+            shape.prompt, shape.completion, rows_at_once, trained, shape.sampled, given.micro, 2,
+            frozen=shape.lora > 0, offload=given.offload,
+        )  # fmt: skip
+        holding = held(SIZES[shape.model], given.bits / 16, shape.lora, masters)
+        sizes = Dimensions.of(SIZES[shape.model])
+        assert sizes is not None
+        foreseen = expected(sizes, *holding, work, torch.cuda.get_device_properties(0).total_memory)
+        print(
+            f"expected: at most {foreseen.total / 1e9:.2f} GB, {foreseen.held / 1e9:.2f} of them all the time"
+        )
     made = next(iter(gpu._made.values()), None)
     if made is not None:
         print(f"graphs' setup {made.setup_seconds:.1f} s, rows {made.rows}, capacity {made.capacity}")
-    if brief:
+    if given.brief:
         return
     rows = _kernels("sampling", sample)
     _kernels("learning", lambda: learner.step(rows, 3))
