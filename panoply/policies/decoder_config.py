@@ -189,7 +189,7 @@ class DecoderConfig:
             kv_heads=given.get("num_key_value_heads") or heads,
             head_dim=head_dim,
             inner=given["intermediate_size"],
-            max_positions=given.get("max_position_embeddings") or 2048,
+            max_positions=_positions_of(given, rope),
             model_type=model_type,
             tied=bool(given.get("tie_word_embeddings")),
             norm_eps=float(given.get("rms_norm_eps") or 1e-6),
@@ -224,7 +224,7 @@ class DecoderConfig:
             "num_key_value_heads": self.kv_heads,
             "head_dim": self.head_dim,
             "intermediate_size": self.inner,
-            "max_position_embeddings": self.max_positions,
+            "max_position_embeddings": self._longest(),
             "tie_word_embeddings": self.tied,
             "rms_norm_eps": self.norm_eps,
             layout.activation_key: self.activation,
@@ -251,6 +251,11 @@ class DecoderConfig:
         ours |= described(self.mixing, self.dense, layout)
         defaults = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         return {**defaults, **self.extras, **ours}
+
+    def _longest(self) -> int:
+        """What a config says of it: with longrope more than the positions for which its first factors are."""
+        stretch = self.rope_scaling["factor"] if self.rope_type == "longrope" else 1
+        return round(self.max_positions * stretch)
 
     def _written(self, name: str) -> float | int | None:
         """A number of the layout's `fields` as a config says it: a cap that is not there is null."""
@@ -333,9 +338,22 @@ def _rope_of(raw: Mapping[str, Any], layout: Architecture) -> tuple[dict[str, An
     rope.setdefault("rope_theta", raw.get("rope_theta") or 10_000.0)
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
     rope.pop("type", None)
+    longest = raw.get("max_position_embeddings")
     if rope["rope_type"] in ("llama3", "yarn"):
-        rope.setdefault("original_max_position_embeddings", raw.get("max_position_embeddings"))
+        rope.setdefault("original_max_position_embeddings", longest)
+    if rope["rope_type"] in ("longrope", "su"):  # its first name
+        original = rope.get("original_max_position_embeddings") or raw.get("original_max_position_embeddings")
+        original = original or longest or 4096
+        rope |= {"rope_type": "longrope", "original_max_position_embeddings": original}
+        rope["factor"] = rope.get("factor") or (longest or original) / original
     return rope, local
+
+
+def _positions_of(raw: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
+    longest = raw.get("max_position_embeddings") or 2048
+    return (
+        min(longest, rope["original_max_position_embeddings"]) if rope["rope_type"] == "longrope" else longest
+    )
 
 
 def _unrotated_of(raw: Mapping[str, Any], layout: Architecture, layers: int) -> tuple[int, ...]:

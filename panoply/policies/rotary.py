@@ -11,11 +11,12 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError
 
-TYPES = ("default", "linear", "llama3", "yarn")
+TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 NEEDED = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "factor", "original_max_position_embeddings"),
 }
 """What each kind of scaling must say."""
 
@@ -36,6 +37,8 @@ def scaled(size: int, base: float, scaling: Mapping[str, Any]) -> tuple[Tensor, 
             return _llama3(unscaled, scaling), 1.0
         if kind == "yarn":
             return _yarn(unscaled, base, scaling)
+        if kind == "longrope":
+            return _longrope(unscaled, scaling)
     except (KeyError, TypeError) as missing:
         names = ", ".join(NEEDED[kind]) if isinstance(missing, TypeError) else missing
         raise PanoplyError(f"Rotary scaling '{kind}' needs {names} in config.json.") from None
@@ -52,6 +55,23 @@ def _llama3(plain: Tensor, scaling: Mapping[str, Any]) -> Tensor:
     turns = float(scaling["original_max_position_embeddings"]) * plain / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
     return plain * keep + plain / factor * (1 - keep)
+
+
+def _longrope(plain: Tensor, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
+    """Each pair divided by a number of its own: those for sequences within the original length, which are all we take.
+
+    A longer sequence would turn all of its positions by other numbers, those before it in the cache, too.
+    """
+    each = torch.tensor(scaling["short_factor"], dtype=torch.float32, device="cpu")
+    if each.shape != plain.shape:
+        raise PanoplyError(
+            f"Rotary scaling 'longrope' has {len(each)} short factors for {len(plain)} pairs of dimensions."
+        )
+    factor, original = float(scaling["factor"]), float(scaling["original_max_position_embeddings"])
+    attention = scaling.get("attention_factor")
+    if attention is None:
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return plain / each, float(attention)
 
 
 def _yarn(plain: Tensor, base: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:

@@ -39,6 +39,10 @@ LOCAL = ["sliding_attention", "full_attention", "sliding_attention"]
 EMPTY = {"pad_token_id": None, "eos_token_id": None}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 PARTIAL = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.75}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.5, 2.0], "long_factor": [3.0, 4.0, 5.0], "original_max_position_embeddings": 32,
+}  # fmt: skip
 QUARTER = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25}
 TWO_BASES = {
     "full_attention": LINEAR,
@@ -76,6 +80,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi3": ("phi3", EMPTY),
     "phi3-partial": ("phi3", {**EMPTY, "rope_parameters": PARTIAL, "sliding_window": 6}),
+    "phi3-longrope": (
+        "phi3",
+        {
+            **EMPTY,
+            "max_position_embeddings": 128,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": LONGROPE,
+        },
+    ),
     "olmo2": ("olmo2", {}),
     "olmo2-biases": ("olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
     "olmo3": ("olmo3", {"sliding_window": 5, "layer_types": LOCAL, "rope_parameters": TWO_SCALES}),
@@ -301,7 +314,7 @@ def test_adapters_of_peft_load_both_ways(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "Rotary scaling 'longrope'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "Rotary scaling 'dynamic'"),
         ({"hidden_act": "gelu"}, "activations are silu and gelu_pytorch_tanh"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"num_key_value_heads": 3}, "evenly"),
@@ -321,8 +334,8 @@ def test_what_the_decoder_cannot_do_it_refuses(change: dict[str, Any], message: 
         ("llama", {"residual_multiplier": 0.5}, "residual_multiplier"),
         (
             "phi3",
-            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
-            "Rotary scaling 'longrope'",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}},
+            "Rotary scaling 'dynamic'",
         ),
         ("gemma2", {"hidden_activation": "gelu"}, None),
         ("glm4", {"hidden_act": "relu"}, "this model has 'relu'"),
@@ -379,6 +392,16 @@ def test_plan_says_that_a_layout_runs_natively(tmp_path: Path) -> None:
     policy.save(tmp_path / "model")
     made = pp.plan("grpo", "chain", model=str(tmp_path / "model"))
     assert "'gemma2' runs natively" in planned(made)
+
+
+def test_positions_end_where_other_factors_begin() -> None:
+    raw = theirs("phi3-longrope").config.to_dict()
+    config = DecoderConfig.from_hf(raw)
+    assert config.max_positions == 32
+    assert config.to_hf()["max_position_embeddings"] == 128
+    bad = {**raw["rope_parameters"], "short_factor": [1.0]}
+    with pytest.raises(PanoplyError, match="1 short factors for 3 pairs"):
+        DecoderConfig.from_hf({**raw, "rope_parameters": bad}).frequencies()
 
 
 def test_initial_weights_depend_on_the_seed_only() -> None:
