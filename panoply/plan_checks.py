@@ -38,6 +38,7 @@ def check_plan(plan: Plan) -> None:
         _check_own(plan)
         return
     _check_sizes(plan)
+    _check_lists(plan)
     if not options.masters and options.dtype == "float16":
         raise PanoplyError(
             "run.masters=false needs run.dtype=bfloat16: float16 has too few exponents to round into."
@@ -149,6 +150,25 @@ def _check_other_world(plan: Plan, world: Any) -> None:
         raise PanoplyError(
             f"run.held_out_world cannot be {words}: its {differs} is another than that of {world.name}, so the policy "
             "cannot act there."
+        )
+
+
+def _check_lists(plan: Plan) -> None:
+    """Refuse more draws than the ids of what could have been drawn have room for in memory."""
+    held: Any = plan.method.slots().get("sample")
+    settings = {} if held is None else held.settings()
+    if not (settings.get("top_k") or settings.get("min_p") or settings.get("top_p", 1.0) < 1):
+        return
+    from panoply.costs import part_tokens
+    from panoply.rollout.cuts import LISTED, most_listed
+
+    world = plan.world()
+    tokens, _ = part_tokens(held, kind_of(world).lengths(world, settings.get("max_tokens")))
+    if tokens * LISTED * 8 > (room := most_listed()):
+        raise PanoplyError(
+            f"A step draws up to {tokens:,} tokens and records up to {LISTED} ids for each, that could have been "
+            f"drawn: {tokens * LISTED * 8 / 2**30:,.0f} GiB, and {room / 2**30:,.0f} may be used here. "
+            "Lower sample.prompts, sample.group or sample.max_tokens, or leave out top_k, top_p and min_p."
         )
 
 

@@ -18,6 +18,8 @@ from panoply.methods.base.dpo import dpo
 from panoply.planning import make_plan
 from panoply.slots.loss.pairs import logistic
 
+ALONE = {"sample.temperature": 0, "sample.group": 1, "credit.baseline": "none", "credit.scale": "none"}
+
 
 @pytest.mark.parametrize(
     ("name", "choices", "words"),
@@ -30,6 +32,11 @@ from panoply.slots.loss.pairs import logistic
         ("grpo", {"settings": {"surrogate.high": -0.1}}, "high must be at least 0"),
         ("grpo", {"settings": {"sample.max_tokens": 512}}, "sample.max_tokens cannot be 512: an answer in chain@1"),
         ("gigpo", {"world": "chain", "settings": {"credit.gamma": 0.9}}, "gamma has no effect: episodes of chain"),
+        ("grpo", {"settings": {"sample.top_p": 0}}, "sample.top_p must be above 0 to 1, not 0"),
+        ("grpo", {"settings": {"sample.min_p": 1}}, "sample.min_p must be from 0 up to 1, not 1"),
+        ("grpo", {"settings": {"sample.repetition_penalty": 0}}, "repetition_penalty must be above 0, not 0"),
+        ("grpo", {"world": "cartpole", "settings": {"sample.top_p": 0.9}}, "top_p has no effect: cartpole"),
+        ("grpo", {"settings": {**ALONE, "sample.top_k": 3}}, "sample.top_k has no effect: at temperature 0"),
         ("gigpo", {"settings": {"credit.gamma": 19}}, "gamma must be from 0 to 1"),
         ("dapo", {"settings": {"reward.weight": 0.5}}, "reward.weight has no effect: no episode of chain is longer"),
         ("cgpo-codpo", {"world": "strings", "settings": {"surrogate.loss.weight": 2}}, "own weight is what counts"),
@@ -55,6 +62,7 @@ def test_what_does_have_an_effect_is_not_refused() -> None:
     pp.plan("dapo", settings={"reward.limit": 8, "reward.cache": 4, "reward.weight": 0.5})
     pp.plan("ppo", "pendulum", settings={"policy.squash": True, "policy.log_std": -1.0})
     pp.plan("grpo", settings={"surrogate.low": 1, "sample.max_tokens": 5, "update.epochs": 2})
+    pp.plan("grpo", settings={"sample.top_p": 1, "sample.min_p": 0.9, "sample.repetition_penalty": 1.1})
 
 
 def test_defaults_without_effect_are_listed_and_not_refused() -> None:

@@ -20,7 +20,7 @@ from panoply.parts import Part
 Decode = Callable[[Sequence[int]], str]
 Key = tuple[int, int, int]
 """A decision, however its batch is cut or ordered: episode, turn, position."""
-COLUMNS = {"turn", "logp", "entropy", "reward", "value", "source", "train"}
+COLUMNS = {"turn", "logp", "entropy", "kept", "reward", "value", "source", "train"}
 """Columns that are recorded where they exist, and so is every `logp@NAME`."""
 DULL = {"source": 0, "train": 1}
 """What a column holds almost always; then it is not recorded."""

@@ -12,6 +12,7 @@ the log-probability that separates what was kept from what was not (`cut`), and 
 from __future__ import annotations
 
 import math
+import os
 
 import torch
 from torch import Tensor
@@ -25,6 +26,11 @@ FARTHEST = (1 << 20) - 1
 SLACK = 1e-6
 """A sum of float32 shares reaches `top_p` when it lacks no more than this share of it."""
 _ONE = 0x3F800000
+
+
+def most_listed() -> int:
+    """Bytes that listed ids may take: a quarter of the machine's memory, since a step holds them up to three times."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 def ranks(logits: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.experience import OPEN, TERMINATED, TRUNCATED, Column, Ragged, Table
+from panoply.rollout import cuts
 from panoply.rollout.sampling import Draw
 
 STOP, LENGTH, CONTEXT = 1, 2, 3
@@ -81,7 +81,7 @@ class Recorder:
     def _list(self, allowed: Ragged) -> None:
         self._allowed.append(allowed.to("cpu"))
         self._ids += len(allowed.values)
-        if self._ids * 8 > (room := most_listed()):
+        if self._ids * 8 > (room := cuts.most_listed()):
             decisions = sum(map(len, self._allowed))
             raise PanoplyError(
                 f"The tokens that masks allow take {self._ids * 8 / 2**30:.1f} GiB after {decisions} decisions, "
@@ -151,11 +151,6 @@ class Recorder:
 def ends(reason: Tensor, more: Tensor) -> Tensor:
     """How a row ends: one that stopped and was asked for no `more` is terminated."""
     return torch.where((reason == STOP) & ~more, TERMINATED, TRUNCATED)
-
-
-def most_listed() -> int:
-    """Bytes that listed ids may take: a quarter of the machine's memory, since a step holds them up to three times."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 def _offsets(lengths: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from panoply.policies.decoder import Decoder
 from panoply.policies.scoring import score_actions
 from panoply.policies.text import TextPolicy
 from panoply.policies.tokenizer import Tokenizer
-from panoply.rollout import rollouts
+from panoply.rollout import cuts
 from panoply.rollout.cuts import FARTHEST, LISTED, farthest, ranks, separated, truncated
 from panoply.rollout.engine import Rollouts, Sampling, TextEngine, View
 from panoply.rollout.sampling import draw, stream, uniforms
@@ -181,7 +181,7 @@ def test_an_action_is_in_its_own_set_whatever_the_weights_became() -> None:
 
 
 def test_masks_that_would_fill_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollouts, "most_listed", lambda: 8 * LARGE)
+    monkeypatch.setattr(cuts, "most_listed", lambda: 8 * LARGE)
     model = make_model(vocab_size=LARGE)
     with pytest.raises(PanoplyError, match="let masks allow less"):
         TextEngine(model).generate(

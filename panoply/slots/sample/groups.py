@@ -31,11 +31,14 @@ def greedy_groups(held: Any, method: Any) -> list[Finding]:
     return []
 
 
-def greedy_cuts(held: Any, method: Any) -> list[Finding]:
-    """The likeliest token is in every cut."""
+def greedy_cuts(held: Any, method: Any, world: Any) -> list[Finding]:
+    """The likeliest token is in every cut, and only text has tokens."""
+    cuts = ("top_p", "top_k", "min_p")
+    if world.medium != "text":
+        return [(name, f"{world.name} has no tokens to draw") for name in (*cuts, "repetition_penalty")]
     if held.temperature != 0:
         return []
-    return [(name, "at temperature 0 the likeliest token is taken") for name in ("top_p", "top_k", "min_p")]
+    return [(name, "at temperature 0 the likeliest token is taken") for name in cuts]
 
 
 @part(
