@@ -212,7 +212,7 @@ CELLS: dict[str, Callable[[], dict[str, Any]]] = {
     "1.5B": lambda: measure(Shape(model="1.5B")),
     "prompt-1024-trl": lambda: trl(LONG, best=True),
     "1.5B-trl": lambda: trl(Shape(model="1.5B"), best=True),
-    "lora": lambda: measure(LORA, steps=5),
+    "lora": lambda: measure(LORA, steps=5, micro_tokens=14336),
     "lora-trl": lambda: trl(LORA, best=True),
     "lora-7b": lambda: measure(LORA_7B),
     "lora-7b-trl": lambda: trl(LORA_7B, best=True),

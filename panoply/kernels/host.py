@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from panoply.kernels.low_rank import Factors, slopes
+from panoply.kernels.low_rank import Stack, slopes
 
 ROWS = 384
 """So many rows at a time, what is computed between two products stays in a core's own cache."""
@@ -121,9 +121,9 @@ class _GatedDown(torch.autograd.Function):
     """(silu(gate) · up) Wᵀ. What is between the products is computed again in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, both: Tensor, weight: Tensor, scale: float, *pair: Tensor) -> Tensor:
-        ctx.save_for_backward(both, weight, *pair)
-        ctx.scale = scale
+    def forward(ctx: Any, both: Tensor, weight: Tensor, stack: Stack | None, *_: Tensor) -> Tensor:
+        ctx.save_for_backward(both, weight)
+        ctx.stack = stack
         out = both.new_empty(len(both), len(weight))
         for part, into in zip(torch.split(both, ROWS), torch.split(out, ROWS), strict=True):
             torch.mm(gated(part), weight.t(), out=into)
@@ -132,11 +132,11 @@ class _GatedDown(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        both, weight, *pair = ctx.saved_tensors
+        both, weight = ctx.saved_tensors
         g_both, on_weight = both.new_empty(both.shape), None
         if ctx.needs_input_grad[1]:
             on_weight = torch.zeros_like(weight)
-        whole = both.new_empty(len(both), weight.shape[1]) if pair else None
+        whole = both.new_empty(len(both), weight.shape[1]) if ctx.stack else None
         for start, (part, slope, into) in enumerate(
             zip(*(torch.split(x, ROWS) for x in (both, g, g_both)), strict=True)
         ):
@@ -145,7 +145,7 @@ class _GatedDown(torch.autograd.Function):
                 on_weight.addmm_(slope.t(), wide)
             if whole is not None:
                 whole[start * ROWS : start * ROWS + len(wide)] = wide
-        on_factors = () if whole is None else slopes(whole, g, [Factors(pair[0], pair[1], ctx.scale)])
+        on_factors = () if whole is None else slopes(whole, g, ctx.stack)
         return g_both, on_weight, None, *on_factors
 
 
@@ -175,8 +175,8 @@ def _gated_back(both: Tensor, slope: Tensor, out: Tensor) -> Tensor:
     return silu.mul_(up)
 
 
-def gated_down(both: Tensor, weight: Tensor, factors: Factors | None = None) -> Tensor:
-    """[N, 2 · inner], gates first, to [N, width]. Where the weight has low-rank `factors`, they get the gradient."""
-    learned = (1.0,) if factors is None else (factors.scale, factors.a, factors.b)
-    found: Tensor = _GatedDown.apply(both, weight, *learned)  # type: ignore[no-untyped-call]
+def gated_down(both: Tensor, weight: Tensor, stack: Stack | None = None) -> Tensor:
+    """[N, 2 · inner], gates first, to [N, width]. Where the weight has low-rank factors, they get the gradient."""
+    leaves = () if stack is None else stack.leaves
+    found: Tensor = _GatedDown.apply(both, weight, stack, *leaves)  # type: ignore[no-untyped-call]
     return found

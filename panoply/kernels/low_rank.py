@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from panoply.policies.scoring import wide_product
 
 
-class Factors(NamedTuple):
-    """What a layer of weight [outputs, inputs] learns: B·A, times s. A layer that learns nothing has rank 0."""
+@dataclass(frozen=True)
+class Stack:
+    """The factors of layers that share their input, times s and in their weights' dtype, as products want them."""
 
     a: Tensor
-    """[rank, inputs]"""
+    """[ranks of all, inputs]: every A, one below the other."""
     b: Tensor
-    """[outputs, rank]"""
-    scale: float
+    """[outputs of all, ranks of all]: every B along a diagonal, and zeros elsewhere."""
+    spans: tuple[tuple[slice, slice], ...]
+    """Of each layer that has factors: its outputs, and its ranks."""
+    leaves: tuple[Tensor, ...]
+    """A and B of each of them, which get the gradients."""
 
 
-def slopes(x: Tensor, g: Tensor, factors: Sequence[Factors]) -> list[Tensor]:
-    """∂A and ∂B of each of some layers that share their input, in the factors' own dtype.
+def slopes(x: Tensor, g: Tensor, stack: Stack) -> list[Tensor]:
+    """∂A and ∂B of every layer of a stack. With u = xAᵀ and v = gB they are ∂A = s·vᵀx and ∂B = s·gᵀu.
 
-    With u = xAᵀ and v = gB they are ∂A = s·vᵀx and ∂B = s·gᵀu. The layers' slopes lie side by side in `g`; with all A
-    stacked and all B along a diagonal, there are four products however many layers there are.
+    There are four products however many layers share their input: on a GPU they are short, and calls would cost more.
 
     x   [N, inputs], what the layers were given
     g   [N, outputs of all], the slope by what they put out
     """
-    a = torch.cat([f.a for f in factors]).to(x.dtype)
-    b = torch.block_diag(*(f.b * f.scale for f in factors)).to(g.dtype)  # type: ignore[no-untyped-call]
-    on_a = wide_product((g @ b).t(), x)
-    on_b = wide_product(g.t(), x @ a.t())
-    found, row, rank = [], 0, 0
-    for f in factors:
-        outputs, own = f.b.shape
-        found += [
-            on_a[rank : rank + own].to(f.a.dtype),
-            (on_b[row : row + outputs, rank : rank + own] * f.scale).to(f.b.dtype),
-        ]
-        row, rank = row + outputs, rank + own
-    return found
+    on_a = wide_product((g @ stack.b).t(), x)
+    on_b = wide_product(g.t(), x @ stack.a.t())
+    return [slope for outputs, ranks in stack.spans for slope in (on_a[ranks], on_b[outputs, ranks])]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from panoply.kernels.decode import _add_norm, gated, gelu_parts
-from panoply.kernels.low_rank import Factors, slopes
+from panoply.kernels.low_rank import Stack, slopes
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -158,30 +158,32 @@ class _GatedDown(torch.autograd.Function):
     """(act(gate) · up) Wᵀ. The product in brackets, the widest tensor of a block, is computed again, not kept."""
 
     @staticmethod
-    def forward(ctx: Any, both: Tensor, weight: Tensor, gelu: bool, scale: float, *pair: Tensor) -> Tensor:
-        ctx.save_for_backward(both, weight, *pair)
-        ctx.gelu, ctx.scale = gelu, scale
+    def forward(
+        ctx: Any, both: Tensor, weight: Tensor, gelu: bool, stack: Stack | None, *_: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(both, weight)
+        ctx.gelu, ctx.stack = gelu, stack
         return gated(both, gelu) @ weight.t()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        both, weight, *pair = ctx.saved_tensors
+        both, weight = ctx.saved_tensors
         slope = g @ weight
         wide, g_both = torch.empty_like(slope), torch.empty_like(both)
         rows, inner = slope.shape
         grid = (rows, triton.cdiv(inner, 1024))
         _gate_back[grid](both, slope, wide, g_both, inner, ctx.gelu, 1024, num_warps=4)
         on_weight = g.t() @ wide if ctx.needs_input_grad[1] else None
-        on_factors = slopes(wide, g, [Factors(pair[0], pair[1], ctx.scale)]) if pair else ()
+        on_factors = slopes(wide, g, ctx.stack) if ctx.stack else ()
         return g_both, on_weight, None, None, *on_factors
 
 
-def gated_down(both: Tensor, weight: Tensor, factors: Factors | None = None, gelu: bool = False) -> Tensor:
+def gated_down(both: Tensor, weight: Tensor, stack: Stack | None = None, gelu: bool = False) -> Tensor:
     """[N, 2 · inner], gates first, to [N, width]; gates go through silu, or gelu's approximation.
 
-    Where the weight has low-rank `factors`, they get the gradient.
+    Where the weight has low-rank factors, they get the gradient.
     """
-    learned = (1.0,) if factors is None else (factors.scale, factors.a, factors.b)
-    found: Tensor = _GatedDown.apply(both, weight, gelu, *learned)
+    leaves = () if stack is None else stack.leaves
+    found: Tensor = _GatedDown.apply(both, weight, gelu, stack, *leaves)
     return found

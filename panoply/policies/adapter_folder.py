@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError, plain
 from panoply.files import is_file, read_json
-from panoply.kernels.low_rank import Factors
 from panoply.lora import Lora
 from panoply.policies import hub
 from panoply.policies.low_rank import adapters, linear_layers, merge, merged
@@ -202,7 +201,7 @@ def add_merged(model: nn.Module, adapter: Adapter) -> None:
     for name, own in adapter.ranks().items():
         layer = cast(nn.Linear, model.get_submodule(name))
         a, b = (adapter.weights[f"{name}.lora_{side}"].to(layer.weight.device).float() for side in "AB")
-        layer.weight.copy_(merged(layer.weight, Factors(a, b, adapter.settings.scale(own, adapter.rank))))
+        layer.weight.copy_(merged(layer.weight, a, b, adapter.settings.scale(own, adapter.rank)))
 
 
 def write_adapter(

@@ -156,9 +156,9 @@ def _fed(mlp: Any, y: Tensor) -> Tensor:
         return whole
     both, down, kind = _products(y, inputs), mlp.down_proj, mlp.activation
     if type(down) in low_rank.PLAIN and down.bias is None:
-        factors = down.factors if isinstance(down, low_rank.LowRankLinear) else None
+        stack = low_rank.stacked([down]) if isinstance(down, low_rank.LowRankLinear) else None
         gelu = () if kind == "silu" else (True,)
-        added: Tensor = _kernels(y.device).gated_down(both, down.weight, factors, *gelu)
+        added: Tensor = _kernels(y.device).gated_down(both, down.weight, stack, *gelu)
         return added
     gate, up = both.chunk(2, dim=1)
     found: Tensor = down(ACTIVATE[kind](gate) * up)
@@ -171,7 +171,7 @@ def _products(x: Tensor, layers: list[nn.Linear]) -> Tensor:
         return torch.cat([layer(x) for layer in layers], dim=1)
     weight, bias = joined(layers)
     if any(isinstance(layer, low_rank.LowRankLinear) for layer in layers):
-        return low_rank.product(x, weight, bias, [low_rank.factors_of(layer) for layer in layers])
+        return low_rank.product(x, weight, bias, low_rank.stacked(layers))
     if not any(layer.weight.requires_grad for layer in layers):
         return nn.functional.linear(x, weight, bias)
     biases = [] if bias is None else [layer.bias for layer in layers]

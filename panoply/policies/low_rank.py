@@ -17,33 +17,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from panoply.kernels.low_rank import Factors, slopes
+from panoply.kernels.low_rank import Stack, slopes
 
 
 class _Product(torch.autograd.Function):
     """x · wholeᵀ + bias, where `whole` lies over the merged weights of layers that share their input."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, whole: Tensor, bias: Tensor | None, scales: Sequence[float], *pairs: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(x, whole, *pairs)
-        ctx.scales = scales
+    def forward(ctx: Any, x: Tensor, whole: Tensor, bias: Tensor | None, stack: Stack, *_: Tensor) -> Tensor:
+        ctx.save_for_backward(x, whole)
+        ctx.stack = stack
         return F.linear(x, whole, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        x, whole, *pairs = ctx.saved_tensors
-        factors = [Factors(*f) for f in zip(pairs[::2], pairs[1::2], ctx.scales, strict=True)]
+        x, whole = ctx.saved_tensors
         on_x = g @ whole if ctx.needs_input_grad[0] else None
-        return on_x, None, None, None, *slopes(x.flatten(0, -2), g.flatten(0, -2), factors)
+        return on_x, None, None, None, *slopes(x.flatten(0, -2), g.flatten(0, -2), ctx.stack)
 
 
-def product(x: Tensor, whole: Tensor, bias: Tensor | None, factors: Sequence[Factors]) -> Tensor:
+def product(x: Tensor, whole: Tensor, bias: Tensor | None, stack: Stack) -> Tensor:
     """[…, inputs] to […, outputs of all layers]; only their factors get gradients."""
-    pairs = [tensor for f in factors for tensor in (f.a, f.b)]
-    found: Tensor = _Product.apply(x, whole, bias, [f.scale for f in factors], *pairs)  # type: ignore[no-untyped-call]
+    found: Tensor = _Product.apply(x, whole, bias, stack, *stack.leaves)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -57,6 +53,17 @@ class Origin:
         return self
 
 
+class Places:
+    """Where a layer's factors lie in stacks, and the stacks that begin with it; a copy of a model makes its own."""
+
+    def __init__(self) -> None:
+        self.own: list[tuple[Tensor, Tensor]] = []
+        self.stacks: dict[tuple[Any, ...], Stack] = {}
+
+    def __deepcopy__(self, _: Mapping[int, Any]) -> Places:
+        return Places()
+
+
 class LowRankLinear(nn.Linear):
     """A linear layer whose weight is W₀ + s·B·A, merged; A and B learn, nothing else does."""
 
@@ -65,27 +72,54 @@ class LowRankLinear(nn.Linear):
             super().__init__(layer.in_features, layer.out_features, bias=False)
         self.weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
         self.bias = layer.bias
-        self.origin, self.scale = Origin(origin), scale
+        self.origin, self.scale, self.places = Origin(origin), scale, Places()
         on: dict[str, Any] = {"dtype": _exact(layer.weight.dtype), "device": layer.weight.device}
         self.lora_A = nn.Parameter(torch.zeros(rank, layer.in_features, **on))
         self.lora_B = nn.Parameter(torch.zeros(layer.out_features, rank, **on))
 
-    @property
-    def factors(self) -> Factors:
-        return Factors(self.lora_A, self.lora_B, self.scale)
-
     def forward(self, x: Tensor) -> Tensor:
-        return product(x, self.weight, self.bias, [self.factors])
+        return product(x, self.weight, self.bias, stacked([self]))
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Write round(W₀ + s·B·A) where the weight lies."""
-        self.weight.copy_(merged(self.origin.layer.weight, self.factors))
+        """Let what is made of the factors follow them: round(W₀ + s·B·A) where the weight lies, and stacks."""
+        self.weight.copy_(merged(self.origin.layer.weight, self.lora_A, self.lora_B, self.scale))
+        for a, b in self.places.own:
+            a.copy_(self.lora_A * self.scale)
+            b.copy_(self.lora_B * self.scale)
 
 
-def merged(start: Tensor, factors: Factors) -> Tensor:
+def stacked(layers: Sequence[nn.Linear]) -> Stack:
+    """The factors of layers that share their input, of which some have any, side by side; made once."""
+    adapted = [layer for layer in layers if isinstance(layer, LowRankLinear)]
+    first = adapted[0]
+    key = (first.weight.dtype, first.weight.device, *map(id, layers))
+    if key not in first.places.stacks:
+        first.places.stacks[key] = _stack(layers, adapted)
+    return first.places.stacks[key]
+
+
+@torch.no_grad()
+def _stack(layers: Sequence[nn.Linear], adapted: Sequence[LowRankLinear]) -> Stack:
+    like, ranks = adapted[0].weight, sum(len(layer.lora_A) for layer in adapted)
+    a = like.new_zeros(ranks, like.shape[1])
+    b = like.new_zeros(sum(layer.out_features for layer in layers), ranks)
+    spans, row, rank = [], 0, 0
+    for layer in layers:
+        if isinstance(layer, LowRankLinear):
+            outputs, own = slice(row, row + layer.out_features), slice(rank, rank + len(layer.lora_A))
+            layer.places.own.append((a[own], b[outputs, own]))
+            a[own], b[outputs, own] = layer.lora_A * layer.scale, layer.lora_B * layer.scale
+            spans.append((outputs, own))
+            rank = own.stop
+        row += layer.out_features
+    leaves = tuple(factor for layer in adapted for factor in (layer.lora_A, layer.lora_B))
+    return Stack(a, b, tuple(spans), leaves)
+
+
+def merged(start: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
     """W₀ + s·B·A, in float32 or more."""
-    return (factors.b @ factors.a).mul_(factors.scale).add_(start)
+    return (b @ a).mul_(scale).add_(start)
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
@@ -94,14 +128,6 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
 
 PLAIN: tuple[type[nn.Module], ...] = (nn.Linear, LowRankLinear)
 """Types of layers that are no more than x · Wᵀ + bias in a forward pass; those that inherit from them may be."""
-
-
-def factors_of(layer: nn.Linear) -> Factors:
-    """What a layer learns, of rank 0 where it learns nothing."""
-    if isinstance(layer, LowRankLinear):
-        return layer.factors
-    weight = layer.weight
-    return Factors(weight.new_empty(0, weight.shape[1]), weight.new_empty(weight.shape[0], 0), 1.0)
 
 
 def adapters(model: object) -> Iterator[tuple[str, LowRankLinear]]:
@@ -143,6 +169,7 @@ def start(model: nn.Module, generator: torch.Generator) -> None:
         drawn = torch.empty(layer.lora_A.shape).uniform_(-1, 1, generator=generator)
         layer.lora_A.copy_(drawn / math.sqrt(layer.in_features))
         layer.lora_B.zero_()
+        layer.merge()
 
 
 @torch.no_grad()
