@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from panoply.policies.control import ControlPolicy, PolicySpec
-from panoply.policies.critics import QNets, StateValue, Temperature
-from panoply.transitions import ActorCritic, Transitions
+from panoply.transitions import ActorCritic, QNets, StateValue, Temperature, Transitions
 from panoply.worlds.control.world import Box, Discrete
 
 SEES, ACTS, CHOICES = Box((2,)), Box((1,), (-2.0,), (2.0,)), Discrete(3)

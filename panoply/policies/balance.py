@@ -43,6 +43,10 @@ class Balance(nn.Module):
         """The β that acts: in the middle of the distribution."""
         return self.scaled(self.layers(features)[:, 0].tanh())
 
+    def beside(self, features: Tensor, beta: Tensor | None) -> Tensor:
+        """Features, and beside them the embedding of β: the one given, or else the one that acts."""
+        return torch.cat([features, embedded(self(features) if beta is None else beta)], -1)
+
     def draw(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """β as the noise makes it, through which gradients flow, and its log-density in units of −1 … 1."""
         share, logp = self.head.draw(self.layers(features), noise)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypedDict
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
@@ -22,11 +21,11 @@ from panoply.experience import Column, Experience, moved
 from panoply.files import conform
 from panoply.parts import check_fields
 from panoply.policies import divergence, taps
-from panoply.policies.balance import WIDTH, Balance, embedded
+from panoply.policies.balance import WIDTH, Balance
 from panoply.policies.folder import read_config
 from panoply.policies.heads import Categorical, Head, Std, head_for
-from panoply.policies.mlp import MLP, Activation, Features
-from panoply.policies.stages import Stages, Timed
+from panoply.policies.mlp import MLP, Activation, Features, Network
+from panoply.policies.stages import Stages
 from panoply.policies.star import StarLayers
 from panoply.policies.weights import WHOLE, check_fit, read_weights
 from panoply.seeds import torch_rng
@@ -82,6 +81,8 @@ class PolicySpec:
 
     def __post_init__(self) -> None:
         check_fields(self, "policy")
+        if self.shared and self.stages:
+            raise PanoplyError("policy.shared cannot be together with policy.stages.")
         if self.balanced and (self.shared or self.stages):
             raise PanoplyError("policy.balanced cannot be together with policy.shared or policy.stages.")
         if not 0 <= self.betas[0] < self.betas[1]:
@@ -97,60 +98,13 @@ class Config(TypedDict):
     action: dict[str, Any]
 
 
-class _Network(nn.Module):
-    """Features, layers, and for a policy the head, the stages where it changes with time, and what chooses β."""
-
-    def __init__(
-        self,
-        features: Features,
-        layers: MLP | StarLayers,
-        head: Head | None = None,
-        stages: int = 0,
-        balance: Balance | None = None,
-    ):
-        super().__init__()
-        self.features, self.layers, self.head, self.balance = features, layers, head, balance
-        if stages and isinstance(layers, StarLayers):
-            raise PanoplyError("policy.shared cannot be together with policy.stages.")
-        self.stages = Stages(layers, stages) if stages and isinstance(layers, MLP) else None
-
-    def forward(self, observation: Tensor, turn: Tensor | None = None, beta: Tensor | None = None) -> Tensor:
-        """The network of now; with turns, what acts in each.
-
-        beta: of a balanced policy, the coefficient to act by; its own choice where none is given
-        """
-        x = self.features.forward(observation)  # nobody hooks these: twice less to call
-        if self.balance is not None:
-            x = torch.cat([x, embedded(self.balance(x) if beta is None else beta)], -1)
-        if self.stages is None or turn is None:
-            return self.layers.forward(x)
-        return self.stages.forward(x, turn)
-
-    def numpy(self) -> Timed:
-        """What acts, as a function of arrays: observations, and the turns they are seen in."""
-        features = self.features.numpy()
-        if self.stages is not None:
-            staged = self.stages.numpy()
-            return lambda x, turn: staged(features(x), turn)
-        layers = self.layers.numpy()
-        if self.balance is None:
-            return lambda x, turn: layers(features(x))
-        balance = self.balance.numpy()
-
-        def forward(x: NDArray[Any], turn: NDArray[Any]) -> NDArray[np.float32]:
-            seen = features(x)
-            return layers(np.concatenate([seen, balance(seen)], -1))
-
-        return forward
-
-
 class ControlModel:
     """What policy and critic share: weights in a folder of safetensors and JSON."""
 
     sees = "observation"
     """The context column that it looks at."""
 
-    def __init__(self, model: _Network, spec: PolicySpec, observation: Space, action: Space):
+    def __init__(self, model: Network, spec: PolicySpec, observation: Space, action: Space):
         self.model, self.spec, self.observation, self.action = model, spec, observation, action
         self.device = next(model.parameters()).device
         self.small = sum(p.numel() for p in model.parameters()) <= SMALL
@@ -199,7 +153,7 @@ class ControlPolicy(ControlModel):
     medium = "control"
     head: Head
 
-    def __init__(self, model: _Network, spec: PolicySpec, observation: Space, action: Space):
+    def __init__(self, model: Network, spec: PolicySpec, observation: Space, action: Space):
         super().__init__(model, spec, observation, action)
         assert model.head is not None
         self.head = model.head
@@ -225,7 +179,8 @@ class ControlPolicy(ControlModel):
         else:
             layers = MLP(inputs, spec.hidden, head.width, spec.activation, gain)
         layers.initialise(torch_rng("policy", seed))
-        return cls(_Network(features, layers, head, spec.stages, balance), spec, observation, action)
+        stages = Stages(layers, spec.stages) if spec.stages and isinstance(layers, MLP) else None
+        return cls(Network(features, layers, head, stages, balance), spec, observation, action)
 
     @classmethod
     def load(cls, folder: str | Path) -> ControlPolicy:
@@ -244,10 +199,6 @@ class ControlPolicy(ControlModel):
         self.model.to(device)
         self.device = device
         return self
-
-    def head_on_host(self) -> Head:
-        """What turns outputs into actions, where the worlds are: the policy's own, or on a GPU a copy as of now."""
-        return self.head if self.device.type == "cpu" else copy.deepcopy(self.head).to("cpu")
 
     def copy(self, seeing_alike: bool = False) -> ControlPolicy:
         """A frozen snapshot that later training does not touch; `seeing_alike`: but for what normalisation learns."""
@@ -320,7 +271,7 @@ class ValueNet(ControlModel):
         spec = policy.spec
         layers = MLP(policy.model.features.size, spec.hidden, len(outputs), spec.activation)
         layers.initialise(torch_rng("critic", seed))
-        network = _Network(policy.model.features, layers.to(policy.device))
+        network = Network(policy.model.features, layers.to(policy.device))
         made = cls(network, spec, policy.observation, policy.action)
         made.outputs = outputs
         return made
@@ -358,7 +309,7 @@ class CentralNet(ValueNet):
         return cls(_Joined(features, layers.to(policy.device)), spec, policy.observation, policy.action)
 
 
-class _Joined(_Network):
+class _Joined(Network):
     """The same features of several observations side by side."""
 
     def forward(self, observation: Tensor, turn: Tensor | None = None, beta: Tensor | None = None) -> Tensor:

@@ -1,11 +1,12 @@
-"""Small networks for control: layers that run in torch while learning and in NumPy while acting."""
+"""Small networks for control: features, layers, and both as one, in torch while learning and in NumPy while acting."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -14,6 +15,12 @@ from torch import Tensor, mm, nn
 from torch.nn.functional import linear
 
 from panoply.worlds.control.world import Box, Discrete, Space
+
+if TYPE_CHECKING:
+    from panoply.policies.balance import Balance
+    from panoply.policies.heads import Head
+    from panoply.policies.stages import Stages, Timed
+    from panoply.policies.star import StarLayers
 
 Activation = Literal["tanh", "relu", "elu"]
 Forward = Callable[[NDArray[Any]], NDArray[np.float32]]
@@ -240,3 +247,54 @@ _NUMPY: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "relu": lambda x: np.maximum(x, 0, out=x),
     "elu": _elu,
 }
+
+
+class Network(nn.Module):
+    """Features, layers, and for a policy the head, the stages where it changes with time, and what chooses β."""
+
+    def __init__(
+        self,
+        features: Features,
+        layers: MLP | StarLayers,
+        head: Head | None = None,
+        stages: Stages | None = None,
+        balance: Balance | None = None,
+    ):
+        super().__init__()
+        self.features, self.layers, self.head, self.balance = features, layers, head, balance
+        self.stages = stages
+
+    def forward(self, observation: Tensor, turn: Tensor | None = None, beta: Tensor | None = None) -> Tensor:
+        """The network of now; with turns, what acts in each.
+
+        beta: of a balanced policy, the coefficient to act by; its own choice where none is given
+        """
+        x = self.features.forward(observation)  # nobody hooks these: twice less to call
+        if self.balance is not None:
+            x = self.balance.beside(x, beta)
+        if self.stages is None or turn is None:
+            return self.layers.forward(x)
+        return self.stages.forward(x, turn)
+
+    def numpy(self) -> Timed:
+        """What acts, as a function of arrays: observations, and the turns they are seen in."""
+        features = self.features.numpy()
+        if self.stages is not None:
+            staged = self.stages.numpy()
+            return lambda x, turn: staged(features(x), turn)
+        layers = self.layers.numpy()
+        if self.balance is None:
+            return lambda x, turn: layers(features(x))
+        balance = self.balance.numpy()
+
+        def forward(x: NDArray[Any], turn: NDArray[Any]) -> NDArray[np.float32]:
+            seen = features(x)
+            return layers(np.concatenate([seen, balance(seen)], -1))
+
+        return forward
+
+    def on_host(self) -> tuple[Timed, Head]:
+        """What acts where the worlds are: a function of arrays, and the head, on a GPU as of now."""
+        assert self.head is not None
+        here = next(self.parameters()).device.type == "cpu"
+        return self.numpy(), self.head if here else copy.deepcopy(self.head).to("cpu")

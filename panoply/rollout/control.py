@@ -13,6 +13,7 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.experience import OPEN, OWN, TERMINATED, TRUNCATED, Column, Experience, Table
 from panoply.policies.control import ControlPolicy
+from panoply.policies.heads import Head
 from panoply.rollout.collector import InOrder
 from panoply.rollout.games import folded, keys
 from panoply.rollout.stepping import BLOCK, Array, Episode, Rows, StepBuffer, Temperature
@@ -235,19 +236,8 @@ class ControlCollector(InOrder[Start]):
             sampled_at = _recorded(temperature, columns["turn"])  # type: ignore[arg-type]
             if sampled_at is not None:
                 columns["temperature"] = sampled_at
-            columns |= self._drawn(taken, columns, sampled_at)
+            columns |= _drawn(rows.head, taken, columns, sampled_at)
         return Experience(Table(columns), Table(context))
-
-    @torch.no_grad()
-    def _drawn(
-        self, taken: Mapping[str, Array], columns: Mapping[str, Column], sampled_at: Tensor | None
-    ) -> dict[str, Column]:
-        """Log-probability and entropy of all actions at once, from the very outputs they were drawn from."""
-        head, out = self.policy.head_on_host(), torch.from_numpy(taken["out"])
-        legal = torch.from_numpy(taken["legal"]) if "legal" in taken else None
-        action = columns["action"]
-        assert isinstance(action, Tensor)
-        return dict(head.score(out, action, legal, sampled_at, entropy=True))
 
 
 class Acting:
@@ -319,3 +309,14 @@ def hashed(observations: Array) -> Tensor:
         mixed = ((words + np.uint64(1)) * odd).sum(1, dtype=np.uint64)
         mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)
     return torch.from_numpy((mixed >> np.uint64(1)).astype(np.int64))
+
+
+@torch.no_grad()
+def _drawn(
+    head: Head, taken: Mapping[str, Array], columns: Mapping[str, Column], sampled_at: Tensor | None
+) -> dict[str, Column]:
+    """Log-probability and entropy of all actions at once, from the very outputs they were drawn from."""
+    legal = torch.from_numpy(taken["legal"]) if "legal" in taken else None
+    action = columns["action"]
+    assert isinstance(action, Tensor)
+    return dict(head.score(torch.from_numpy(taken["out"]), action, legal, sampled_at, entropy=True))

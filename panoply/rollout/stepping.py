@@ -100,8 +100,7 @@ class Rows:
 
     def refresh(self) -> None:
         """Act from here on by what the policy has seen so far and, on a GPU, by a fresh copy of its weights."""
-        policy = self.collector.policy
-        self._forward, self._head = policy.model.numpy(), policy.head_on_host()
+        self._forward, self.head = self.collector.policy.model.on_host()
         self._others = {seat: other.model.numpy() for seat, other in self.collector._others.items()}
 
     def begin(self, where: Array, episodes: Sequence[Episode]) -> None:
@@ -134,7 +133,7 @@ class Rows:
         if self._fresh == 0:
             self._refill()
         self._fresh -= 1
-        envs, head = self.envs, self._head
+        envs, head = self.envs, self.head
         seen, mask, turn = envs.observations, envs.masks, self.turn
         moving = None if envs.acting is None else envs.acting.copy()
         buffer.make_room()

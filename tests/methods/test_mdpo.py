@@ -18,16 +18,15 @@ from panoply.experience import Experience, Table
 from panoply.methods.objectives.mdpo import anchored, mdpo, mdpo_off, mirror, mirror_policy
 from panoply.parts import Part
 from panoply.policies.control import ControlPolicy, PolicySpec
-from panoply.policies.critics import QNets, Temperature
 from panoply.policies.text import TextPolicy
 from panoply.progress import Progress
 from panoply.regimes import OnPolicy
 from panoply.rollout.text import Collector
-from panoply.slots.loss.actors import soft_policy
+from panoply.slots.loss.soft import soft_policy
 from panoply.slots.schedule.schedules import inverse
 from panoply.slots.surrogate.ratios import log_likelihood
 from panoply.slots.update.optimisers import adam
-from panoply.transitions import ActorCritic, Transitions
+from panoply.transitions import ActorCritic, QNets, Temperature, Transitions
 from panoply.worlds.control.mdp import MDP, softmax
 from panoply.worlds.control.world import Box, Discrete
 

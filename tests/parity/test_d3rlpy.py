@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from panoply.policies.control import ControlPolicy, PolicySpec
-from panoply.policies.critics import QNets, StateValue, Temperature
 from panoply.slots.loss.actors import advantage_weighted, critic_weighted
-from panoply.slots.loss.bellman import conservative_q, expected_q, expectile_v, q_learning, q_of_v
-from panoply.transitions import ActorCritic, Transitions
+from panoply.slots.loss.bellman import expected_q, expectile_v, q_learning, q_of_v
+from panoply.slots.loss.soft import conservative_q
+from panoply.transitions import ActorCritic, QNets, StateValue, Temperature, Transitions
 from panoply.worlds.control.world import Box, Discrete
 
 with warnings.catch_warnings():

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from panoply.experience import Experience, Table
 from panoply.parts import Part
 from panoply.policies.control import ControlPolicy, PolicySpec
-from panoply.policies.critics import QNets, StateValue, Temperature
 from panoply.replay import Replay
-from panoply.slots.loss import actors, bellman
-from panoply.transitions import ActorCritic, Transitions
+from panoply.slots.loss import actors, bellman, soft
+from panoply.transitions import ActorCritic, QNets, StateValue, Temperature, Transitions
 from panoply.worlds.control.world import Box, Discrete, Space
 
 SEES, ACTS, CHOICES = Box((2,)), Box((2,), (-2.0, -1.0), (2.0, 1.0)), Discrete(3)
@@ -203,7 +202,7 @@ def test_soft_q() -> None:
         errors = [(q(x)[0, 0] - y) ** 2 for q in who.networks["q"].nets]
         return 0.5 * (errors[0] + errors[1])
 
-    compared(bellman.soft_q(), who, batch, who.networks["q"], row)
+    compared(soft.soft_q(), who, batch, who.networks["q"], row)
 
 
 def test_conservative_q() -> None:
@@ -239,7 +238,7 @@ def test_conservative_q() -> None:
                 total = total + (taken - y) ** 2 + 5.0 * (torch.stack(each).sum().log() - taken)
             return total
 
-        compared(bellman.conservative_q(weight=5.0, samples=samples), who, batch, who.networks["q"], row)
+        compared(soft.conservative_q(weight=5.0, samples=samples), who, batch, who.networks["q"], row)
     finally:
         torch.set_default_dtype(torch.float32)
 

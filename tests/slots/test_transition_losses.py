@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from panoply.methods.base.iql import iql
 from panoply.policies.control import PolicySpec
-from panoply.policies.critics import Temperature
-from panoply.slots.loss import actors, bellman
-from panoply.transitions import ActorCritic, Chunk
+from panoply.slots.loss import actors, bellman, soft
+from panoply.transitions import ActorCritic, Chunk, Temperature
 from panoply.worlds.control.world import Discrete, MultiDiscrete
 
 
@@ -68,7 +67,7 @@ def test_soft_q() -> None:
     who = actor_critic(PolicySpec(squash=True, std="state"), q=Fixed([1.0, 1.0], [0.0, 3.0]))
     who.targets = {"q": Fixed([2.0, 2.0], [3.0, 1.0])}
     batch = rows()
-    value, _ = bellman.soft_q()(who, batch)
+    value, _ = soft.soft_q()(who, batch)
     who.generator.manual_seed(0)
     _, logp = who.draw(batch.next_observation)
     target = 1 + 0.5 * (2.0 - 0.5 * logp[0].item())
@@ -243,7 +242,7 @@ def test_soft_policy_gradient() -> None:
     batch = rows(5, observation=batch.observation.double())
     noise = torch.randn(5, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     who.noise = lambda *_: noise  # type: ignore[method-assign]
-    value = actors.soft_policy()(who, batch)[0].mean()
+    value = soft.soft_policy()(who, batch)[0].mean()
     moved = [*who.policy.model.parameters(), who.networks["temperature"].log]
     found = torch.autograd.grad(value, moved)
 
@@ -265,7 +264,7 @@ def test_first_updates_of_a_soft_policy_may_imitate() -> None:
     """α·log π(a|s) − log π of the data in the first two updates, and the critics' word from then on."""
     who, batch = actor_critic(PolicySpec(hidden=(4,), squash=True, std="state")), rows(5)
     who.networks["temperature"] = Temperature(0.5, learned=False)
-    loss, found = actors.soft_policy(imitate=2), []
+    loss, found = soft.soft_policy(imitate=2), []
     for updates in (0, 1, 2):
         who.updates = updates
         who.generator.manual_seed(0)
@@ -370,7 +369,7 @@ def test_conservative_gap() -> None:
     who = actor_critic(PolicySpec(squash=True, std="state"), q=Flat())
     who.targets = {"q": Fixed([3.0] * 64, [3.0] * 64)}
     batch = rows(64, reward=torch.full((64,), 3.0), discount=torch.zeros(64))
-    value, stats = bellman.conservative_q(weight=2.0, samples=50)(who, batch)
+    value, stats = soft.conservative_q(weight=2.0, samples=50)(who, batch)
     every = math.log(3 * 50)  # the estimate is a sum, not a mean: log of the number of samples too
     assert stats["conservative_gap"].mean().item() / 2 == pytest.approx(math.log(2) + every, abs=0.05)
     torch.testing.assert_close(value, 2.0 * stats["conservative_gap"])
@@ -396,7 +395,7 @@ def test_conservative_multiplier() -> None:
     who.targets["q"].least = lambda o, a: torch.zeros(len(a))  # type: ignore[union-attr]
     batch = rows(16, discount=torch.zeros(16), reward=torch.full((16,), 3.0))
     moved = [*who.networks["q"].parameters(), who.networks["multiplier"].log]
-    value, stats = bellman.conservative_q(weight=0.5, samples=4, threshold=1.0)(who, batch)
+    value, stats = soft.conservative_q(weight=0.5, samples=4, threshold=1.0)(who, batch)
     found = torch.autograd.grad(value.mean(), moved)
     total = stats[
         "conservative_gap"
@@ -417,16 +416,16 @@ def test_a_gap_at_its_threshold_moves_nothing_but_the_critics() -> None:
 
     def gradients(**settings: float) -> list[Tensor]:
         who.generator.manual_seed(0)
-        value = bellman.conservative_q(samples=4, **settings)(who, batch)[0].mean()
+        value = soft.conservative_q(samples=4, **settings)(who, batch)[0].mean()
         return list(torch.autograd.grad(value, weights))
 
     fixed, learned = gradients(weight=6.0), gradients(weight=2.0, threshold=5.0)
     for one, other in zip(fixed, learned, strict=True):
         torch.testing.assert_close(one, other)
     who.generator.manual_seed(0)
-    _, stats = bellman.conservative_q(samples=4)(who, batch)
+    _, stats = soft.conservative_q(samples=4)(who, batch)
     level = stats["conservative_gap"].mean().item() / 2
     who.generator.manual_seed(0)
-    value = bellman.conservative_q(weight=1.0, samples=4, threshold=level)(who, batch)[0].mean()
+    value = soft.conservative_q(weight=1.0, samples=4, threshold=level)(who, batch)[0].mean()
     (still,) = torch.autograd.grad(value, [who.networks["multiplier"].log])
     assert abs(still.item()) < 1e-4

@@ -6,8 +6,7 @@ from panoply.methods.base.iql import CONTROL
 from panoply.regimes import Offline
 from panoply.registry import Published, method
 from panoply.slots.data.logged import logged
-from panoply.slots.loss.actors import soft_policy
-from panoply.slots.loss.bellman import conservative_q
+from panoply.slots.loss.soft import conservative_q, soft_policy
 from panoply.slots.network.critics import q, temperature
 from panoply.slots.replay.uniform import uniform
 from panoply.slots.targets.following import polyak

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from panoply.regimes import OffPolicy
 from panoply.registry import Published, method
-from panoply.slots.loss.actors import soft_policy
-from panoply.slots.loss.bellman import soft_q
+from panoply.slots.loss.soft import soft_policy, soft_q
 from panoply.slots.network.critics import q, temperature
 from panoply.slots.replay.uniform import uniform
 from panoply.slots.sample.explore import explore

@@ -21,9 +21,9 @@ from panoply.transitions import ActorCritic, Transitions
 
 if TYPE_CHECKING:
     from panoply.policies.control import ControlPolicy
-    from panoply.policies.critics import ActionNets
     from panoply.replay import Replay
     from panoply.rollout.control import ControlCollector
+    from panoply.transitions import ActionNets
 
 CONTROL = {
     "policy.activation": "relu",
@@ -72,7 +72,7 @@ def random_suffixes(collect: ControlCollector, *, batch: int = 256) -> Experienc
 )
 def rungs(policy: ControlPolicy, seed: int, *, count: int = 0) -> ActionNets:
     """What the policy's values are climbed to over: `count` nets of its widths, k − 1 of them for k."""
-    from panoply.policies.critics import ActionNets
+    from panoply.transitions import ActionNets
 
     return ActionNets.of(policy, count, seed)
 

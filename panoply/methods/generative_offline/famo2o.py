@@ -16,7 +16,8 @@ from panoply.policies.balance import Balance
 from panoply.regimes import Offline
 from panoply.registry import Published, method
 from panoply.slots.data.logged import logged
-from panoply.slots.loss.bellman import conservative, expectile_v, q_of_v, wanted
+from panoply.slots.loss.bellman import expectile_v, q_of_v, wanted
+from panoply.slots.loss.soft import conservative
 from panoply.slots.network.critics import q, temperature, v
 from panoply.slots.sample.explore import explore
 from panoply.transitions import ActorCritic, Transitions

@@ -17,8 +17,7 @@ from panoply.parts import Finding, Part, part
 from panoply.policies.divergence import need, q_log
 from panoply.regimes import OffPolicy, OnPolicy
 from panoply.registry import Published, method
-from panoply.slots.loss.actors import soft_policy
-from panoply.slots.loss.bellman import soft_q
+from panoply.slots.loss.soft import soft_policy, soft_q
 from panoply.slots.loss.values import squared_value
 from panoply.slots.model.values import critic
 from panoply.slots.network.critics import q as q_networks
@@ -274,7 +273,7 @@ def mirror_policy(
 def beside_sac(seed: int, rows: int = 256) -> dict[str, float]:
     """The largest differences of losses and of gradients between c = λ and SAC with a fixed temperature, relative."""
     from panoply.policies.control import ControlPolicy, PolicySpec
-    from panoply.policies.critics import QNets, Temperature
+    from panoply.transitions import QNets, Temperature
     from panoply.worlds.control.world import Box
 
     acts = Box((2,), (-2.0, -1.0), (2.0, 1.0))

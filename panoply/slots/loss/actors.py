@@ -12,51 +12,6 @@ from panoply.slots.loss.bellman import wanted
 from panoply.transitions import ActorCritic, Transitions
 
 
-def _fixed(held: Any, method: Any) -> list[Finding]:
-    if any(n.settings().get("learned", True) for n in method.networks if n.info.name == "temperature"):
-        return []
-    return [("entropy", "the temperature is not learned (networks.temperature.learned)")]
-
-
-@part(
-    "loss",
-    equation=lambda held: (
-        "α·log π(a|s) − min_j Q_j(s,a) − log α·(log π(a|s) + H̄), a ~ π"
-        + (f"; log π of the data for Q in the first {held.imitate} updates" if held.imitate else "")
-    ),
-    unit="transition",
-    learns=("policy", "temperature"),
-    needs={"network:q", "network:temperature", "policy:squashed", "world:continuous actions"},
-    inert=_fixed,
-    bounds={"imitate": "at least 0", "entropy": "any number"},
-)
-def soft_policy(
-    learned: ActorCritic,
-    rows: Transitions,
-    *,
-    entropy: float | None = None,
-    imitate: int = 0,
-    update: Part | None = None,
-) -> Values:
-    """Soft policy improvement, and a temperature that holds the entropy at H̄ (arXiv 1812.05905).
-
-    entropy: H̄, of actions between −1 and 1; none means minus the number of their dimensions
-    imitate: in so many first updates the policy climbs the likelihood of what was done, and not the critics, which know
-             nothing yet (CQL's released code)
-    """
-    temperature = learned.networks["temperature"]
-    action, logp = learned.draw(rows.observation)
-    aim = -action.shape[-1] if entropy is None else entropy
-    alpha = temperature()
-    if learned.updates < imitate:
-        value = alpha * logp - learned.logp(rows)
-    else:
-        value = alpha * logp - learned.networks["q"].least(rows.observation, action)
-    if temperature.learned:
-        value = value - temperature.log * (logp.detach() + aim)
-    return value, {"entropy": -logp.detach(), "temperature": alpha}
-
-
 @part(
     "loss",
     equation=lambda held: (

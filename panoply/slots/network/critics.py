@@ -9,7 +9,7 @@ from panoply.parts import Finding, part
 if TYPE_CHECKING:
     from panoply.policies.behaviour import BehaviourModel
     from panoply.policies.control import ControlPolicy
-    from panoply.policies.critics import QNets, StateValue, Temperature
+    from panoply.transitions import QNets, StateValue, Temperature
 
 
 @part(
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 )
 def q(policy: ControlPolicy, seed: int, *, count: int = 2) -> QNets:
     """Q(s, a), as many nets of the policy's widths; where there are several, the least counts (arXiv 1802.09477)."""
-    from panoply.policies.critics import QNets
+    from panoply.transitions import QNets
 
     return QNets.of(policy, count, seed)
 
@@ -29,7 +29,7 @@ def q(policy: ControlPolicy, seed: int, *, count: int = 2) -> QNets:
 @part("network", equation="V", gives={"network:v"}, needs={"world:control"})
 def v(policy: ControlPolicy, seed: int) -> StateValue:
     """V(s), a net of the policy's widths."""
-    from panoply.policies.critics import StateValue
+    from panoply.transitions import StateValue
 
     return StateValue.of(policy, seed)
 
@@ -47,7 +47,7 @@ def _never_zero(held: Any, method: Any) -> list[Finding]:
 )
 def temperature(policy: ControlPolicy, seed: int, *, start: float = 1.0, learned: bool = True) -> Temperature:
     """The weight of entropy: where it starts, and whether it is learned or stays there."""
-    from panoply.policies.critics import Temperature
+    from panoply.transitions import Temperature
 
     return Temperature(start, learned)
 
@@ -55,7 +55,7 @@ def temperature(policy: ControlPolicy, seed: int, *, start: float = 1.0, learned
 @part("network", equation="η", gives={"network:multiplier"}, bounds={"start": "above 0"})
 def multiplier(policy: ControlPolicy, seed: int, *, start: float = 1.0) -> Temperature:
     """The weight of a constraint, learned: more where it is broken, less where it is kept."""
-    from panoply.policies.critics import Temperature
+    from panoply.transitions import Temperature
 
     return Temperature(start)
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from panoply.worlds.control import wrappers
-from panoply.worlds.control.simulated import Dynamics, Simulated, State
-from panoply.worlds.control.world import Array
+from panoply.worlds.control.simulated import Dynamics, Simulated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +38,6 @@ class Physical(Simulated):
     }
 
     access = Simulated.access | {"params"}
-    constants: ClassVar[tuple[str, ...]] = ()
-    """The fields that may vary."""
     pushes: ClassVar[int] = 1
     """Numbers in a push."""
 
@@ -59,8 +56,3 @@ class Physical(Simulated):
         if self.chunk > 1:
             body = wrappers.Chunk(body, self.chunk)
         return body
-
-    def constant(self, state: State, name: str) -> Array | float:
-        """A constant of the body: the episode's own where it was drawn, else the setting."""
-        value: Array | float = state.get(name, getattr(self, name))
-        return value

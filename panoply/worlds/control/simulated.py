@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -69,6 +69,8 @@ class Simulated(Dynamics, ControlWorld):
     """A world made of pure functions. It can be forked and reset to any state it was in."""
 
     access = frozenset({"step", "verify", "fork", "reset_to"})
+    constants: ClassVar[tuple[str, ...]] = ()
+    """Settings that episodes may each draw for themselves, where a wrapper lets them (`physical.py`)."""
 
     @property
     def dynamics(self) -> Dynamics:
@@ -82,6 +84,11 @@ class Simulated(Dynamics, ControlWorld):
     @property
     def action(self) -> Space:
         return self.dynamics.takes
+
+    def constant(self, state: State, name: str) -> Array | float:
+        """One of the constants: the episode's own where it was drawn, else the setting."""
+        value: Array | float = state.get(name, getattr(self, name))
+        return value
 
     def envs(self, size: int) -> Simulation:
         return Simulation(self.dynamics, self.horizon, size)
