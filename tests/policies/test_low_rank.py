@@ -16,9 +16,11 @@ from panoply.loops.mover import Masters
 from panoply.loops.snapshots import Kept
 from panoply.lora import Lora
 from panoply.policies import low_rank
+from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.decoder import DecoderConfig
 from panoply.policies.lora import add_lora, begun_with
 from panoply.policies.text import TextPolicy
+from tests.layouts import LAYOUTS as EVERY
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "biases, and one table for words in and out": {"model_type": "qwen2", "tied": True},
@@ -99,6 +101,22 @@ def test_scores_and_gradients_are_those_of_peft(case: str, layout: str, fusing: 
     assert all(slope.abs().max() > 1e-6 for slope in other.values())
     for name, slope in mine.items():
         torch.testing.assert_close(slope, other[name], atol=1e-9, rtol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "phi3", "olmo2", "granite", "glm4"])
+def test_adapters_of_other_layouts_are_those_of_peft(name: str) -> None:
+    """On every linear layer under the name it has in Hugging Face's folders, joined ones among them."""
+    more = EVERY[name]
+    ours = add_lora(fresh(**more), 3)
+    move(ours)
+    theirs = through_peft(fresh(**more), ours, Lora(), 3)
+    layout = ARCHITECTURES[name]
+    named = {layer.rpartition(".")[2] for layer, _ in low_rank.adapters(ours.model)}
+    assert named == {*layout.qkv, "o_proj", *layout.gate_up, "down_proj"}
+    mine, other = gradients(ours), gradients(theirs)
+    assert mine.keys() == other.keys()
+    for factor, slope in mine.items():
+        torch.testing.assert_close(slope, other[factor], atol=1e-9, rtol=1e-9, msg=factor)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
