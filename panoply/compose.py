@@ -193,6 +193,7 @@ def method_from_json(data: Mapping[str, Any]) -> Method:
     if regime not in REGIMES:
         raise unknown("regime", str(regime), REGIMES)
     seats = slots.pop("seats", None) if regime == Several.regime else None
+    share = bool(slots.pop("share", False)) if regime == Several.regime else False
     for name in slots:
         if name not in REGIMES[regime].slot_of:
             raise unknown(f"slot of the {regime} regime", name, REGIMES[regime].slot_of)
@@ -202,4 +203,5 @@ def method_from_json(data: Mapping[str, Any]) -> Method:
     held = {name: value_from_json(value) for name, value in slots.items()}
     if seats is not None:
         held["seats"] = tuple((name, method_from_json(of)) for name, of in seats.items())
+        held["share"] = share
     return REGIMES[regime](**held)

@@ -15,6 +15,14 @@ from panoply.parts import Part
 if TYPE_CHECKING:
     from panoply.planning import Plan
 
+OF_WEIGHTS = (
+    "'s weights",
+    "'s adapters",
+    "'s gradients",
+    "'s optimiser",
+    "'s float32 masters and their gradients",
+)
+"""Memory that learners have once, where they share a model."""
 Tokens = tuple[int, int]
 """Tokens sampled, and tokens trained on, in one step."""
 
@@ -181,9 +189,14 @@ def _together(plan: Plan, seats: dict[str, Cost]) -> Cost:
         sampled, trained, work = sampled + more, trained + learned, work + most * (2 * more + 6 * learned)
     memory = {f"{name}'s {of}": size for name, c in seats.items() for of, size in c.memory_bytes.items()}
     shapes = kind_of(world).shapes(plan.options.model, world, plan.policy_options)
+    counted = list(seats.values())
+    if getattr(plan.method, "share", False):
+        own = {f"{next(iter(seats))}{of}" for of in OF_WEIGHTS}
+        memory = {of: size for of, size in memory.items() if of in own or not of.endswith(OF_WEIGHTS)}
+        counted = counted[:1]
     return Cost(
-        sum(c.parameters for c in seats.values()),
-        sum(c.trainable for c in seats.values()),
+        sum(c.parameters for c in counted),
+        sum(c.trainable for c in counted),
         sampled,
         trained,
         [f"{name}: {extra}" for name, c in seats.items() for extra in c.extra_forwards],

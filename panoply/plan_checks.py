@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import typing
-from collections.abc import Set
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Set
+from typing import TYPE_CHECKING, Any, cast
 
 from panoply import registry, selves
 from panoply.effects import findings, inert
@@ -101,6 +101,8 @@ def check_plan(plan: Plan) -> None:
 def _check_own(plan: Plan) -> None:
     """Of a method of several learners, the parts that belong to none of them."""
     world = plan.world()
+    if getattr(plan.method, "share", False):
+        _check_shared(plan.method.seated())
     for path, held in plan.method.slots().items():
         assert isinstance(held, Part)
         for setting, reason in findings(held.info.impossible, held, plan.method, world):
@@ -108,6 +110,34 @@ def _check_own(plan: Plan) -> None:
         for need in sorted(n for n in held.needs() if n.startswith("world:")):
             if need.removeprefix("world:") not in world.access | {world.medium}:
                 raise PanoplyError(_refusal(plan, f"{path} ({held.info.name})", need.removeprefix("world:")))
+
+
+def _check_shared(seats: Mapping[str, Method]) -> None:
+    """Seats of one model have one optimiser between them, and nothing else that moves with the weights."""
+    first, *_ = seats.values()
+    for name, method in seats.items():
+        models = method.slots().get("models", ())
+        together = [
+            m.info.name for m in cast("tuple[Part, ...]", models) if m.settings().get("update", m) is None
+        ]
+        if method.regime not in ("on_policy", "dataset") or "judged" in method.needs() or together:
+            what = (
+                f"{together[0]} learns with its policy"
+                if together
+                else "it does not learn by terms of its policy"
+            )
+            raise PanoplyError(f"The seat '{name}' cannot share the weights of others: {what}.")
+        if _moved_by(method) != _moved_by(first):
+            raise PanoplyError(
+                f"The seat '{name}' shares the weights of others, and so their optimiser: give all the same update, "
+                "but for epochs and minibatches."
+            )
+
+
+def _moved_by(method: Method) -> tuple[Any, ...]:
+    update = cast(Part, method.slots()["update"])
+    rest = {n: v for n, v in update.settings().items() if n not in ("epochs", "minibatches")}
+    return (update.info.id, tuple(rest.items()))
 
 
 def _check_selves(plan: Plan, kind: Kind) -> None:

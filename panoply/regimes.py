@@ -211,7 +211,7 @@ class OnPolicy(Method):
 
     @property
     def acts_alone(self) -> bool:
-        return super().acts_alone and self.replay is None
+        return super().acts_alone and self.replay is None and "dealt" not in self.sample.info.gives
 
     def terms(self) -> list[Part]:
         return [self.surrogate, *self.regularise]
@@ -423,11 +423,13 @@ class Several(Method):
     turn    who learns in a step
     game    what all of them do together in a step, from which each gets rows (its own `sample` is then `dealt`);
             none: every seat that learns collects for itself
+    share   whether all seats are roles of one model: the same weights, moved by one optimiser
     """
 
     seats: tuple[tuple[str, Method], ...]
     turn: Part
     game: Part | None = None
+    share: bool = False
 
     regime: ClassVar[str] = "several"
     slot_of: ClassVar[dict[str, str]] = {"turn": "turn", "game": "game"}
@@ -448,6 +450,11 @@ class Several(Method):
                     "there is no game: take another" if dealt else "a game deals out rows: take sample=dealt"
                 )
                 raise PanoplyError(f"The seat '{name}' cannot have that sample part, for {why}.")
+
+    @property
+    def turn_waits(self) -> bool:
+        """Whether rows that are dealt to a seat wait for its turn, and are not lost where it does not learn."""
+        return "waiting" in self.turn.info.gives
 
     def seated(self) -> dict[str, Method]:
         return dict(self.seats)
@@ -470,10 +477,12 @@ class Several(Method):
     def equation(self) -> list[str]:
         own = [f"turn      {self.turn.equation()}"]
         own += [f"game      {self.game.equation()}"] if self.game is not None else []
+        own += ["weights   one model for all"] if self.share else []
         return [*(line for name, held in self.seats for line in (f"{name}:", *held.equation())), *own]
 
     def to_json(self) -> dict[str, Any]:
-        return {**super().to_json(), "seats": {name: held.to_json() for name, held in self.seats}}
+        share = {"share": True} if self.share else {}
+        return {**super().to_json(), **share, "seats": {name: held.to_json() for name, held in self.seats}}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from panoply.kinds import Policy, kind_of
 from panoply.loops.health import speaks
 from panoply.loops.metrics import peak_memory
 from panoply.loops.samples import Watch, choose, sampled_episodes
-from panoply.loops.seat import Seat, Stepped
+from panoply.loops.seat import WAITING, Seat, Stepped
 from panoply.planning import Plan, named_world
 from panoply.progress import Progress
 from panoply.ranges import MOST_THREADS
@@ -53,12 +53,18 @@ class Job:
         self.seats: dict[str, Seat] = {}
         """Who learns, by name: most runs have one, without a name."""
         for name, one in (plan.seats() or {"": plan}).items():
-            place = f"seats/{name}" if self.seats else ""
-            self.seats[name] = Seat(one, self.world, self._found.folder if self._found else None, place)
+            place, first = (f"seats/{name}", next(iter(self.seats.values()))) if self.seats else ("", None)
+            shared = first if getattr(self.method, "share", False) else None
+            self.seats[name] = Seat(
+                one, self.world, self._found.folder if self._found else None, place, shared
+            )
         self.seat = next(iter(self.seats.values()))
         """The one that the run is judged by; it keeps what parts remember that belong to none."""
         if len(self.seats) > 1:
             self.seat.take(self.method.slots().items())
+            if getattr(self.method, "turn_waits", False):
+                for seat in self.seats.values():
+                    seat.states[WAITING] = {}
         if not options.threads and self._found is None:
             torch.set_num_threads(pick_threads(self.kind.width(self.policy)))
         self.step = 0

@@ -64,7 +64,7 @@ class _Active(NamedTuple):
 
 
 class Learner:
-    """`more` are terms of models that learn together with the policy."""
+    """`more` are terms of models that learn together with the policy, `mover` moves weights that others learn too."""
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class Learner:
         masters: bool = True,
         more: Sequence[Part] = (),
         seed: int = 0,
+        mover: Mover | None = None,
     ):
         self.policy = policy
         self.terms = [*method.terms(), *more]
@@ -95,9 +96,11 @@ class Learner:
         self.epochs: int = update.settings().get("epochs", 1)
         self.per_epoch: int = update.settings().get("minibatches", 1)
         learning = {n: p for n, p in policy.named_parameters() if p.requires_grad}
-        self.masters = self._masters(learning, masters)
+        self.masters = mover.masters if mover is not None else self._masters(learning, masters)
         self.parameters = self.masters.moving
-        self.mover = Mover(self.masters, update, total_steps)
+        self.mover, self._alone = mover or Mover(self.masters, update, total_steps), mover is None
+        if self.mover.solver is not None and not self._alone:
+            raise PanoplyError(f"{update.info.id} wants more than gradients, which learners cannot share.")
         if self.mover.solver is not None and not masters:
             raise PanoplyError(
                 f"{update.info.id} places weights itself, so that run.masters=false is not possible."
@@ -446,7 +449,7 @@ class Learner:
     def state(self) -> dict[str, Tensor]:
         """What the optimiser keeps and terms remember, as plain named tensors."""
         remembered = {f"{REMEMBERED}{name}": kept for name, kept in as_tensors(self.states).items()}
-        return {**self.mover.state(), **remembered}
+        return {**(self.mover.state() if self._alone else {}), **remembered}
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
         ours = {n.removeprefix(REMEMBERED): v for n, v in named.items() if n.startswith(REMEMBERED)}

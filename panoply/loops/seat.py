@@ -34,8 +34,8 @@ from panoply.policies.lora import begun_with, load_adapter, open_adapted, save_a
 from panoply.policies.value import ValueModel
 from panoply.states import handed_back
 
-COLLECTOR, MEMBERS = "collector", "members"
-"""The states of the collector and of a pool are saved among those of the parts."""
+COLLECTOR, MEMBERS, WAITING = "collector", "members", "waiting"
+"""The states of the collector and of a pool, and rows that wait for a seat's turn, are saved among those of parts."""
 
 
 class Teaches(Protocol):
@@ -68,15 +68,27 @@ class Stepped(NamedTuple):
 class Seat:
     """One learner: a policy, the method that teaches it, and what the method's parts remember.
 
-    A `model` part is called with it. `found` is a checkpoint from which it will be loaded, `place` where it is in it.
+    A `model` part is called with it. `found` is a checkpoint from which it will be loaded, `place` where it is in it,
+    `role_of` another seat whose model it is a role of: the weights are that one's, and so is who moves and saves them.
     """
 
-    def __init__(self, plan: Plan, world: Any, found: Path | None = None, place: str = ""):
+    def __init__(
+        self,
+        plan: Plan,
+        world: Any,
+        found: Path | None = None,
+        place: str = "",
+        role_of: Seat | None = None,
+    ):
         options = plan.options
         self.name, self.place, self.plan = plan.seat, place, plan
         self.options, self.method, self.world = options, plan.method, world
         self.kind = kind_of(world)
-        self.policy: Policy = self._adapted() if options.lora else self._begun_with(found)
+        self.role_of = role_of
+        if role_of is not None:
+            self.policy: Policy = role_of.policy
+        else:
+            self.policy = self._adapted() if options.lora else self._begun_with(found)
         needs = self.method.needs()
         self.collect: Collector = self.kind.collector(world, self.policy, options.seed, needs=needs)
         self.judges = "judged" in needs
@@ -222,6 +234,9 @@ class Seat:
     def save(self, folder: Path) -> None:
         """The models, each in a folder that others can open."""
         folder = folder / self.place
+        self.models.save(folder / "models")
+        if self.role_of is not None:
+            return
         source = model_source(self.options.model, self.world) if self.options.lora else None
         if source is not None:
             save_adapter(cast(Any, self.policy), folder / "model", model_under(source))
@@ -229,7 +244,6 @@ class Seat:
             self.learned.save(folder / "model")
             if self.options.lora:  # on new weights, which no other folder holds
                 save_adapter(cast(Any, self.policy), folder / "adapter")
-        self.models.save(folder / "models")
 
     def load(self, folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take up what `save` and `state` left; tensors of other seats are not looked at."""
@@ -240,7 +254,9 @@ class Seat:
             for name, tensor in tensors.items()
             if name.startswith(mine) and not name.startswith(others)
         }
-        if self.options.lora:
+        if self.role_of is not None:
+            pass  # loaded by whose weights they are
+        elif self.options.lora:
             own = folder / "adapter"
             load_adapter(cast(Any, self.policy), own if own.is_dir() else folder / "model")
         else:
@@ -270,6 +286,7 @@ def _by_terms(seat: Seat) -> Learner:
         offload=options.offload,
         masters=options.masters,
         seed=options.seed,
+        mover=cast(Learner, seat.role_of.learner).mover if seat.role_of is not None else None,
     )
 
 

@@ -236,12 +236,15 @@ class Given(InOrder[Task]):
         """Foreign episodes. `played` ones did what they say; a lesson of several turns says what was not done."""
         flat = [(i, turn, *lesson) for i, turns in enumerate(lessons) for turn, lesson in enumerate(turns)]
         prompts: dict[tuple[int, ...], int] = {}
-        prompt = torch.tensor([prompts.setdefault(p, len(prompts)) for _, _, p, _ in flat])
-        shared = torch.tensor([len(p) for _, _, p, _ in flat])
-        lengths = torch.tensor([len(answer) for *_, answer in flat])
+        prompt = torch.tensor([prompts.setdefault(p, len(prompts)) for _, _, p, _ in flat], dtype=torch.long)
+        shared = torch.tensor([len(p) for _, _, p, _ in flat], dtype=torch.long)
+        lengths = torch.tensor([len(answer) for *_, answer in flat], dtype=torch.long)
         row = torch.arange(len(flat)).repeat_interleave(lengths)
         inside = torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row]
-        of, turn = (column[row] for column in torch.tensor([[i, t] for i, t, _, _ in flat]).T)
+        of, turn = (
+            column[row]
+            for column in torch.tensor([[i, t] for i, t, _, _ in flat], dtype=torch.long).view(-1, 2).T
+        )
         decisions: dict[str, Column] = {
             **{name: column[of] for name, column in self._of_tasks(tasks).items()},
             "group": self._joined(tasks, into)[of],
@@ -250,7 +253,7 @@ class Given(InOrder[Task]):
             "version": torch.full_like(row, self.version),
             "context": row,
             "position": shared[row] + inside,
-            "action": torch.tensor([token for *_, answer in flat for token in answer]),
+            "action": torch.tensor([token for *_, answer in flat for token in answer], dtype=torch.long),
             "source": torch.full_like(row, source),
         }
         if played or all(len(turns) == 1 for turns in lessons):
@@ -274,13 +277,14 @@ class Given(InOrder[Task]):
         same = {task.id: i for i, task in reversed(list(enumerate(tasks)))}
         first: int = self.state["groups"]
         self.state["groups"] += len(tasks)
-        return torch.tensor([first + same[t.id] for t in tasks])
+        return torch.tensor([first + same[t.id] for t in tasks], dtype=torch.long)
 
     def _of_tasks(self, tasks: Sequence[Task]) -> dict[str, Tensor]:
         """Keys that an episode has from its task: `task` and, where there are several kinds of problem, `domain`."""
-        found = {"task": torch.tensor([t.id for t in tasks])}
+        found = {"task": torch.tensor([t.id for t in tasks], dtype=torch.long)}
         if "domain" in self.world.keys:
-            found["domain"] = torch.tensor([stable_hash("domain", self.world.part_of(t)) for t in tasks])
+            kinds = [stable_hash("domain", self.world.part_of(t)) for t in tasks]
+            found["domain"] = torch.tensor(kinds, dtype=torch.long)
         return found
 
     def _number(self, episodes: int) -> Tensor:
@@ -339,7 +343,7 @@ class Replies:
         ends = torch.zeros_like(end)
         final = Segments(row).is_last()
         cuts = (r is None or r.truncated or not r.done for r in replies)
-        of_turn = torch.tensor([TRUNCATED if cut else TERMINATED for cut in cuts])
+        of_turn = torch.tensor([TRUNCATED if cut else TERMINATED for cut in cuts], dtype=torch.long)
         ends[last] = of_turn
         cut = (end == TRUNCATED) & final
         return torch.where(cut, TRUNCATED, torch.where(final, ends, OPEN))

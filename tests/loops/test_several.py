@@ -128,7 +128,10 @@ class TestSeats:
             ({"turn": "alternate", "turn.steps": [1, 2, 3]}, "there are 2 seats"),
             ({"solver.credit.scle": 1}, "scale"),
             ({"solver.reward.name": "fun"}, "The seat 'solver': Unknown signal"),
-            ({"solver.surrogate.low": 0.1}, "The seat 'solver': surrogate.low has no effect"),
+            (
+                {"solver.surrogate.kind": "mask", "solver.surrogate.dual": 3.0},
+                "The seat 'solver': surrogate.dual has no effect",
+            ),
         ],
     )
     def test_settings_that_cannot_be(self, settings: dict[str, Any], says: str) -> None:

@@ -40,6 +40,36 @@ def alternate(
     return (order[step % len(order)],)
 
 
+def _filled_fits(held: Any, method: Any) -> list[Finding]:
+    if method.game is None:
+        return [("episodes", "no game deals out rows that could wait")]
+    if len(held.episodes) not in (1, len(method.seats)):
+        return [("episodes", f"there are {len(method.seats)} seats: give a number for each, or one for all")]
+    if min(held.episodes) > 1:
+        return [("episodes", "there would be steps in which nobody learns: one of them has to be 1")]
+    return []
+
+
+@part(
+    "turn",
+    equation="whoever has {episodes} episodes",
+    bounds={"episodes": "at least 1"},
+    gives={"waiting"},
+    impossible=_filled_fits,
+)
+def filled(
+    names: Names, step: int, metrics: Mapping[str, float], *, episodes: tuple[int, ...] = (1,)
+) -> Names:
+    """A seat learns once the game has dealt it so many episodes; until then they wait, and are saved with the run.
+
+    episodes   for each seat, in the order in which they are named, or one number for all
+    """
+    enough = episodes * len(names) if len(episodes) == 1 else episodes
+    return tuple(
+        name for name, least in zip(names, enough, strict=True) if metrics[f"waiting_{name}"] >= least
+    )
+
+
 def _gap(held: Any, method: Any) -> list[Finding]:
     return [("below", "it has to be less than above")] if held.below >= held.above else []
 
