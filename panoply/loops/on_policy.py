@@ -49,12 +49,12 @@ def learn(seat: Seat, experience: Experience, step: int) -> dict[str, float]:
     found: list[dict[str, float]] = []
     others = "actor" in experience or bool((experience["source"] == REPLAY).any())
     if others:  # other selves, or earlier ones, acted too
-        _check_agreement(seat.options.dtype, seat.snapshots.gap(experience))
+        check_agreement(seat.options.dtype, seat.snapshots.gap(experience))
     order = torch_rng("minibatches", seat.options.seed, step)
     for minibatch in seat.learner.minibatches(experience, order):
         found.append(seat.learner.step(minibatch, step))
         if len(found) == 1 and "logp_gap" in found[0] and not others:
-            _check_agreement(seat.options.dtype, found[0]["logp_gap"])
+            check_agreement(seat.options.dtype, found[0]["logp_gap"])
     if not found:
         return {"loss": 0.0}
     metrics = mean_metrics(found)
@@ -69,7 +69,7 @@ def learn(seat: Seat, experience: Experience, step: int) -> dict[str, float]:
     return metrics
 
 
-def _check_agreement(dtype: str, gap: float) -> None:
+def check_agreement(dtype: str, gap: float) -> None:
     """At the first mini-batch sampler and scorer hold the same weights: their log-probabilities must agree."""
     if gap > AGREEMENT[dtype]:
         raise PanoplyError(

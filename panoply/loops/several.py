@@ -8,8 +8,8 @@ from typing import cast
 from panoply.episodes import as_tensors, earlier, from_tensors
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
-from panoply.loops.health import check_agreement
 from panoply.loops.job import Job
+from panoply.loops.on_policy import check_agreement
 from panoply.loops.seat import WAITING, Stepped
 from panoply.loops.steps import STEP
 from panoply.regimes import Several
@@ -26,7 +26,7 @@ def several_step(job: Job, step: int) -> Stepped:
     learning = [seat for name, seat in job.seats.items() if name in turn]
     if method.share and method.game is not None:
         for seat in learning[1:]:  # before the first of them moves the weights that they share
-            check_agreement(seat.plan, seat.snapshots.gap(seat.collect.dealt))
+            check_agreement(seat.options.dtype, seat.snapshots.gap(seat.collect.dealt))
     done: dict[str, Stepped] = {}
     for seat in learning:
         if method.share and method.game is not None and done:
