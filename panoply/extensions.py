@@ -5,6 +5,7 @@ Either is Python whose decorators (`@part`, `@method`, `@world`, …) register s
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -21,7 +22,7 @@ _loaded: set[str] = set()
 
 def load_installed() -> None:
     """Load what installed packages add, each once."""
-    for point in importlib.metadata.entry_points(group="panoply.plugins"):
+    for point in _points(tuple((place, _changed(place)) for place in sys.path)):
         if point.name not in _loaded:
             _loaded.add(point.name)
             try:
@@ -31,6 +32,20 @@ def load_installed() -> None:
                 raise PanoplyError(
                     f"The installed plug-in '{point.name}' cannot be loaded: {error}."
                 ) from error
+
+
+@functools.lru_cache(maxsize=1)
+def _points(places: tuple[tuple[str, float], ...]) -> tuple[importlib.metadata.EntryPoint, ...]:
+    """The entry points in these folders as they are now: every package's list is read, so not twice for nothing."""
+    return tuple(importlib.metadata.entry_points(group="panoply.plugins"))
+
+
+def _changed(place: str) -> float:
+    """When something was last put into a folder, or taken out."""
+    try:
+        return os.stat(place or ".").st_mtime
+    except OSError:
+        return 0.0
 
 
 def load_plugin(file: str | Path) -> None:

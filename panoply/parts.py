@@ -316,9 +316,19 @@ def check(where: str, value: Any, annotation: Any, bound: str | None = None) -> 
     raise PanoplyError(f"{where} takes {describe(annotation)}, not {given[:200]}.")
 
 
+def types_of(cls: Any) -> dict[str, Any]:
+    """The types of a class's fields by name. Reading them compiles every annotation, so it is done once."""
+    if cls not in _TYPES:
+        _TYPES[cls] = typing.get_type_hints(cls)
+    return _TYPES[cls]
+
+
+_TYPES: dict[Any, dict[str, Any]] = {}
+
+
 def check_fields(held: Any, prefix: str) -> None:
     """Check every field of a frozen dataclass against its type and the ranges that its class declares as `bounds`."""
-    hints, bounds = typing.get_type_hints(type(held)), merged(type(held))
+    hints, bounds = types_of(type(held)), merged(type(held))
     for field in dataclasses.fields(held):
         where = f"{prefix}.{field.name}"
         value = check(where, getattr(held, field.name), hints[field.name], bounds.get(field.name, ANY))

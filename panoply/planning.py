@@ -16,7 +16,7 @@ from panoply import compose, extensions, registry
 from panoply.errors import PanoplyError, unknown
 from panoply.kinds import kind_of
 from panoply.lora import Lora
-from panoply.parts import Part, check_fields
+from panoply.parts import Part, check_fields, types_of
 from panoply.ranges import MOST_THREADS, SEED
 from panoply.regimes import Make, Method
 from panoply.report.shown import Shown
@@ -349,7 +349,7 @@ def _asked(settings: Mapping[str, Any], method: Method) -> dict[str, Any]:
 
 def world_settings(entry: registry.Entry, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a world as words or values, checked; only those that were given."""
-    hints = typing.get_type_hints(entry.build)
+    hints = types_of(entry.build)
     known = {f.name for f in dataclasses.fields(entry.build)}  # type: ignore[arg-type]
     found = {}
     for name, value in settings.items():
@@ -363,7 +363,7 @@ def world_settings(entry: registry.Entry, settings: Mapping[str, Any]) -> dict[s
 def _fields(kind: type[Settings], prefix: str, settings: Mapping[str, Any]) -> Settings:
     """Options of a run, or of its adapters, as words or values."""
     fields = {f.name: f for f in dataclasses.fields(kind)}
-    hints = typing.get_type_hints(kind)
+    hints = types_of(kind)
     found = {}
     for name, value in settings.items():
         if name not in fields:

@@ -28,6 +28,7 @@ os.environ["COLUMNS"] = "100"  # what is printed is compared, whatever terminal 
 def registries() -> Iterator[None]:
     """What a test registers, or loads as a plug-in, is forgotten after it."""
     registry.entries()  # modules are imported once only: what is built in must be in the copies
+    extensions._points.cache_clear()
     held = {slot: dict(known) for slot, known in parts._PARTS.items()}
     entries, points = dict(registry.ENTRIES), set(extensions._loaded)
     yield
@@ -38,6 +39,7 @@ def registries() -> Iterator[None]:
     registry.ENTRIES.update(entries)
     extensions._loaded.clear()
     extensions._loaded.update(points)
+    extensions._points.cache_clear()
     for name in [n for n in sys.modules if n.startswith("panoply_plugin_")]:
         del sys.modules[name]
 

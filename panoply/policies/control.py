@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from panoply.errors import PanoplyError, plain, unknown
 from panoply.experience import Column, Experience, moved
 from panoply.files import conform
-from panoply.parts import check_fields
+from panoply.parts import check_fields, types_of
 from panoply.policies import divergence, taps
 from panoply.policies.balance import WIDTH, Balance
 from panoply.policies.folder import read_config
@@ -333,7 +332,7 @@ def spec_from(settings: Mapping[str, Any]) -> PolicySpec:
     """Settings by name as a spec."""
     from panoply.values import parse
 
-    hints = typing.get_type_hints(PolicySpec)
+    hints = types_of(PolicySpec)
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if name not in hints:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panoply.errors import PanoplyError
-from panoply.parts import check, check_fields
+from panoply.parts import check, check_fields, types_of
 from panoply.seeds import stable_hash
 from panoply.worlds.measures import Measuring
 
@@ -77,7 +76,7 @@ def space_from_json(data: Mapping[str, Any], where: str = "a space") -> Space:
     kind = _SPACES.get(str(data.get("space")))
     if kind is None or fields.keys() - (known := {f.name for f in dataclasses.fields(kind)}):
         raise PanoplyError(f"{where} cannot be used: it is no space of ours.")
-    hints = typing.get_type_hints(kind)
+    hints = types_of(kind)
     given = {name: check(f"{where}: {name}", fields[name], hints[name]) for name in known & fields.keys()}
     try:
         made: Space = kind(**given)
