@@ -180,3 +180,13 @@ def test_keys_inside_something_larger() -> None:
     assert len(made.by("step")) == 4
     games = made.with_columns(game=torch.tensor([5, 5, 5, 6]))
     assert games.by("step").index.tolist() == [0, 1, 0, 2], "one clock for both seats of a game"
+
+
+def test_rows_that_nobody_cut_are_mixed_in_as_uncut() -> None:
+    one, numbers = ragged(), torch.ones(len(ragged()))
+    one = one.with_columns(cut=-3 * numbers, kept=0.9 * numbers)
+    both = Experience.mix([one, ragged()])
+    assert set(both["cut"][len(one) :].tolist()) == {-torch.inf}
+    assert set(both["kept"][len(one) :].tolist()) == {1.0}
+    assert both.altered
+    assert not both.unaltered().altered

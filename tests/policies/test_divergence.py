@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_scoring import ALLOWED, VOCAB, inputs
+from test_scoring import ACTIONS, ALLOWED, CUT, VOCAB, inputs
 from torch import Tensor, distributions
 from torch.autograd import gradcheck
 
@@ -141,3 +141,29 @@ def test_tokens_by_finite_differences() -> None:
     assert gradcheck(
         lambda h, w: divergence.of_tokens(h, w, other, other_weight, head, 1.5), (hidden, weight)
     )
+
+
+@pytest.mark.parametrize("q", [1.0, 1.5])
+def test_what_a_threshold_leaves_is_one_set_for_both(q: float) -> None:
+    """By the policy's own threshold: cut each by itself, what one has and the other lacks would be past bounds."""
+    hidden, weight, temperature = inputs()
+    other = weight.detach() + 0.3 * normals(*weight.shape, seed=5)
+    head = Head(temperature, None, 0.0, CUT, ACTIONS)
+    rows = slice(0, len(hidden))
+    barred = head.barred(head.whole_logits(hidden, weight, rows)[0], rows)
+    assert barred is not None
+    assert barred.any()
+    assert not torch.equal(barred, head.barred(head.whole_logits(hidden, other, rows)[0], rows))
+    logp, then = (
+        ((hidden @ w.t()) / temperature[:, None]).masked_fill(barred, -torch.inf).log_softmax(-1)
+        for w in (weight, other)
+    )
+    expected = divergence.categorical(logp, then, q)
+    found = divergence.of_tokens(hidden, weight, hidden.detach(), other, head, q)
+    torch.testing.assert_close(found, expected)
+    assert found.abs().max() < 10
+    mix = torch.linspace(-1, 2, len(found), dtype=torch.float64)
+    frozen = divergence.categorical(logp, then.detach(), q)
+    theirs = torch.autograd.grad((frozen * mix).sum(), [weight], retain_graph=True)
+    ours = torch.autograd.grad((found * mix).sum(), [weight])
+    torch.testing.assert_close(ours, theirs)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from panoply.experience import Ragged
-from panoply.policies.scoring import naive_scores, score_actions
+from panoply.policies.penalties import Said
+from panoply.policies.scoring import Head, naive_scores, score_actions, scored
 
 ROWS, VOCAB, WIDTH = 7, 11, 5
 ALLOWED = Ragged.from_lists([[0, 3, 5], [], [2], [1, 2, 3, 4, 5, 6], [], [9, 10], [4, 7]])
@@ -121,3 +122,48 @@ def test_no_rows_give_no_scores() -> None:
     scores = score_actions(hidden[:0], weight, ACTIONS[:0], entropy=True)
     assert scores["logp"].shape == (0,)
     assert scores["entropy"].shape == (0,)
+
+
+def test_another_temperature_leaves_what_could_be_drawn_as_it_was() -> None:
+    hidden, weight, temperature = inputs()
+    head, rows = Head(temperature, None, 0.0, CUT, ACTIONS), slice(0, ROWS)
+    hot = head.heated(3.0, hidden)
+    cold_z, hot_z = (h.whole_logits(hidden, weight, rows)[0] for h in (head, hot))
+    torch.testing.assert_close(hot_z, cold_z / 3)
+    ours, theirs = hot.barred(hot_z, rows), head.barred(cold_z, rows)
+    assert ours is not None
+    assert theirs is not None
+    assert theirs.any()
+    assert torch.equal(ours, theirs)
+    mask = torch.where(theirs, -torch.inf, 0.0)
+    expected = naive_scores((hidden @ weight.t()) / (3 * temperature[:, None]) + mask, ACTIONS)
+    torch.testing.assert_close(scored(hidden, weight, ACTIONS, hot)["logp"], expected["logp"])
+
+
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_a_penalty_acts_once_on_what_was_said_and_has_its_gradient(softcap: float) -> None:
+    hidden, weight, temperature = inputs()
+    tokens = torch.tensor([[3, 3, 8, 1, 9], [4, 0, 0, 0, 10]])
+    context, length = torch.tensor([0, 0, 1, 1, 0, 1, 1]), torch.tensor([1, 3, 2, 5, 4, 1, 5])
+    penalty = torch.tensor([1.0, 1.5, 1.5, 0.7, 2.0, 1.2, 1.2], dtype=torch.float64)
+    head = Head(temperature, ALLOWED, softcap, CUT, ACTIONS, Said(tokens, context, length, penalty))
+    logits = hidden @ weight.t()
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    factor = torch.ones(ROWS, VOCAB, dtype=torch.float64)
+    for row in range(ROWS):
+        for token in set(tokens[context[row], : length[row]].tolist()):
+            factor[row, token] = 1 / penalty[row] if logits[row, token] > 0 else penalty[row]
+    whole = logits * factor / temperature[:, None]
+    barred = head.barred(whole.detach(), slice(0, ROWS))
+    assert barred is not None
+    expected = naive_scores(whole.masked_fill(barred, -torch.inf), ACTIONS)
+    found = scored(hidden, weight, ACTIONS, head, entropy=True, chunk=3)
+    mix = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
+    for name in ("logp", "entropy"):
+        torch.testing.assert_close(found[name], expected[name])
+        theirs = torch.autograd.grad((expected[name] * mix).sum(), [hidden, weight], retain_graph=True)
+        ours = torch.autograd.grad((found[name] * mix).sum(), [hidden, weight], retain_graph=True)
+        torch.testing.assert_close(ours, theirs)
+    plain = head.free_logits(hidden, weight, slice(0, ROWS))
+    torch.testing.assert_close(plain.log_softmax(-1).gather(1, ACTIONS[:, None])[:, 0], expected["logp"])
