@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from panoply import selves
 from panoply.footprint import Dimensions, Peak, Work, expected
 from panoply.kinds import is_text, kind_of
-from panoply.lora import Lora
+from panoply.lora import BYTES, Lora
 from panoply.parts import Part
 
 if TYPE_CHECKING:
@@ -109,7 +109,9 @@ def cost(plan: Plan) -> Cost:
     merged = options.lora > 0 and not kind.remark(options.model, world, plan.lora)
     if options.lora:
         memory |= {"adapters": trainable * 4, **_learning(trainable, slots["update"], 4)}
-        memory |= {"adapted layers as they were": moving * width} if merged else {}
+        memory |= (
+            {"adapted layers as they were": int(moving * BYTES.get(plan.lora.base, width))} if merged else {}
+        )
     else:
         memory |= _learning(parameters, slots["update"], width, options.masters)
     update = slots["update"].settings().get("epochs", 1)

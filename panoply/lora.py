@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from panoply.errors import PanoplyError, unknown
 from panoply.parts import check_fields
@@ -14,6 +14,12 @@ TABLES = ("embed", "wte", "wpe", "lm_head")
 """In names of weights: tables of tokens and positions."""
 ROUTER = "gate"
 """What chooses among experts; it stays as it is, unless it is named."""
+
+
+BLOCK = 64
+"""Quantised weights that share a scale."""
+BYTES: Mapping[str, float] = {"nf4": 1 / 2 + 4 / BLOCK, "int8": 1 + 4 / BLOCK}
+"""Of a quantised weight, its share of the scale included."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +35,16 @@ class Lora:
     dora: bool = False
     """Whether a weight's length learns beside its direction (DoRA), through PEFT and several times slower."""
 
+    base: Literal["whole", "int8", "nf4"] = "whole"
+    """How the frozen weights are kept beside those that adapters are merged into: whole, or in a half or a quarter of
+    the bytes (QLoRA). The policy then begins as what these bytes say."""
+
     bounds: ClassVar[Mapping[str, str]] = {"alpha": "above 0"}
 
     def __post_init__(self) -> None:
         check_fields(self, "lora")
+        if self.dora and self.base != "whole":
+            raise PanoplyError(f"lora.base={self.base} is not for DoRA, whose weights go through PEFT.")
 
     def scale(self, rank: int, asked: int) -> float:
         """s, by which the B·A of a layer is multiplied; its rank may be another than the one asked for."""

@@ -36,7 +36,17 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> type:
     """A stand-in for Triton's: a launch compiles, in the mode's threads where there is one, and then runs."""
     active: ContextVar[_Mode | None] = ContextVar("active", default=None)
 
+    class Compiled:
+        def __init__(self, name: str):
+            self.name = name
+
+        @property
+        def run(self) -> None:
+            Kernel.together.wait()
+            Kernel.loaded.append(self.name)
+
     class Kernel:
+        loaded: ClassVar[list[str]] = []
         ran: ClassVar[list[int]] = []
         compiled: ClassVar[list[str]] = []
         together = threading.Barrier(2, timeout=5)
@@ -51,9 +61,10 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> type:
             if not warmup:
                 Kernel.ran.extend(given)
 
-        def compile(self) -> None:
+        def compile(self) -> Compiled:
             Kernel.together.wait()  # passes only where two are under way at once
             Kernel.compiled.append(self.name)
+            return Compiled(self.name)
 
     made: dict[str, Any] = {
         "triton": {}, "triton.runtime": {}, "triton.runtime.jit": {"JITFunction": Kernel},
@@ -74,7 +85,7 @@ def test_a_rehearsal_compiles_at_once_and_runs_nothing(kernel: Any) -> None:
         backward = threading.Thread(target=lambda: kernel("other").run(4, grid=(1,), warmup=False))
         backward.start()
         backward.join()
-    assert sorted(kernel.compiled) == ["one", "other"]
+    assert sorted(kernel.compiled) == sorted(kernel.loaded) == ["one", "other"]
     assert kernel.ran == []
     assert kernel.run is launch
     kernel("one").run(5, grid=(1,), warmup=False)

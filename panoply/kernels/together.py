@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 THREADS = 16
 _one = threading.Lock()
 
@@ -31,7 +33,7 @@ def rehearsal() -> Iterator[None]:
         yield
         return
     launch = JITFunction.run
-    with _one, ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+    with _one, _threads() as pool:
         mode = AsyncCompileMode(pool)
 
         def compiled(kernel: Any, *given: Any, grid: Any, warmup: bool, **options: Any) -> Any:
@@ -46,5 +48,20 @@ def rehearsal() -> Iterator[None]:
             yield
         finally:
             JITFunction.run = launch
-            for future in list(mode.future_kernels.values()):
-                future.result()
+            kernels = [future.result() for future in list(mode.future_kernels.values())]
+        list(pool.map(_load, kernels))
+
+
+def _threads() -> ThreadPoolExecutor:
+    """Threads that stand on the GPU that this one stands on."""
+    count = min(THREADS, os.cpu_count() or 1)
+    if not torch.cuda.is_available():
+        return ThreadPoolExecutor(count)
+    return ThreadPoolExecutor(
+        count, initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),)
+    )
+
+
+def _load(kernel: Any) -> None:
+    """Have the function made that launches a kernel: C code, which takes as long to compile as the kernel itself."""
+    _ = kernel.run

@@ -62,7 +62,8 @@ def add_lora(
     else:
         saved.check(linear)
         ranks = saved.ranks()
-    base = low_rank.adapt(model, ranks, {name: settings.scale(own, rank) for name, own in ranks.items()})
+    scales = {name: settings.scale(own, rank) for name, own in ranks.items()}
+    base = low_rank.adapt(model, ranks, scales, None if settings.base == "whole" else settings.base)
     before = TextPolicy(base, policy.tokenizer, shared=policy.shared)
     if saved is None:
         low_rank.start(model, torch.Generator().manual_seed(stable_hash("lora", seed) % 2**31))
@@ -155,6 +156,11 @@ def _peft_model(policy: TextPolicy) -> Any:
 def _through_peft(
     policy: TextPolicy, rank: int, seed: int, settings: Lora, folder: Path | None
 ) -> TextPolicy:
+    if settings.base != "whole":
+        raise PanoplyError(
+            f"lora.base={settings.base} is for adapters of this library's own decoder: not for DoRA, nor for models "
+            "that transformers runs."
+        )
     peft, model = _peft(), policy.model
     named: Any = model.inner if isinstance(model, Foreign) else model
     linear = {

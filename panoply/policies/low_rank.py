@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from panoply.kernels.low_rank import Stack, slopes
+from panoply.policies.quantised import Kind, QuantisedLinear
 
 
 class _Product(torch.autograd.Function):
@@ -46,7 +47,7 @@ def product(x: Tensor, whole: Tensor, bias: Tensor | None, stack: Stack) -> Tens
 class Origin:
     """The layer as it was before adapters: W₀. It never changes, so copies of a model share it."""
 
-    def __init__(self, layer: nn.Linear):
+    def __init__(self, layer: nn.Linear | QuantisedLinear):
         self.layer = layer
 
     def __deepcopy__(self, _: Mapping[int, Any]) -> Origin:
@@ -67,7 +68,7 @@ class Places:
 class LowRankLinear(nn.Linear):
     """A linear layer whose weight is W₀ + s·B·A, merged; A and B learn, nothing else does."""
 
-    def __init__(self, layer: nn.Linear, origin: nn.Linear, rank: int, scale: float):
+    def __init__(self, layer: nn.Linear, origin: nn.Linear | QuantisedLinear, rank: int, scale: float):
         with torch.device("meta"):
             super().__init__(layer.in_features, layer.out_features, bias=False)
         self.weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
@@ -146,17 +147,25 @@ def merge(model: nn.Module) -> None:
 # ------------------------------------------------------------------ adding adapters
 
 
-def adapt(model: Any, ranks: Mapping[str, int], scales: Mapping[str, float]) -> Any:
+@torch.no_grad()
+def adapt(
+    model: Any, ranks: Mapping[str, int], scales: Mapping[str, float], quantised: Kind | None = None
+) -> Any:
     """Give the layers named adapters of zeros, in place, and freeze all else; the model as it was before.
 
     That one shares every weight with the adapted one but those of adapted layers, which are W₀: it costs what W₀ costs.
+    Where W₀ is quantised, W begins as what its few bits say.
     """
     model.requires_grad_(False)
     layers = {name: model.get_submodule(name) for name in ranks}
-    own = {id(layer.weight) for layer in layers.values()}
+    own = {id(layer.weight) for layer in layers.values()} if quantised is None else set()
     base = copy.deepcopy(model, {id(p): p for p in model.parameters() if id(p) not in own})
     for name, layer in layers.items():
         place, _, last = name.rpartition(".")
+        if quantised is not None:
+            few = QuantisedLinear(layer, quantised)
+            setattr(base.get_submodule(place), last, few)
+            layer.weight.copy_(few.weight)
         adapted = LowRankLinear(layer, base.get_submodule(name), ranks[name], scales[name])
         setattr(model.get_submodule(place), last, adapted)
     return base

@@ -23,6 +23,7 @@ from panoply.policies.experts import Mixture
 from panoply.policies.fused import joined, prefill
 from panoply.policies.low_rank import PLAIN
 from panoply.policies.penalties import penalise_
+from panoply.policies.quantised import QuantisedLinear
 from panoply.policies.scoring import has_triton, wide_product
 from panoply.rollout.rollouts import DEAD, LENGTH, STOP, Slots
 
@@ -94,6 +95,8 @@ def why_not(model: CachedModel) -> str | None:
         hasattr(m, "base_layer") for m in model.modules()
     ):
         return "the model has adapters of PEFT"
+    if any(isinstance(m, QuantisedLinear) for m in model.modules()):
+        return "the model's weights are quantised"
     if not has_triton():
         return "triton is not installed"
     return _broken.get(model)

@@ -1,0 +1,78 @@
+"""Frozen weights in 4 or 8 bits, with a scale for every 64 of them, given back whole when asked for.
+
+`nf4` has 16 levels between which normal numbers lie equally often, with 0 among them (Dettmers et al. 2023); `int8` has
+255 at equal distances. Both are rounded to the nearest, so the same weights give the same bytes in every run.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from panoply.lora import BLOCK
+
+Kind = Literal["nf4", "int8"]
+TAIL = 0.9677083
+"""The outermost level lies where a normal number is below with this probability; all are then divided by it."""
+
+
+@cache
+def levels() -> Tensor:
+    """The 16 numbers of `nf4`, from −1 to 1: seven below 0, and eight above."""
+    above, below = (torch.linspace(TAIL, 0.5, n, dtype=torch.float64)[:-1] for n in (9, 8))
+    found = torch.cat([-torch.special.ndtri(below), torch.zeros(1), torch.special.ndtri(above)])
+    return (found / found.max()).sort().values.float()
+
+
+class Quantised:
+    """A tensor in few bits."""
+
+    def __init__(self, whole: Tensor, kind: Kind):
+        self.shape, self.dtype, self.kind = whole.shape, whole.dtype, kind
+        flat = whole.detach().float().flatten()
+        blocks = F.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
+        self.scales = blocks.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        shares = blocks / self.scales
+        if kind == "int8":
+            self.codes = (127 * shares).round().to(torch.int8)
+        else:
+            there = levels().to(whole.device)
+            number = torch.bucketize(shares, (there[1:] + there[:-1]) / 2).to(torch.uint8)
+            self.codes = number[:, ::2] * 16 + number[:, 1::2]
+
+    def whole(self) -> Tensor:
+        """The tensor again, as near as its levels are."""
+        if self.kind == "int8":
+            shares = self.codes.float() / 127
+        else:
+            number = torch.stack([self.codes >> 4, self.codes & 15], dim=-1).flatten(1)
+            shares = levels().to(self.codes.device)[number.int()]
+        return (shares * self.scales).flatten()[: self.shape.numel()].view(self.shape).to(self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
+
+class QuantisedLinear(nn.Module):
+    """A linear layer that never learns; its weight is made whole for every product."""
+
+    def __init__(self, layer: nn.Linear, kind: Kind):
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.bias = layer.bias
+        self.held = Quantised(layer.weight, kind)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.held.whole()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def __deepcopy__(self, _: Any) -> QuantisedLinear:
+        return self  # it never changes

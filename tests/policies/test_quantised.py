@@ -1,0 +1,109 @@
+"""A frozen base in few bits: what adapters are added to, and merged with."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from test_low_rank import DATA, fresh, move
+
+import panoply as pp
+from panoply.costs import cost
+from panoply.errors import PanoplyError
+from panoply.lora import BYTES, Lora
+from panoply.policies import low_rank
+from panoply.policies.lora import add_lora, begun_with
+from panoply.policies.quantised import Quantised, QuantisedLinear, levels
+from panoply.rollout.graphs import why_not
+
+Kind = Literal["nf4", "int8"]
+KINDS: list[Kind] = ["nf4", "int8"]
+
+
+def test_levels_are_where_normal_numbers_are_equally_often() -> None:
+    """As published: −1, 0 and 1 among them, and the neighbours of the ends where the paper has them."""
+    there = levels()
+    assert len(there) == 16
+    assert there.tolist() == sorted(there.tolist())
+    assert there[[0, 7, 15]].tolist() == [-1, 0, 1]
+    torch.testing.assert_close(there[[1, 14]], torch.tensor([-0.6961928, 0.7229568]), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_is_at_its_nearest_level(kind: Kind) -> None:
+    whole = torch.randn(7, 100, generator=torch.Generator().manual_seed(0))  # the last block is not full
+    found = Quantised(whole, kind)
+    blocks = torch.nn.functional.pad(whole.flatten(), (0, -700 % 64)).view(-1, 64)
+    there = levels() if kind == "nf4" else torch.arange(-127, 128) / 127
+    choices = blocks.abs().amax(1, keepdim=True)[..., None] * there
+    nearest = (choices - blocks[..., None]).abs().min(-1).values.flatten()[:700].view(7, 100)
+    torch.testing.assert_close((found.whole() - whole).abs(), nearest, rtol=1e-4, atol=1e-6)
+    assert found.nbytes == pytest.approx(BYTES[kind] * 704)
+    assert torch.equal(Quantised(torch.zeros(64), kind).whole(), torch.zeros(64))
+    assert found.whole().dtype == whole.dtype
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantised_again_nothing_changes(kind: Kind) -> None:
+    once = Quantised(torch.randn(64, 64, generator=torch.Generator().manual_seed(1)), kind).whole()
+    torch.testing.assert_close(Quantised(once, kind).whole(), once, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_policy_begins_as_its_quantised_base_says_and_returns_to_it(kind: Kind) -> None:
+    plain = fresh()
+    policy = add_lora(fresh(), 4, settings=Lora(base=kind))
+    before = begun_with(policy)
+    assert before is not None
+    first = policy.score(DATA)["logp"].detach()
+    torch.testing.assert_close(before.score(DATA)["logp"], first, rtol=1e-9, atol=1e-9)
+    apart = float((plain.score(DATA)["logp"] - first).detach().abs().max())
+    assert 1e-4 < apart < (2.0 if kind == "nf4" else 0.2)
+    move(policy)
+    assert not torch.allclose(policy.score(DATA)["logp"], first)
+    torch.testing.assert_close(before.score(DATA)["logp"], first, rtol=1e-9, atol=1e-9)
+    for _, layer in low_rank.adapters(policy.model):
+        assert isinstance(layer.origin.layer, QuantisedLinear)
+        layer.lora_B.data.zero_()
+    low_rank.merge(policy.model)
+    torch.testing.assert_close(policy.score(DATA)["logp"], first, rtol=1e-9, atol=1e-9)
+
+
+def test_its_factors_learn_as_those_on_whole_weights_of_the_same_numbers() -> None:
+    few = add_lora(fresh(), 4, settings=Lora(base="nf4"))
+    same = fresh()
+    weights = low_rank.plain_weights(few.model)
+    same.model.load_state_dict(weights)
+    whole = add_lora(same, 4)
+    slopes = []
+    for policy in (few, whole):
+        move(policy)
+        learning = [p for p in policy.parameters() if p.requires_grad]
+        slopes.append(torch.autograd.grad(policy.score(DATA)["logp"].square().sum(), learning))
+    for a, b in zip(*slopes, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-10)
+
+
+def test_what_is_kept_of_it_is_counted_and_shared_by_copies() -> None:
+    policy = add_lora(fresh(), 4, settings=Lora(base="nf4"))
+    copied = policy.copy()
+    for (_, a), (_, b) in zip(low_rank.adapters(policy.model), low_rank.adapters(copied.model), strict=True):
+        assert a.origin.layer is b.origin.layer
+    few, whole = (
+        cost(pp.plan("grpo", model="fresh", lora=4, dtype="bfloat16", settings=settings)).memory_bytes
+        for settings in ({"lora.base": "nf4"}, {})
+    )
+    assert few["adapted layers as they were"] == int(whole["adapted layers as they were"] / 2 * BYTES["nf4"])
+
+
+def test_what_a_quantised_base_is_not_for() -> None:
+    with pytest.raises(PanoplyError, match=r"lora\.base=nf4 is not for DoRA"):
+        Lora(base="nf4", dora=True)
+    with pytest.raises(PanoplyError, match=r"lora\.base has no effect without adapters"):
+        pp.plan("grpo", model="fresh", settings={"lora.base": "nf4"})
+    with pytest.raises(PanoplyError, match=r"lora\.base"):
+        pp.plan("grpo", model="fresh", lora=4, settings={"lora.base": "int3"})
+    before = begun_with(add_lora(fresh(), 4, settings=Lora(base="int8")))
+    assert before is not None
+    assert why_not(before.model) == "the model's weights are quantised"
