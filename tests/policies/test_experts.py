@@ -19,8 +19,10 @@ from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.experts import Mixing, Mixture
 from panoply.policies.folder import load_model, save_model
 from panoply.policies.lora import add_lora
+from panoply.policies.packing import pack
 from panoply.policies.text import TextPolicy
 from panoply.rollout.engine import Request, Sampling, TextEngine
+from panoply.rollout.graphs import why_not
 from panoply.worlds.text.chain import Chain
 from tests.policies.test_text import RAGGED, TOKENIZER, experience, gradients
 from tests.rollout.test_engine import rescored
@@ -284,3 +286,37 @@ def test_kernels_are_the_host_s_functions(mixing: Mixing, tokens: int, dtype: to
     top = logits.topk(k, dim=1).values
     want = top.softmax(1) if mixing.normalised else (top - logits.logsumexp(1, keepdim=True)).exp()
     torch.testing.assert_close(shares.cpu().view(k, -1), want.t(), rtol=1e-5, atol=1e-6)
+
+
+@CUDA
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_fused_blocks_and_graphs_are_near_float64(kind: str) -> None:
+    """bf16 through packed rows, its slopes, and what a captured graph samples, against padded rows in float64."""
+    config = DecoderConfig(200, width=256, layers=3, heads=4, kv_heads=2, head_dim=64, **CONFIGS[kind])
+    half, exact = Decoder(config), Decoder(config)
+    half.initialise(0)
+    half.to(torch.bfloat16)
+    exact.load_state_dict({name: weight.float() for name, weight in half.state_dict().items()})
+    exact.double()
+    half.cuda().eval()
+    tokens = torch.randint(0, 200, (4, 70), generator=torch.Generator().manual_seed(1))
+    lengths, positions = torch.full((4,), 70), torch.arange(70).repeat(4)[None].cuda()
+    packing = pack(lengths, torch.zeros_like(lengths), torch.arange(4)).to("cuda")
+    assert half.fuses
+    states, _ = half.hidden_states(tokens.view(1, -1).cuda(), positions, packing=packing)
+    found, right = half.logits(states).log_softmax(-1).view(4, 70, -1), exact(tokens).log_softmax(-1)
+    assert (found.cpu().double() - right).abs().mean() < 1.2e-2
+    aim = torch.randn(4, 70, 200, generator=torch.Generator().manual_seed(2))
+    (found * aim.cuda()).sum().backward()
+    (right * aim).sum().backward()
+    for (name, quick), slow in zip(half.named_parameters(), exact.parameters(), strict=True):
+        assert quick.grad is not None
+        assert slow.grad is not None
+        alike = torch.nn.functional.cosine_similarity(
+            quick.grad.double().cpu().flatten(), slow.grad.flatten(), dim=0
+        )
+        assert alike > 0.98, f"{name}: {alike}"
+    assert why_not(half) is None
+    requests = [Request(tuple(row[:20].tolist()), (10, 11, 12)) for row in tokens]
+    drawn = TextEngine(half).generate(requests, Sampling(max_tokens=20))
+    assert (rescored(exact, drawn).cpu() - drawn.decisions["logp"].cpu()).abs().mean() < 1.2e-2
