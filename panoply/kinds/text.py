@@ -116,7 +116,7 @@ def remark(source: str, world: TextWorld, settings: Lora) -> str:
 
 def runs(source: str, world: TextWorld) -> str:
     kind = build.layout_of(source, world)
-    return f"'{kind}' runs natively: fused blocks, and on a GPU graphs." if kind else ""
+    return f"'{kind}' runs natively, on a GPU in captured graphs and fused blocks." if kind else ""
 
 
 def check_output(output: str, of: str) -> None:

@@ -43,14 +43,15 @@ class Visibility:
         self.positions, self.segments, self.cached, self.dtype = positions, segments, cached, dtype
         here = torch.arange(positions.shape[1], device=positions.device)
         self.causal = not cached and segments is None and bool((positions == here).all())
-        self._masks: dict[tuple[int, int], Tensor | None] = {}
+        self._masks: dict[tuple[int, int], Tensor] = {}
 
-    def mask(self, window: int, keys: int) -> Tensor | None:
-        """[B, 1, T, keys]; None where plain causal attention is the same."""
+    def mask(self, window: int, keys: int, whole: bool = False) -> Tensor | None:
+        """[B, 1, T, keys]; None where plain causal attention is the same, unless the mask is wanted on the `whole`."""
         window = 0 if window >= keys else window
+        if self.causal and not window and not whole:
+            return None
         if (window, keys) not in self._masks:
-            plain = self.causal and not window
-            self._masks[window, keys] = None if plain else self.build(window, keys)
+            self._masks[window, keys] = self.build(window, keys)
         return self._masks[window, keys]
 
     def build(self, window: int, keys: int) -> Tensor:
@@ -67,8 +68,7 @@ class Visibility:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, focus: Focus, sinks: Tensor | None = None) -> Tensor:
         """[B, T, heads, size] queries and [B, keys, kv_heads, size] keys and values to [B, T, heads, size]."""
-        written = focus.cap or sinks is not None
-        mask = self.build(focus.window, k.shape[1]) if written else self.mask(focus.window, k.shape[1])
+        mask = self.mask(focus.window, k.shape[1], whole=bool(focus.cap) or sinks is not None)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         return attend(q, k, v, mask, focus.scale, focus.cap, sinks).transpose(1, 2)
 
