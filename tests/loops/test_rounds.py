@@ -134,6 +134,8 @@ def test_rules(rule: str, measured: dict[str, Any], met: bool) -> None:
     [
         (lambda: Recipe(()), "needs a stage that trains"),
         (lambda: Recipe(stages(), rounds=0), "from 1 to 1000 rounds, not 0"),
+        (lambda: Recipe(stages(), rounds=1001), "from 1 to 1000 rounds, not 1001"),
+        (lambda: Recipe(stages(), rounds=True), "from 1 to 1000 rounds, not True"),
         (lambda: Recipe(stages(model="@imitate")), "again has no effect in a recipe of one round"),
         (lambda: Recipe(stages(model="@judge"), 2), "Unknown stage 'judge'"),
         (lambda: Recipe(stages(), until="success>1"), "of one round cannot end early"),
