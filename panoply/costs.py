@@ -269,8 +269,12 @@ def _model_beside(model: Part, parameters: int, width: int, trained: int) -> tup
 
 
 def _adapters(shapes: dict[str, tuple[int, ...]], rank: int, settings: Lora) -> tuple[int, int]:
-    """Weights of low-rank adapters, rank · (in + out) for every layer that gets one, and weights of these layers."""
-    linear = {name.removesuffix(".weight"): shape for name, shape in shapes.items()}
+    """Weights of low-rank adapters, rank · (in + out) for every layer that gets one, and weights of these layers.
+
+    Experts, which lie one by one on disk, are one tensor in memory, which no adapter is for.
+    """
+    inside = {n: shape for n, shape in shapes.items() if ".experts." not in n and ".router." not in n}
+    linear = {name.removesuffix(".weight"): shape for name, shape in inside.items()}
     adapted = [linear[name] for name in settings.layers(linear, rank)]
     return sum(rank * sum(shape) for shape in adapted), sum(map(_numel, adapted))
 

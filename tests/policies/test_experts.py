@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from tiny import resume, train
 from torch import Tensor
 
+import panoply as pp
+from panoply.costs import cost
 from panoply.errors import PanoplyError
 from panoply.kernels import host_experts
 from panoply.lora import Lora
@@ -204,6 +206,9 @@ def test_a_model_with_experts_learns_is_saved_and_goes_on_bit_for_bit(kind: str,
     TextPolicy.fresh(config, tokenizer).save(tmp_path / "model")
     settings = {"run.checkpoint_every": 1}
     given = {"model": str(tmp_path / "model"), "settings": settings}
+    planned = cost(pp.plan("grpo", "chain", model=given["model"], lora=2))
+    adapted = add_lora(TextPolicy.load(tmp_path / "model"), 2)
+    assert planned.trainable == sum(p.numel() for p in adapted.parameters() if p.requires_grad)
     whole = train(tmp_path / "whole", steps=3, **given)
     lines = (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()
     gaps = [json.loads(line)["step0_gap"] for line in lines if "step0_gap" in line]
