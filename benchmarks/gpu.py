@@ -18,13 +18,14 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from benchmarks.gpu_models import DTYPES, MODELS, random_policy
 from panoply import compose
 from panoply.loops.learner import Learner
+from panoply.lora import Lora
 from panoply.policies.lora import add_lora
 from panoply.policies.tokenizer import Tokenizer
 from panoply.regimes import OnPolicy
@@ -49,6 +50,8 @@ class Shape:
     model: str = "0.5B"
     lora: int = 0
     """Rank of adapters on all linear layers; 0 trains every weight."""
+    base: Literal["whole", "int8", "nf4"] = "whole"
+    """How the weights under adapters are kept."""
     settings: tuple[tuple[str, Any], ...] = ()
     """Further settings of the method, such as sample.top_p."""
 
@@ -122,7 +125,7 @@ def measure(
     torch.cuda.reset_peak_memory_stats()
     policy, grpo = random_policy(shape.model, DTYPES[dtype]), method(shape)
     if shape.lora:
-        policy = add_lora(policy, shape.lora)
+        policy = add_lora(policy, shape.lora, settings=Lora(base=shape.base))
     collect = Collector(Fixed(shape), policy, seed=0)
     learner = Learner(policy, grpo, total_steps=100, micro_tokens=micro_tokens)
     found: list[dict[str, float]] = []
@@ -216,6 +219,8 @@ CELLS: dict[str, Callable[[], dict[str, Any]]] = {
     "lora-trl": lambda: trl(LORA, best=True),
     "lora-7b": lambda: measure(LORA_7B),
     "lora-7b-trl": lambda: trl(LORA_7B, best=True),
+    "qlora": lambda: measure(Shape(lora=16, base="nf4")),
+    "qlora-7b": lambda: measure(Shape(model="7B", lora=16, base="nf4")),
     "gemma2": lambda: measure(GEMMA2),
     "gemma2-trl": lambda: trl(GEMMA2, best=True),
     "moe": lambda: measure(MOE),

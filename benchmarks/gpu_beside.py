@@ -11,8 +11,8 @@ FULL = {"anchor": "", "prompt-1024": "", "1.5B": ""}
 LORA = {
     "lora": "rank 16",
     "lora-7b": "rank 16",
-    "qlora": "rank 16, base in 4 bits",
-    "qlora-7b": "rank 16, base in 4 bits",
+    "qlora": "rank 16, `lora.base=nf4`",
+    "qlora-7b": "rank 16, `lora.base=nf4`",
 }
 LAYOUTS = {
     "gemma2": "Gemma 2",

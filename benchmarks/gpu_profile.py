@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--brief", action="store_true", help="no kernels and lines")
     parser.add_argument("--bits", type=int, default=32, help="of Adam's averages")
     parser.add_argument("--no-masters", action="store_true", help="weights without float32 copies")
+    parser.add_argument("--base", default="whole", help="of adapters: whole, int8 or nf4")
     parser.add_argument("--offload", action="store_true", help="activations in host memory")
     given = parser.parse_args()
     if not torch.cuda.is_available():
@@ -65,6 +66,7 @@ def profile(given: argparse.Namespace) -> None:
     from benchmarks import gpu
     from benchmarks.gpu_models import DTYPES, random_policy
     from panoply.loops.learner import Learner
+    from panoply.lora import Lora
     from panoply.policies.lora import add_lora
     from panoply.rollout.text import Collector
 
@@ -74,7 +76,7 @@ def profile(given: argparse.Namespace) -> None:
     clock = time.perf_counter()
     policy, grpo = random_policy(shape.model, DTYPES["bfloat16"]), gpu.method(shape)
     if shape.lora:
-        policy = add_lora(policy, shape.lora)
+        policy = add_lora(policy, shape.lora, settings=Lora(base=given.base))
     collect = Collector(gpu.Fixed(shape), policy, seed=0)
     offload = "activations" if given.offload else "none"
     learner = Learner(

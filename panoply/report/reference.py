@@ -15,6 +15,7 @@ from typing import Any
 
 import panoply
 from panoply import registry
+from panoply.lora import Lora
 from panoply.parts import SLOTS, Part, kind, show_value
 from panoply.planning import Options
 from panoply.ranges import ANY, merged
@@ -129,6 +130,7 @@ def _fields(cls: Any) -> str:
 
 def _methods() -> Iterator[str]:
     yield f"## Settings of a run\n\n`--set run.NAME=VALUE`; the common ones are options too.\n\n{_fields(Options)}"
+    yield f"## Settings of adapters\n\n`--set lora.NAME=VALUE`, with `--lora RANK`.\n\n{_fields(Lora)}"
     every = [*registry.entries("method"), *registry.entries("recipe")]
     found = [e for e in every if e.build.__module__.startswith("panoply.")]
     rows = [
