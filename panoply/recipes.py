@@ -10,7 +10,7 @@
     )
 
 `@NAME` stands for the folder of the stage NAME, as it was made last, and `@last` for that of the latest stage that has
-trained; in the first round, before any has, `@last` says nothing, and what it would have replaced stays.
+trained. In the first round, before any has, a setting `@last` is passed over, and the default holds.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], part: Callable[[Mapping[str, Any]], Part]) -> Recipe:
-        """The inverse of `to_json`; `part` makes one of what it was written as."""
+        """The inverse of `to_json`; `part` turns the JSON of a part into the part."""
         stages = [{**s, "make": part(s["make"]) if s["make"] else None} for s in data["stages"]]
         return cls(tuple(Stage(**s) for s in stages), data["rounds"], data["until"])
 

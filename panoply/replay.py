@@ -101,7 +101,7 @@ class Replay:
         self._lines[name] = column.numpy() if self.device.type == "cpu" else _Lines(column)
 
     def _make_masks(self, actions: int) -> None:
-        """Where a world turns out to say what can be done."""
+        """Make room for masks of legal actions: the world has turned out to give some."""
         for name in MASKS:
             if name not in self._columns:
                 self._make(name, (actions,), torch.bool)
@@ -162,7 +162,7 @@ class Replay:
         return self.rows(rows)
 
     def rows(self, rows: Tensor) -> Transitions:
-        """Transitions by their place: step times environments, plus the environment."""
+        """The transitions at some places; a place is step · environments + environment."""
         flat, rows = self._flat, rows.to(self.device)
         if self.steps == 1:
             last, reward = rows, flat["reward"][rows]
@@ -187,7 +187,7 @@ class Replay:
         return closed.cumsum(0) - closed.long()
 
     def _window(self, rows: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        """[rows, steps] places from each row on, and which of them its episode went on for (or were written so far)."""
+        """Places of the steps from each row on, [rows, steps], and which of them are written and of its episode."""
         step, env = rows // self.envs, rows % self.envs
         at = (step[:, None] + torch.arange(steps, device=self.device)) % self.room
         window = at * self.envs + env[:, None]
@@ -347,7 +347,7 @@ class _Lines:
 
 
 def _closed(experience: Experience) -> Tensor:
-    """How each row's episode ended there; one that was left open is cut where the data ends."""
+    """The column `end` of each row; an episode that is still open where the data ends counts as truncated there."""
     end = experience["end"].clone()
     end[experience.by("episode").is_last() & (end == 0)] = TRUNCATED
     return end

@@ -36,7 +36,7 @@ KNOWN = ("reference", "old", "best", *(f"{kind}:{example}" for kind, (_, example
 
 @dataclass(frozen=True)
 class Self:
-    """A name, taken apart."""
+    """What the name of a snapshot says: its rule, and the number or the other name in it."""
 
     name: str
     kind: str
@@ -50,7 +50,7 @@ class Self:
         return {"old": 0, "mix": 0, "past": int(self.number) + 1}.get(self.kind, 1)
 
     def idle(self, options: Options) -> str:
-        """Why it would never be renewed in such a run, or nothing."""
+        """Why this snapshot would never be renewed in a run of this kind; empty where it is."""
         steps, every = options.steps, options.evaluate_every
         if self.kind in ("behind", "past") and self.number >= steps:
             return f"would stay the start for all of {steps} steps"
@@ -93,7 +93,7 @@ def _number(word: str) -> float:
 
 
 def named(needs: Iterable[str]) -> list[Self]:
-    """The snapshots that needs name, those that others are mixed with included, each once."""
+    """The snapshots that are named in needs, each once, and those that they are mixed with."""
     found = {name: parse(name) for name in sorted({n.partition("@")[2] for n in needs if "@" in n})}
     for self in list(found.values()):
         if self.other:
@@ -107,7 +107,7 @@ def actors(needs: Iterable[str]) -> list[str]:
 
 
 def by_whom(by: str) -> str:
-    """In an equation: who acts, where it is not the learner."""
+    """Who acts, as an equation says it; empty where it is the learner."""
     return "" if by == LEARNER else f", by {by}"
 
 

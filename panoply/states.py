@@ -30,7 +30,7 @@ def handed_back(who: str, returned: Any) -> tuple[State, Any]:
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON gives it back as it was; tuples would come back as lists, and keys as words."""
+    """Whether a value is the same when written as JSON and read again: a tuple, say, would become a list."""
     if isinstance(value, list):
         return all(_is_json(v) for v in value)
     if isinstance(value, dict):
@@ -49,7 +49,7 @@ def _shown(value: Any) -> str:
 
 
 def as_tensors(states: Mapping[str, State]) -> dict[str, Tensor]:
-    """States by name as named tensors: what is none, as the bytes of its JSON."""
+    """States by name as named tensors; what is not a tensor is kept as the bytes of its JSON."""
     named: dict[str, Tensor] = {}
     for name, state in states.items():
         rest = json.dumps({k: v for k, v in state.items() if not isinstance(v, Tensor)})

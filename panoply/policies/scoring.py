@@ -53,7 +53,7 @@ class Head:
     action: Tensor | None = None
     """What was drawn, which is never cut off; only with `cut`."""
     said: Said | None = None
-    heat: float = 1.0
+    factor: float = 1.0
     """Times the temperature, of what is left after the cut."""
 
     def whole_logits(self, hidden: Tensor, weight: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
@@ -97,7 +97,7 @@ class Head:
         if self.cut is None:
             return listed
         assert self.action is not None
-        z = z if self.heat == 1 else z * self.heat
+        z = z if self.factor == 1 else z * self.factor
         z = z if listed is None else z.masked_fill(listed, float("-inf"))
         below = z < (self.cut[rows].to(z.dtype) + z.logsumexp(1))[:, None]
         below.scatter_(1, self.action[rows, None], False)
@@ -107,20 +107,20 @@ class Head:
         """What logits of some rows are divided by."""
         if self.temperature is None:
             return None
-        return self.temperature[rows] * self.heat if self.heat != 1 else self.temperature[rows]
+        return self.temperature[rows] * self.factor if self.factor != 1 else self.temperature[rows]
 
-    def heated(self, times: float, like: Tensor) -> Head:
+    def times_temperature(self, times: float, like: Tensor) -> Head:
         """The same at so many times the temperature; what could be drawn stays what it was."""
         held = self.temperature
         wide = torch.promote_types(like.dtype, torch.float32)
         held = like.new_ones(len(like), dtype=wide) if held is None else held
-        return replace(self, temperature=held, heat=self.heat * times)
+        return replace(self, temperature=held, factor=self.factor * times)
 
     def fused(self, hidden: Tensor) -> bool:
         """Whether kernels do it that hold no mask: on a GPU, without a penalty, if no list of ids is long."""
         if not (hidden.is_cuda and has_triton()) or hidden.dtype == torch.float64:
             return False
-        return self.said is None and (self.heat == 1 or self.cut is None) and self._longest <= LISTED
+        return self.said is None and (self.factor == 1 or self.cut is None) and self._longest <= LISTED
 
     @cached_property
     def _longest(self) -> int:

@@ -81,7 +81,7 @@ class Pass:
 
     def at(self, temperature: float) -> Pass:
         """The same at so many times the temperature."""
-        return dataclasses.replace(self, head=self.head.heated(temperature, self.last))
+        return dataclasses.replace(self, head=self.head.times_temperature(temperature, self.last))
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,12 @@ def parse(need: str) -> Output:
     """Take a need apart; one that is not an output is refused in a sentence."""
     from panoply.values import parse
 
-    rest, star, heat = need.partition("*")
+    rest, star, factor = need.partition("*")
     name, *words = rest.split(":")
     if name not in _TAPS:
         raise unknown("output of a text policy", name, sorted(_TAPS))
     try:
-        temperature = float(heat) if star else 1.0
+        temperature = float(factor) if star else 1.0
     except ValueError:
         temperature = math.nan
     if not 0 < temperature < math.inf:
@@ -166,7 +166,7 @@ def parse(need: str) -> Output:
     if lacking := [key for key, default in defaults.items() if key not in given and default is MISSING]:
         raise PanoplyError(f"'{need}' lacks its {lacking[0]}: write {name}:{lacking[0].upper()}.")
     if whole == "policy" and star:
-        raise PanoplyError(f"'{need}' is the same at every temperature: leave out *{heat}.")
+        raise PanoplyError(f"'{need}' is the same at every temperature: leave out *{factor}.")
     block = given.get("block") if whole == "seen" else None
     return Output(need, name, tuple(given.values()), temperature, block, whole == "policy")
 
