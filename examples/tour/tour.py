@@ -160,7 +160,7 @@ def export(tour: Tour) -> str:
 
 
 def adapter(tour: Tour) -> str:
-    """Low-rank adapters, through PEFT, which also opens what is exported."""
+    """Low-rank adapters; PEFT opens what is exported."""
     try:
         import peft  # noqa: F401
     except ImportError:
