@@ -26,8 +26,8 @@ def test_gains_golden() -> None:
     rows = hand(
         episode=[0, 0, 0, 0, 1, 1, 2],
         logp=[SURE, DOUBT, SURE, DOUBT, DOUBT, SURE, DOUBT],
-        cut=[False, True, False, True, True, False, False],
-        cut_value=[0.0, 0.2, 0.0, 0.7, 0.5, 0.0, 0.0],
+        segment_start=[False, True, False, True, True, False, False],
+        segment_value=[0.0, 0.2, 0.0, 0.7, 0.5, 0.0, 0.0],
         reward=[0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0],
     )
     found = segment_gain(whiten=False)(rows)
@@ -56,8 +56,8 @@ def test_prefix_values_are_shares_of_success(tiny_collector: Collector) -> None:
 
 def test_cuts_carry_values_and_others_do_not(tiny_collector: Collector) -> None:
     found = cut_and_valued(prompts=3, group=2, every=2, samples=2)(tiny_collector)
-    assert bool(found["cut"].any())
-    assert float(found["cut_value"][~found["cut"]].abs().sum()) == 0
+    assert bool(found["segment_start"].any())
+    assert float(found["segment_value"][~found["segment_start"]].abs().sum()) == 0
 
 
 def test_whitened_over_what_learns() -> None:
@@ -75,8 +75,8 @@ def test_credit_is_whitened_as_published() -> None:
     rows = hand(
         episode=[0, 0, 1],
         logp=[DOUBT, SURE, DOUBT],
-        cut=[True, False, True],
-        cut_value=[0.25, 0.0, 0.75],
+        segment_start=[True, False, True],
+        segment_value=[0.25, 0.0, 0.75],
         reward=[0.0, 1.0, 0.0],
     )
     gains = segment_gain(whiten=False)(rows)

@@ -60,7 +60,7 @@ def _cost(held: Any, of: Lengths) -> Tokens:
     equation="{prompts} prompts × {group} episodes, V̂ of {samples} continuations at every {every}th doubt",
     bounds={**LIMITS, "every": "at least 1", "samples": "at least 1", "threshold": "from 0 to 1"},
     needs={"world:text", "world:one turn"},
-    gives={"column:cut"},
+    gives={"column:segment_start"},
     cost=_cost,
 )
 def cut_and_valued(
@@ -73,9 +73,9 @@ def cut_and_valued(
     threshold: float = 0.9,
     temperature: float = 1.0,
 ) -> Experience:
-    """Episodes, cut before doubtful decisions; each cut has the mean success of fresh continuations (`cut_value`).
+    """Episodes, cut before doubtful decisions; each cut has the mean success of fresh continuations (`segment_value`).
 
-    `cut` marks the first decision of a segment. The continuations are the policy's own and do not learn.
+    `segment_start` marks the first decision of a segment. The continuations are the policy's own and do not learn.
 
     every       of the doubtful decisions, so many apart are the cuts
     samples     continuations from each cut
@@ -95,7 +95,7 @@ def cut_and_valued(
     value = torch.zeros(len(experience))
     if prefixes:
         value[rows] = collect.prefix_values(asked, prefixes, samples)
-    return experience.with_columns(cut=cut, cut_value=value)
+    return experience.with_columns(segment_start=cut, segment_value=value)
 
 
 @part(
@@ -104,7 +104,7 @@ def cut_and_valued(
         f"A_k = V̂(end of segment k) − V̂(its start){', whitened' if held.whiten else ''}, "
         f"where the probability is below {held.threshold:g}"
     ),
-    needs={"column:cut"},
+    needs={"column:segment_start"},
     bounds={"threshold": "from 0 to 1"},
 )
 def segment_gain(experience: Experience, *, threshold: float = 0.9, whiten: bool = True) -> dict[str, Tensor]:
@@ -116,12 +116,12 @@ def segment_gain(experience: Experience, *, threshold: float = 0.9, whiten: bool
     threshold   the probability from which on a decision does not learn
     whiten      subtract the mean of what learns in the step, and divide by its deviation
     """
-    cut, episodes = experience["cut"].bool(), experience.by("episode")
+    cut, episodes = experience["segment_start"].bool(), experience.by("episode")
     number = cut.long().cumsum(0)
     number = number - episodes.rows(episodes.first(number - cut.long()))
     width = int(number.max()) + 2
     segments = Segments(episodes.index * width + number)
-    starts = segments.first(experience["cut_value"])
+    starts = segments.first(experience["segment_value"])
     returns = episodes.sum(experience["reward"].float())
     owner, place = segments.keys // width, segments.keys % width
     ends = returns[owner].clone()
