@@ -21,6 +21,7 @@ import torch
 import panoply as pp
 from panoply import checkpoint, progress, sinks
 from panoply.handle import Step
+from panoply.loops import saving
 from panoply.loops.job import Job
 from panoply.report.run_index import RunIndex
 from panoply.run import Run
@@ -418,7 +419,7 @@ class TestDivergence:
                 if job.step == 4:
                     with torch.no_grad():
                         next(iter(job.policy.parameters())).fill_(math.nan)
-                    job._save()
+                    saving.save(job)
 
         settings = {"run.checkpoint_every": 2, "run.keep": 5}
         with pytest.raises(pp.PanoplyError, match="holds the state of step 2"):

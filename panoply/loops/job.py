@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,13 +18,13 @@ from panoply.evaluation.held_out import Ungraded
 from panoply.experience import Experience
 from panoply.handle import Step
 from panoply.kinds import Policy, kind_of
+from panoply.loops import saving
 from panoply.loops.health import speaks
 from panoply.loops.metrics import peak_memory
 from panoply.loops.samples import Watch, choose, sampled_episodes
 from panoply.loops.seat import WAITING, Seat, Stepped
 from panoply.planning import Plan, named_world
 from panoply.progress import Progress
-from panoply.ranges import MOST_THREADS
 from panoply.records import Best
 from panoply.rollout.graphs import setup_seconds
 from panoply.run import Run
@@ -111,9 +110,9 @@ class Job:
     def _begin(self) -> None:
         found = self._found
         if found is not None:
-            self._load(found)
+            saving.load(self, found)
             checkpoint.set_aside(self.run.checkpoints, after=self.step)
-            self._prune()
+            saving.prune(self)
         elif checkpoint.listed(self.run.checkpoints):
             raise PanoplyError(
                 f"No checkpoint of {self.run.folder} is usable, so there is nothing to resume from. They were left "
@@ -129,7 +128,7 @@ class Job:
         self._say_pace()
         self._evaluate()
         self.before = self.after
-        self._save()
+        saving.save(self)
 
     def _say_pace(self) -> None:
         """What a step will take, measured before the first."""
@@ -196,7 +195,7 @@ class Job:
         for seat in self.seats.values():
             seat.snapshots.renew(self.step, best)
         if last or best or self.step % options.checkpoint_every == 0:
-            self._save()
+            saving.save(self)
         self.progress.step(self, record, experience)
         self._get_ready()
         return Step(record, experience, self)
@@ -244,13 +243,13 @@ class Job:
         """Between two steps: save where the run is, unless that was done."""
         with self.at_work():
             if all(c.step != self.step for c in checkpoint.listed(self.run.checkpoints)):
-                self._save()
+                saving.save(self)
 
     def finish(self) -> dict[str, Any]:
         """Store the end of the run and close it."""
         if self.after.get("step") != self.step:
             self._evaluate()
-            self._save()
+            saving.save(self)
         result = {
             "steps": self.step,
             "seconds": round(self.seconds, 2),
@@ -278,7 +277,7 @@ class Job:
         if self._moves == 0 and all(speaks(seat.policy, seat.probe()) for seat in seats):
             for seat, memory in zip(seats, self._at_start, strict=True):
                 seat.memory = copy.deepcopy(memory)
-            self._save()
+            saving.save(self)
             kept = self.step
         else:
             if self._moves == 0 and any(c.step < self.step for c in checkpoint.listed(self.run.checkpoints)):
@@ -370,63 +369,3 @@ class Job:
 
     def _moved(self, *_: Any) -> None:
         self._moves += 1
-
-    def _save(self) -> None:
-        states = {seat: seat.state() for seat in self.seats.values()}
-        own, tensors = states.pop(self.seat)
-        if states:
-            own["seats"] = {seat.name: plain for seat, (plain, _) in states.items()}
-            tensors |= {
-                f"{seat.place}:{key}": v for seat, (_, kept) in states.items() for key, v in kept.items()
-            }
-        state = {
-            **own,
-            "step": self.step,
-            "seconds": self.seconds,
-            "best": self.best,
-            "before": self.before,
-            "after": self.after,
-            "threads": torch.get_num_threads(),
-        }
-        self.run.sync()
-        checkpoint.save(self.run.checkpoints, self.step, self._save_models, state, tensors)
-        self._prune()
-
-    def _save_models(self, folder: Path) -> None:
-        for seat in self.seats.values():
-            seat.save(folder)
-
-    def _prune(self) -> None:
-        checkpoint.prune(self.run.checkpoints, self.plan.options.keep, self.best["step"])
-
-    def _load(self, found: checkpoint.Checkpoint) -> None:
-        """Take up what a checkpoint holds: whole, as its manifest says, but perhaps of another method or version."""
-        try:
-            self._take_up(found)
-        except (
-            PanoplyError,
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RuntimeError,
-            AssertionError,
-        ) as error:
-            said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise PanoplyError(
-                f"The checkpoint {found.folder} does not fit this run, so there is nothing to resume from: {said}."
-            ) from error
-
-    def _take_up(self, found: checkpoint.Checkpoint) -> None:
-        state, tensors = found.state(), found.tensors()
-        if not 1 <= state["threads"] <= MOST_THREADS:
-            raise PanoplyError(f"threads are from 1 to {MOST_THREADS}, not {state['threads']}")
-        if state["threads"] != torch.get_num_threads():
-            torch.set_num_threads(state["threads"])
-        for seat in self.seats.values():
-            plain: Any = state if seat is self.seat else state["seats"][seat.name]
-            seat.load(found.folder, plain, tensors)
-            seat.collect.version = state["step"]
-        self.step = state["step"]
-        self.seconds, self.best = state["seconds"], state["best"]
-        self.before, self.after = state["before"], state["after"]

@@ -121,9 +121,9 @@ def _cut(needed: Tensor, prefix: Tensor, row: Tensor) -> tuple[_Pieces, Tensor, 
     holder = needed.new_zeros(rows).scatter_reduce(0, row[full], full, "amax")
 
     order = contexts[row[contexts].argsort(stable=True)]
-    seat = torch.arange(len(order)) - torch.searchsorted(row[order], row[order])
+    rank = torch.arange(len(order)) - torch.searchsorted(row[order], row[order])
     piece_row = torch.cat([torch.arange(rows), row[order]])
-    piece_segment = torch.cat([torch.zeros(rows, dtype=torch.long), seat + 1])
+    piece_segment = torch.cat([torch.zeros(rows, dtype=torch.long), rank + 1])
     lie = torch.argsort(piece_row * (len(order) + 2) + piece_segment)
     place = torch.empty_like(lie)
     place[lie] = torch.arange(len(lie))
@@ -184,11 +184,11 @@ def _fill(tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor) -> list[
         rows = rows[lengths[rows].argsort(stable=True)]
         for bucket in bucketed(lengths[rows], CALL_TOKENS):
             chosen = rows[bucket]
-            seat = torch.full_like(lengths, -1)
-            seat[chosen] = torch.arange(len(chosen))
+            line = torch.full_like(lengths, -1)
+            line[chosen] = torch.arange(len(chosen))
             size = (len(chosen), int(lengths[chosen[-1]]))
-            kept, mine = seat[token_row] >= 0, seat[row] >= 0
-            slot = seat[token_row[kept]] * size[1] + place[kept]
+            kept, mine = line[token_row] >= 0, line[row] >= 0
+            slot = line[token_row[kept]] * size[1] + place[kept]
             blank = torch.zeros(size, dtype=torch.long)
             batches.append(
                 Rows(
@@ -198,7 +198,7 @@ def _fill(tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor) -> list[
                     else torch.arange(size[1]).expand(size),
                     (blank - 1).flatten().scatter(0, slot, segment[kept]).view(size) if kind else None,
                     mine.nonzero().flatten(),
-                    seat[row[mine]] * size[1] + column[mine],
+                    line[row[mine]] * size[1] + column[mine],
                 )
             )
     return batches

@@ -21,8 +21,8 @@ from panoply.planning import Options
 from panoply.ranges import ANY, merged
 
 MODULES = [f"panoply.{name}" for name in (
-    "experience", "batch", "parts", "regimes", "recipes", "registry", "worlds.world", "worlds.episodic", "rollout.text",
-    "rollout.engine", "policies.text", "policies.taps", "policies.tokenizer",
+    "experience", "batch", "parts", "method_base", "regimes", "recipes", "registry", "worlds.world", "worlds.episodic",
+    "rollout.collector", "rollout.text", "rollout.engine", "policies.text", "policies.taps", "policies.tokenizer",
 )]  # fmt: skip
 """What a part, method or world is written with, beside the names of `panoply` itself."""
 INTRODUCTION = """# Reference
