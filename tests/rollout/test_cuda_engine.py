@@ -161,11 +161,19 @@ def test_half_precision_stays_near(dtype: torch.dtype, limit: float) -> None:
 
 
 def test_what_has_no_kernel_is_decoded_eagerly_and_said_once() -> None:
-    model = make_model().to("cuda")
+    here, there = pair(head_dim=258)
     graphs._said.clear()
-    with pytest.warns(UserWarning, match="heads of size 8 have no kernel"):
-        found = TextEngine(model).generate(make_requests(), Sampling(max_tokens=5))
-    agree(TextEngine(make_model()).generate(make_requests(), Sampling(max_tokens=5)), found)
+    with pytest.warns(UserWarning, match="heads of size 258 have no kernel"):
+        found = TextEngine(there).generate(make_requests(), Sampling(max_tokens=5))
+    agree(TextEngine(here).generate(make_requests(), Sampling(max_tokens=5)), found)
+
+
+@pytest.mark.parametrize("size", [8, 80])
+def test_heads_of_any_even_size_are_padded(size: int) -> None:
+    here, there = pair(head_dim=size)
+    found = [TextEngine(m).generate(make_requests(), Sampling(max_tokens=5)) for m in (here, there)]
+    agree(*found)
+    assert there in graphs._made
 
 
 def test_too_little_memory_for_one_sequence_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +187,7 @@ def test_too_little_memory_for_one_sequence_is_said(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("depth", [100, 896, 1000])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_parts_of_a_product_sum_to_it(rows: int, depth: int, dtype: torch.dtype) -> None:
-    from panoply.kernels.decode import add_norm, in_parts, part_product
+    from panoply.kernels.decode import Stream, add_norm, in_parts, part_product
 
     torch.manual_seed(0)
     x = torch.randn(rows, depth, device="cuda", dtype=dtype)
@@ -194,6 +202,6 @@ def test_the_parts_of_a_product_sum_to_it(rows: int, depth: int, dtype: torch.dt
         torch.rand(900, device="cuda", dtype=dtype),
     )
     one, other = stream.clone(), stream.clone()
-    normed, total = add_norm(one, parts, gain, 1e-6), sum(parts[1:], start=parts[0])
-    assert torch.equal(normed, add_norm(other, total.to(dtype), gain, 1e-6))
+    normed, total = add_norm(one, parts, gain, Stream(1e-6)), sum(parts[1:], start=parts[0])
+    assert torch.equal(normed, add_norm(other, total.to(dtype), gain, Stream(1e-6)))
     assert torch.equal(one, other)
