@@ -340,8 +340,8 @@ def decode_attention(
     _attention[(rows, kv_heads)](
         qkv, angles, keys, values, positions, out, q_norm, k_norm, qkv if sinks is None else sinks,
         stream.eps, stream.offset, scale, focus.cap,
-        capacity, HEADS=heads, KV_HEADS=kv_heads, D=size, WIDE=max(16, triton.next_power_of_2(size)), TURNING=angles.shape[1],
-        INTERLEAVED=interleaved, PAD=pad, NORM=norms is not None, CAPPED=focus.cap > 0,
+        capacity, HEADS=heads, KV_HEADS=kv_heads, D=size, WIDE=max(16, triton.next_power_of_2(size)),
+        TURNING=angles.shape[1], INTERLEAVED=interleaved, PAD=pad, NORM=norms is not None, CAPPED=focus.cap > 0,
         SINKS=sinks is not None, WINDOW=focus.window,
         CHAIN=chained(), BLOCK=block, num_warps=4, num_stages=3, launch_pdl=chained(),
     )  # fmt: skip
