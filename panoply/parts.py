@@ -22,7 +22,7 @@ from panoply.contracts import SLOTS as SLOTS
 from panoply.contracts import TERMS, check_contract
 from panoply.errors import PanoplyError, unknown
 from panoply.ranges import ANY, check_range, merged, shown, within
-from panoply.units import STREAMS, Unit
+from panoply.units import ALTERING, STREAMS, Unit
 
 UNITS: tuple[Unit, ...] = typing.get_args(Unit)
 
@@ -218,6 +218,11 @@ def part(
             raise PanoplyError(f"The {name} of a part in {slot} cannot be {value!r:.60}.")
     for bound in (bounds or {}).values():
         within(0, bound)
+    if taken := sorted(ALTERING.keys() & {word.removeprefix("column:") for word in gives}):
+        raise PanoplyError(
+            f"A part in {slot} gives column:{taken[0]}, which says how a decision was drawn, and scores are made of it: "
+            "call its own column otherwise."
+        )
 
     def register(function: Callable[..., Any]) -> Callable[..., Part]:
         made = _dataclass_of(slot, function)

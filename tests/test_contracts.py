@@ -83,6 +83,11 @@ def test_only_what_is_called_whole_remembers() -> None:
     )
 
 
+def test_columns_that_scores_are_made_of_are_not_a_parts_own() -> None:
+    with pytest.raises(PanoplyError, match=r"gives column:cut, which says how a decision was drawn"):
+        part("credit", gives={"column:cut"})
+
+
 def test_a_keyword_that_others_read_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SLOTS, "reduce", Slot(("experience", "mask"), "weights", frozenset({"width"})))
     assert wrong("reduce", lambda experience, mask: mask) == (
