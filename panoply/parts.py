@@ -220,7 +220,7 @@ def part(
         within(0, bound)
     if taken := sorted(ALTERING.keys() & {word.removeprefix("column:") for word in gives}):
         raise PanoplyError(
-            f"A part in {slot} gives column:{taken[0]}, which says how a decision was drawn, and scores are made of it: "
+            f"A part in {slot} gives column:{taken[0]}, which says how a decision was drawn, of which scores are made: "
             "call its own column otherwise."
         )
 
