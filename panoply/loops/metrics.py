@@ -26,6 +26,7 @@ def describe(experience: Experience) -> dict[str, float]:
         returns = episodes.sum(experience["reward"].float())
         groups = Segments(episodes.first(experience["group"]))
         found["reward"] = float(returns.mean())
+        found["reward_std"] = float(returns.std()) if len(returns) > 1 else 0.0
         found["degenerate_groups"] = float(groups.constant(returns).float().mean())
     if "earned" in experience:
         found |= _finished(experience)

@@ -39,6 +39,9 @@ def experience(
         ("median", "none", [1.0, 0.0, 0.0, 1.0, -1.0]),
         ("median", "std", [ROOT3, 0.0, 0.0, 0.7071068, -0.7071068]),
         ("median", "batch_std", [0.8164966, 0.0, 0.0, 0.8164966, -0.8164966]),
+        ("batch_mean", "none", [0.0, -1.0, -1.0, 2.0, 0.0]),
+        ("batch_mean", "std", [0.0, -ROOT3, -ROOT3, 1.4142136, 0.0]),
+        ("batch_mean", "batch_std", [0.0, -0.8164966, -0.8164966, 1.6329932, 0.0]),
         ("none", "none", [1.0, 0.0, 0.0, 3.0, 1.0]),
         ("none", "std", [ROOT3, 0.0, 0.0, 2.1213203, 0.7071068]),
         ("none", "batch_std", [0.8164966, 0.0, 0.0, 2.4494897, 0.8164966]),
@@ -56,7 +59,7 @@ def test_group_epsilon_is_added_to_the_deviation() -> None:
     assert found.tolist() == pytest.approx([-1 / (1 + 2**0.5), 1 / (1 + 2**0.5)])
 
 
-@pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "median", "none"])
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "median", "batch_mean", "none"])
 @pytest.mark.parametrize("scale", ["std", "batch_std", "none"])
 def test_constant_groups_get_exactly_zero(baseline: str, scale: str) -> None:
     """In float32 the mean of 0.9, 0.9, 0.9 is not 0.9, and their deviation is a rounding error."""
@@ -67,6 +70,8 @@ def test_constant_groups_get_exactly_zero(baseline: str, scale: str) -> None:
     ).tolist()
     if baseline == "none" and scale != "std":
         assert found[0] == found[2] > 0
+    elif baseline == "batch_mean" and scale != "std":
+        assert found[0] == found[2] < 0 < found[3]
     else:
         assert found == [0.0, 0.0, 0.0, 0.0]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from kit import hand
 
 from panoply.errors import PanoplyError
+from panoply.slots.credit.groups import group
 from panoply.slots.reward.signals import signal
-from panoply.slots.select.filters import varied_groups
+from panoply.slots.select.filters import overlong_filter, varied_groups
 
 
 def test_signal() -> None:
@@ -26,3 +28,13 @@ def test_varied_groups() -> None:
         reward=[1.0, 0.5, 0.5, 0.0, 0.0, 1.0, 7.0],
     )
     assert varied_groups()(made).tolist() == [False, True, True, True, False, False, False]
+
+
+def test_overlong_filter_keeps_the_comparison_and_drops_the_lesson() -> None:
+    """Rows in no order: the mark of a truncated episode stands on any of them."""
+    made = hand(group=[0] * 5, episode=[0, 1, 0, 1, 2], end=[2, 0, 0, 1, 2], reward=[0.0, 0.0, 0.0, 1.0, 0.0])
+    found = overlong_filter()(made)
+    assert found["train"].tolist() == [False, True, False, True, False]
+    assert group(scale="none")(found).tolist() == pytest.approx([-1 / 3, 2 / 3, -1 / 3, 2 / 3, -1 / 3])
+    again = overlong_filter()(made.with_columns(train=torch.tensor([True, False, True, True, True])))
+    assert again["train"].tolist() == [False, False, False, True, False]

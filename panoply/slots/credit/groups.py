@@ -10,7 +10,7 @@ from torch import Tensor
 from panoply.experience import Experience, Segments
 from panoply.parts import Finding, Part, part
 
-Baseline = Literal["mean", "leave_one_out", "median", "none"]
+Baseline = Literal["mean", "leave_one_out", "median", "batch_mean", "none"]
 Scale = Literal["std", "batch_std", "none"]
 
 
@@ -21,12 +21,14 @@ def episode_returns(experience: Experience) -> tuple[Tensor, Segments]:
 
 
 def _impossible(held: Any, method: Any) -> list[Finding]:
-    group = method.sample.settings().get("group") if hasattr(method, "sample") else None
-    if group != 1:
+    sample = method.sample.settings() if hasattr(method, "sample") else {}
+    if sample.get("group") != 1:
         return []
     if held.baseline == "leave_one_out":
         return [("baseline", "leave_one_out needs another episode in the group, and sample.group is 1")]
-    if held.baseline != "none":
+    if held.baseline == "batch_mean" and sample.get("prompts") == 1:
+        return [("baseline", "a batch of one episode is its own baseline, so its advantage is 0")]
+    if held.baseline not in ("batch_mean", "none"):
         return [
             (
                 "baseline",
@@ -43,6 +45,7 @@ def _equation(held: Part) -> str:
         "mean": "R − mean_group(R)",
         "leave_one_out": "R − mean_others(R)",
         "median": "R − median_group(R)",
+        "batch_mean": "R − mean_batch(R)",
         "none": "R",
     }[held.settings()["baseline"]]
     scale = {"std": " / (std_group(R) + ε)", "batch_std": " / (std_batch(R) + ε)", "none": ""}[
@@ -57,7 +60,12 @@ def group(
 ) -> Tensor:
     """One advantage per episode, spread over its decisions: its return against its group's.
 
-    A group whose returns are all exactly equal gets 0, never a rounding error divided by a tiny deviation.
+    A group whose returns are all exactly equal gets 0, never a rounding error divided by a tiny deviation; against
+    `batch_mean`, or against nothing, only where its own deviation divides.
+
+    baseline: what is subtracted; `batch_mean` is the mean of all returns of the batch, whichever group they are of
+    scale: what divides; `batch_std` is the deviation of all returns of the batch as they are, before anything is
+           subtracted, and not that of the differences
     """
     returns, groups = episode_returns(experience)
     advantage = centre(returns, groups, baseline)
@@ -65,7 +73,7 @@ def group(
         peers = groups if scale == "std" else Segments(torch.zeros_like(groups.index))
         advantage = advantage / (peers.rows(peers.std(returns)) + epsilon)
         advantage = advantage.masked_fill(peers.rows(peers.constant(returns)), 0.0)
-    if baseline != "none":
+    if baseline not in ("batch_mean", "none"):
         advantage = advantage.masked_fill(groups.rows(groups.constant(returns)), 0.0)
     return experience.by("episode").rows(advantage)
 
@@ -99,4 +107,9 @@ def centre(returns: Tensor, groups: Segments, baseline: Baseline) -> Tensor:
     if baseline == "leave_one_out":
         others = groups.rows(groups.count - 1).to(returns.dtype)
         return returns - (groups.rows(groups.sum(returns)) - returns) / others.clamp(min=1)
+    if baseline == "batch_mean":
+        batch = Segments(torch.zeros_like(groups.index))
+        return (returns - batch.rows(batch.mean(returns))).masked_fill(
+            batch.rows(batch.constant(returns)), 0.0
+        )
     return returns

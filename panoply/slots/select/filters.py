@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from panoply.experience import Experience
+from panoply.experience import TRUNCATED, Experience
 from panoply.parts import part
 from panoply.slots.credit.groups import episode_returns
 
@@ -15,3 +15,15 @@ def varied_groups(experience: Experience) -> Tensor:
     returns, groups = episode_returns(experience)
     varied = groups.rows(~groups.constant(returns))
     return experience.by("episode").rows(varied)
+
+
+@part("select", equation="truncated episodes do not learn")
+def overlong_filter(experience: Experience) -> Experience:
+    """Episodes that were cut off are compared with, and teach nothing themselves (overlong filtering).
+
+    A cut-off answer is wrong for its length and not for its thought. It stays in its group's mean and deviation; its
+    decisions are in no sum and in no count.
+    """
+    episodes = experience.by("episode")
+    learns = episodes.rows(episodes.max(experience["end"]) != TRUNCATED)
+    return experience.with_columns(train=learns & experience["train"] if "train" in experience else learns)
