@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.walk import walk
+
 PACKAGE = Path(__file__).parent.parent / "panoply"
 FILES = sorted(PACKAGE.rglob("*.py"))
 ASKED = {
@@ -42,3 +44,11 @@ def test_imports_point_one_way(below: str, above: str) -> None:
             named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             wrong += [f"{file.name}: {n}" for n in named if n.startswith(f"panoply.{above}")]
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("method", "world", "most"), [("grpo", "chain", 35), ("sac", "pendulum", 19), ("dpo", "chain", 23)]
+)
+def test_one_step_can_be_followed(method: str, world: str, most: int) -> None:
+    """The files that a reader of one step crosses: what is added to it takes something else away."""
+    assert len(walk(method, world)) <= most
