@@ -160,6 +160,10 @@ class Learner:
         metrics["gradient_norm"] = self.mover.clip()
         _guard(metrics)
         metrics["lr"] = self.mover.set_rate(step)
+        if self.mover.skip:
+            metrics["skipped"] = float(self.mover.skips)
+        if self.mover.skips:
+            return metrics
         solver = self.mover.solver
         self.mover.move(self._view(experience, step) if solver is not None and solver.looks else None)
         self.states |= self._next

@@ -32,7 +32,8 @@ class Mover:
     """Moves weights as an `update` part says, which need not say more than which optimiser it is.
 
     Its rates are those that the optimiser was made with, times `schedule`. Another setting that is a schedule, and has
-    the name of one of the optimiser's numbers, is followed too. `clip` is the largest norm of a gradient (0: any).
+    the name of one of the optimiser's numbers, is followed too. `clip` is the largest norm of a gradient (0: any), and
+    a step along one whose norm was above `skip` is not taken (0: all are).
 
     schedule   in place of the part's own
     """
@@ -44,6 +45,8 @@ class Mover:
         self.solver = self.optimiser if isinstance(self.optimiser, Solver) else None
         """The optimiser again, where it wants more than gradients."""
         self.limit: float = settings.get("clip", 0.0)
+        self.skip: float = settings.get("skip", 0.0)
+        self._norm = 0.0
         self.schedule: Part | float = schedule or settings.get("schedule", 1.0)
         self._rates = [float(group.get("lr", 0.0)) for group in self.optimiser.param_groups]
         numbers = self.optimiser.param_groups[0]
@@ -67,7 +70,13 @@ class Mover:
 
     def clip(self) -> float:
         """Shorten the gradient where it is too long; how long it was."""
-        return self.masters.clip(self.limit)
+        self._norm = self.masters.clip(self.limit)
+        return self._norm
+
+    @property
+    def skips(self) -> bool:
+        """Whether the gradient, before it was shortened, was so long that no step is taken along it."""
+        return 0 < self.skip < self._norm
 
     def move(self, view: MiniBatchView | None = None) -> None:
         """One step of the optimiser along the gradients that the weights have."""

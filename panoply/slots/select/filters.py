@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from panoply.experience import TRUNCATED, Experience
@@ -9,10 +11,23 @@ from panoply.parts import part
 from panoply.slots.credit.groups import episode_returns
 
 
-@part("select", equation="groups with differing returns")
-def varied_groups(experience: Experience) -> Tensor:
-    """Keep groups whose episodes did not all earn the same; the others carry no relative credit."""
+def _varied_needs(held: Any) -> frozenset[str]:
+    return frozenset({"world:verify", f"signal:{held.name}"}) if held.name else frozenset()
+
+
+@part(
+    "select",
+    equation=lambda held: f"groups with differing {held.name or 'returns'}",
+    needs=_varied_needs,
+)
+def varied_groups(experience: Experience, *, name: str | None = None) -> Tensor:
+    """Keep groups whose episodes did not all earn the same; the others carry no relative credit.
+
+    name: the signal that must differ, where the reward adds differences of its own
+    """
     returns, groups = episode_returns(experience)
+    if name:
+        returns = experience.by("episode").sum(experience[f"signal:{name}"])
     varied = groups.rows(~groups.constant(returns))
     return experience.by("episode").rows(varied)
 

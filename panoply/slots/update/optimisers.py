@@ -20,7 +20,9 @@ LIMITS = {"lr": "above 0", "clip": "at least 0", "epochs": "at least 1", "miniba
 def _inert(held: Any, method: Any) -> list[Finding]:
     if method.regime not in ("off_policy", "offline"):
         return []
-    return [(name, "batches are drawn from a replay (replay.batch)") for name in ("epochs", "minibatches")]
+    found = [(name, "batches are drawn from a replay (replay.batch)") for name in ("epochs", "minibatches")]
+    skips = "skip" in held.settings()
+    return [*found, *([("skip", "losses of transitions take every step")] if skips else [])]
 
 
 SHARES = dict.fromkeys(("beta1", "beta2", "momentum"), "from 0 up to 1")
@@ -29,7 +31,7 @@ SHARES = dict.fromkeys(("beta1", "beta2", "momentum"), "from 0 up to 1")
 @part(
     "update",
     equation="AdamW, lr {lr}",
-    bounds={**LIMITS, **SHARES, "epsilon": "above 0", "weight_decay": "at least 0"},
+    bounds={**LIMITS, **SHARES, "epsilon": "above 0", "weight_decay": "at least 0", "skip": "at least 0"},
     cost=lambda held: 2 if held.bits == 32 else 2 * (1 / 4 + 1 / BLOCK),
     inert=_inert,
 )
@@ -42,6 +44,7 @@ def adam(
     epsilon: float = 1e-8,
     weight_decay: float = 0.0,
     clip: float = 1.0,
+    skip: float = 0.0,
     bits: Literal[32, 8] = 32,
     schedule: Part = _FLAT,
     epochs: int = 1,
@@ -49,6 +52,7 @@ def adam(
 ) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay; the gradient's norm is clipped at `clip` (0: never).
 
+    A step along a gradient whose norm, before it is clipped, is above `skip` is not taken (0: all are).
     Its two averages take `bits` a weight each; 8 are a quarter of the memory, rounded by chance and right on average.
     """
     return (Adam if bits == 32 else EightBitAdam)(
