@@ -57,6 +57,16 @@ RACES: dict[str, Race] = {
         {"world.bonus": 1.0},
         more={"metric": "success", "waives": {"problems": SIX_PROMPTS}},
     ),
+    "stale": Race(
+        "grpo",
+        "chain:frontier",
+        "episodes=7680",
+        {"sample.by": "behind:20", "update.lr": 1.5e-3},
+        tune={},
+        more={
+            "fixed": "stale answers at a high rate are the regime: a baseline free to choose its rate leaves it"
+        },
+    ),
     "countdown": Race("grpo", "manyanswers", "episodes=6400", {"world.kind": "countdown"}),
 }
 
