@@ -42,11 +42,11 @@ def applied(part: Any, made: Batch) -> tuple[torch.Tensor, Any]:
     return value, stats
 
 
-WIDE = {"low": (0.5, 0.9), "high": (1.2, 2.0), "low_step": 0.2, "high_step": 0.4}
+WIDE = {"low": (0.5, 0.9), "high": (1.2, 2.0), "step": 0.4}
 
 
 def test_the_search_by_hand() -> None:
-    """q = 2, A = 1 against q = .6 and 1, A = −1. S⁺ is 1.2, 1.6, 2.0; S⁻ is 1.6, 1.7, 1.9 for l = .5, .7, .9."""
+    """q = 2, A = 1 against q = .6 and 1, A = −1. S⁺ is 1.2, 1.6, 2.0; S⁻ is 1.6, then 1.9."""
     made = seen([1.0, -1.0, -1.0], [2.0, 0.6, 1.0])
     for target, bounds, share in (
         (0.4, (0.5, 1.2), 1.2 / 2.8),
@@ -147,8 +147,7 @@ CODE: dict[str, Any] = {
     "first": "low",
     "low": (0.8, 0.95),
     "high": (1.2, 2.0),
-    "low_step": 0.05,
-    "high_step": 0.1,
+    "step": 0.1,
 }
 
 
@@ -176,7 +175,7 @@ def test_bounds_are_of_the_whole_mini_batch_however_it_is_split(micro: int) -> N
     """Pieces of their own would choose other bounds; the gradient is the equation's, in any order."""
     made = ragged(drift=1.5)
     now = Tabular().score(made)["logp"].detach()
-    part = balanced_clip(target=0.45, low_step=0.05)
+    part = balanced_clip(target=0.45)
     bounds = found(part, Batch(made, {"logp": now}))
     assert 1.2 < bounds["high"] < 3.0, "the search stops inside of its range"
     pieces = {
@@ -208,7 +207,7 @@ def test_what_does_not_learn_has_no_say() -> None:
         ("surrogate.target=1", "a share of all is below 1"),
         ("surrogate.target=0", "must be above 0"),
         ("surrogate.dual=1", "must be above 1"),
-        ("surrogate.low_step=0", "must be above 0"),
+        ("surrogate.step=0", "must be above 0"),
     ],
 )
 def test_what_cannot_be_is_refused(setting: str, why: str) -> None:
@@ -223,7 +222,9 @@ def test_what_has_no_effect_is_said() -> None:
     stale = dict(inert(pp.plan("bapo", "chain", settings={**alone, "sample.by": "behind:10"})))
     assert "surrogate.target" not in stale
     fixed = dict(inert(pp.plan("bapo", "chain", settings={"surrogate.low": (0.8, 0.8)})))
-    assert {"surrogate.low_step", "surrogate.first"} <= set(fixed)
+    assert "surrogate.first" in fixed
+    assert "surrogate.step" not in fixed
+    assert "surrogate.step" in dict(inert(pp.plan("bapo", "chain", settings={"surrogate.high": (1.2, 1.2)})))
 
 
 def test_a_stale_run_moves_its_bounds(tmp_path: Path) -> None:
@@ -238,7 +239,7 @@ def test_a_stale_run_moves_its_bounds(tmp_path: Path) -> None:
         "surrogate.target": 0.99,
         "run.episodes_every": 0,
     }
-    done = pp.train(
+    pp.train(
         "bapo",
         "chain",
         run=tmp_path / "run",

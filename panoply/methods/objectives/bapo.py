@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from panoply.batch import Batch, Values
 from panoply.evidence.claims import Learns, Shows
@@ -36,16 +34,6 @@ def _places(between: Range, step: float) -> list[float]:
     return [*inside, last]
 
 
-def _sums(
-    q: Tensor, advantage: Tensor, lows: Sequence[float], highs: Sequence[float]
-) -> tuple[Tensor, Tensor]:
-    """S⁻ of every lower bound and S⁺ of every upper one: each of the two sums depends on one bound alone."""
-    up, down = advantage.clamp(min=0).double(), (-advantage).clamp(min=0).double()
-    negative = torch.stack([(q.clamp(min=low) * down).sum() for low in lows])
-    positive = torch.stack([(q.clamp(max=high) * up).sum() for high in highs])
-    return negative, positive
-
-
 def _searched(
     batch: Batch,
     *,
@@ -53,23 +41,22 @@ def _searched(
     share: str,
     low: Range,
     high: Range,
-    low_step: float,
-    high_step: float,
+    step: float,
     first: str,
     against: str,
-    **settings: Any,
+    **_: Any,
 ) -> dict[str, float]:
     """The first bounds under which positive advantages have their share, or the last ones there are."""
-    q = batch.log_ratio(against).detach().double().exp()
-    if not len(q) or float((q - 1).abs().max()) < STILL:
-        lows, highs = [low[0]], [high[0]]
-    else:
-        lows, highs = _places(low, low_step), _places(high, high_step)
-    negative, positive = (sums.tolist() for sums in _sums(q, batch["advantage"], lows, highs))
+    q, advantage = batch.log_ratio(against).detach().double().exp(), batch["advantage"].double()
+    still = not len(q) or float((q - 1).abs().max()) < STILL
+    lows, highs = ([low[0]], [high[0]]) if still else (list(low), _places(high, step))
+    up, down = advantage.clamp(min=0), (-advantage).clamp(min=0)
+    negative = torch.stack([(q.clamp(min=place) * down).sum() for place in lows]).tolist()
+    positive = torch.stack([(q.clamp(max=place) * up).sum() for place in highs]).tolist()
     if first == "high":
-        path = [(0, j) for j in range(len(highs))] + [(i, len(highs) - 1) for i in range(1, len(lows))]
+        path = [*((0, j) for j in range(len(highs))), (len(lows) - 1, len(highs) - 1)]
     else:
-        path = [(i, 0) for i in range(len(lows))] + [(len(lows) - 1, j) for j in range(1, len(highs))]
+        path = [(0, 0), *((len(lows) - 1, j) for j in range(len(highs)))]
 
     def met(place: tuple[int, int]) -> bool:
         minus, plus = negative[place[0]], positive[place[1]]
@@ -87,18 +74,15 @@ def _equation(held: Any) -> str:
     return f"min(ρA, clip(ρ, l, h)·A){dual},  l in {lows}, h in {highs}: the first with {wanted} ≥ {held.target:g}"
 
 
-SEARCH = ("target", "share", "low", "high", "low_step", "high_step", "first")
+SEARCH = ("target", "share", "low", "high", "step", "first")
 
 
 def _inert(held: Any, method: Any) -> list[Finding]:
     if stays_at_one(held.against, method):
         return [(name, STAYS) for name in (*SEARCH, "dual")]
-    found = [
-        (f"{name}_step", f"{name} is one number, and does not move")
-        for name in ("low", "high")
-        if getattr(held, name)[0] == getattr(held, name)[1]
-    ]
-    return found + ([("first", "only one bound moves")] if len(found) == 1 else [])
+    still = [name for name in ("low", "high") if getattr(held, name)[0] == getattr(held, name)[1]]
+    found = [("step", "high is one number, and does not move")] if "high" in still else []
+    return found + ([("first", f"{still[0]} is one number, and does not move")] if still else [])
 
 
 def _impossible(held: Any, method: Any) -> list[Finding]:
@@ -133,7 +117,7 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
     inert=_inert,
     impossible=_impossible,
     bounds={
-        **dict.fromkeys(("target", "low", "high", "low_step", "high_step", "weight"), "above 0"),
+        **dict.fromkeys(("target", "low", "high", "step", "weight"), "above 0"),
         "dual": "above 1",
     },
 )
@@ -144,8 +128,7 @@ def balanced_clip(
     share: Literal["of_all", "over_negative"] = "of_all",
     low: Range = (0.6, 0.9),
     high: Range = (1.2, 3.0),
-    low_step: float = 0.02,
-    high_step: float = 0.05,
+    step: float = 0.05,
     first: Literal["high", "low"] = "high",
     dual: float | None = 3.0,
     against: str = "behaviour",
@@ -155,14 +138,14 @@ def balanced_clip(
 
     S⁺ = Σ min(ρ, h)·A over A > 0, S⁻ = Σ max(ρ, l)·|A| over A < 0, both over the whole mini-batch. The bounds begin at
     the first numbers of `low` and `high` and go up, one after the other, until S⁺ has its share. Raising h lets right
-    tokens grow on that were unlikely; raising l lets go of wrong tokens that have become unlikely already. Counted as
-    above a token that was let go still weighs l·|A|, so raising l never adds to the share: once h alone does not reach
-    the target, both bounds end at their last numbers.
+    tokens grow on that were unlikely; raising l lets go of wrong tokens that have become unlikely already. A token
+    that was let go still weighs l·|A| in S⁻, so raising l never adds to the share: none of the places between its ends
+    is ever the first that will do, and l has no step. It stands at its second number once it has to move at all.
 
     target: the share that positive advantages must have
     share: of what: of S⁺ + S⁻, or, as in the released code, against S⁻ alone (0.5 is then a third of all)
     low, high: from where to where a bound moves; ratios themselves, not distances from 1
-    low_step, high_step: by how much
+    step: by how much the upper one moves at a time
     first: which bound moves first, and the other only when it has come to its end (the released code: `low`)
     dual: floor c·A for A < 0, c > 1
     """
@@ -210,8 +193,7 @@ PUBLISHED: Published = {
     "released code, recipe/bapo/policy_loss.py": {"surrogate.dual": 3.0, "reduce": "token_mean"},
     "the paper, from memory": {
         "surrogate.first": "high",
-        "surrogate.high_step": 0.05,
-        "surrogate.low_step": 0.02,
+        "surrogate.step": 0.05,
     },
 }
 """The script itself searches low .8 to .95 by .05 and then high 1.2 to 2 by .1, with S⁺/S⁻ ≥ .5."""
@@ -242,7 +224,7 @@ def bapo() -> OnPolicy:
     mini-batch: they go up until positive advantages make at least half of the surrogate. What is surprising: nothing is
     weighed anew, only what the clip lets go of changes; where all ratios are 1 bounds have no effect and are not
     searched. Where the paper and its released code differ in the share, the paper is followed, and the code's way is
-    `surrogate.share=over_negative` with `first=low`; which bound moves first and the steps are from memory.
+    `surrogate.share=over_negative` with `first=low`; which bound moves first and the step are from memory.
     """
     return grpo().but(
         sample=groups(prompts=256, group=16),
