@@ -122,6 +122,8 @@ EXCEPTIONS = {
     "credit.over_others.epsilon": "keeps a division by 0 finite",
     "surrogate.group_bounded_ratio.epsilon": "keeps a division by 0 finite",
     "update.natural.search": "the first step already improves within the KL",
+    "surrogate.bapo/balanced_clip.first": "in so small a batch the target is met at once or never",
+    "surrogate.bapo/balanced_clip.step": "in so small a batch the target is met at once or never",
     "sample.robust.limit": "a push of a few steps stays within it",
 }
 """Settings that a few small steps do not feel, with the reason. All others do something, or are refused."""
