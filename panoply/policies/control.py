@@ -319,7 +319,9 @@ class _Joined(Network):
 def supplied(need: str) -> str:
     """A need that a control policy has an output for, or one sentence."""
     if need.partition("*")[0] not in ("logp", "entropy"):
-        raise PanoplyError(f"A control policy cannot supply '{need}'; it has logp and entropy.")
+        raise PanoplyError(
+            f"A control policy cannot supply '{need}', which a part needs; it has logp and entropy."
+        )
     return need
 
 

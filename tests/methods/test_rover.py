@@ -185,6 +185,12 @@ def test_refusals(settings: dict[str, object], said: str) -> None:
         pp.plan("rover", "manyanswers", settings=settings)
 
 
+def test_control_is_refused() -> None:
+    """Its policies have no vocabulary to average over."""
+    with pytest.raises(PanoplyError, match="cannot supply 'mean_logp', which a part needs"):
+        pp.plan("ppo", "cartpole", settings={"surrogate": "rover"})
+
+
 def test_without_bootstrap_one_pass_is_less() -> None:
     method = assign(rover(), "surrogate.bootstrap", 0.0)
     assert not any("mean_logp" in need for need in method.needs())

@@ -247,7 +247,9 @@ def test_control_has_temperatures_and_no_blocks() -> None:
         logp = (model.model(seen.tensor("observation")) / 0.3).log_softmax(-1)
         torch.testing.assert_close(found["logp*3"], of_action(logp, data))
         torch.testing.assert_close(found["entropy*3"], entropies(logp))
-        with pytest.raises(PanoplyError, match="cannot supply 'logp:1'; it has logp and entropy"):
+        with pytest.raises(
+            PanoplyError, match="cannot supply 'logp:1', which a part needs; it has logp and entropy"
+        ):
             model.score(data, frozenset({"logp:1"}))
         with pytest.raises(PanoplyError, match="cannot supply 'mean_logp'"):
             model.score(data, frozenset({"mean_logp"}))
