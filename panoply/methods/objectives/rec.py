@@ -1,0 +1,374 @@
+"""Group-relative REINFORCE off policy: bounds (REC), penalties (OPMD, AsymRE) and shaped data (RED)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from panoply.batch import Batch, Values
+from panoply.evidence import races
+from panoply.evidence.claims import Identity, Learns, Shows
+from panoply.experience import Experience, Segments, Table
+from panoply.methods.base.grpo import CONTROL as GRPO_CONTROL
+from panoply.methods.base.grpo import TINY as GRPO_TINY
+from panoply.methods.base.grpo import grpo
+from panoply.parts import Finding, Part, part
+from panoply.regimes import OnPolicy
+from panoply.registry import method
+from panoply.seeds import numpy_rng, torch_rng
+from panoply.slots.credit.groups import episode_returns
+from panoply.slots.reduce.averages import token_mean
+from panoply.slots.sample.groups import groups
+from panoply.slots.surrogate.ratios import STAYS, _needs, ratio_stats, stays_at_one
+from panoply.slots.update.optimisers import adam
+
+# ------------------------------------------------------------------ credit
+
+
+def _surplus(negative: Tensor, peers: Segments, first: int) -> Tensor:
+    """Of each group's negative episodes those beyond its positive ones, drawn by lot."""
+    lots = torch.from_numpy(numpy_rng("balance", first).random(len(negative)))
+    found = negative.cpu().nonzero()[:, 0]
+    found = found[lots[found].argsort()]
+    index = peers.index.cpu()
+    found = found[index[found].argsort(stable=True)]
+    at, counts = index[found], index[found].bincount(minlength=len(peers))
+    place = torch.arange(len(found)) - (counts.cumsum(0) - counts)[at]
+    many = place >= (peers.count.cpu() - counts)[at]
+    surplus = torch.zeros(len(negative), dtype=torch.bool)
+    surplus[found[many]] = True
+    return surplus.to(negative.device)
+
+
+@part(
+    "credit",
+    equation=lambda held: (
+        "A = "
+        + ("(R − mean(R)) / (std(R) + ε)" if held.scale == "std" else "R − mean(R)")
+        + (" of the group, without negatives beyond its positives" if held.drop else " of the group")
+    ),
+    bounds={"epsilon": "from 0 to 1"},
+    inert=lambda held, method: (
+        [] if held.scale == "std" else [("epsilon", "nothing is divided (scale=none)")]
+    ),
+)
+def relative(
+    experience: Experience,
+    *,
+    drop: bool = False,
+    scale: Literal["none", "std"] = "none",
+    epsilon: float = 1e-6,
+) -> Tensor:
+    """An episode's return against the mean of its group; a group of one episode has the baseline 0.
+
+    drop: whether negative episodes (below the mean) are left out by lot until a group has as many positive ones
+          (RED-Drop). The mean is that of those kept; dropped ones have A = 0 and still count where A is averaged
+    scale: by what it is divided, nothing or the group's deviation (GRPO's)
+    """
+    returns, peers = episode_returns(experience)
+    even = peers.constant(returns)
+    negative = (returns < peers.rows(peers.mean(returns))) & ~peers.rows(even)
+    first = int(experience.by("episode").keys[0])
+    kept = ~_surplus(negative, peers, first) if drop else torch.ones_like(negative)
+    count = peers.sum(kept.to(returns.dtype))
+    mean = peers.sum(returns * kept) / count
+    centred = (returns - peers.rows(mean)) * kept
+    if scale == "std":
+        centred = centred / (peers.rows((peers.sum(centred**2) / count).sqrt()) + epsilon)
+    centred = centred.masked_fill(peers.rows(even), 0.0)
+    alone = peers.rows(peers.count == 1)
+    return experience.by("episode").rows(torch.where(alone, returns, centred))
+
+
+# ------------------------------------------------------------------ surrogate
+
+Mask = Literal["none", "one_side", "two_side", "ring", "episode"]
+MASKS = {
+    "none": "",
+    "one_side": "1[ρ ≤ {up} if A ≥ 0, ρ ≥ {down} if A ≤ 0]·",
+    "two_side": "1[{down} ≤ ρ ≤ {up}]·",
+    "ring": "1[{down} ≤ ρ ≤ {up}, or ρ ≤ {far_down} and A ≥ 0, or ρ ≥ {far_up} and A ≤ 0]·",
+    "episode": "1[s ≤ {up} if A ≥ 0, s ≥ {down} if A ≤ 0]·",
+}
+WEIGHED = {"none": "", "ratio": "sg(ρ)·", "advantage": "e^(A/{temperature:g})·"}
+
+
+def _equation(held: Any) -> str:
+    bounds = {
+        "down": 1 - held.low,
+        "up": 1 + held.high,
+        "far_down": 1 - held.far_low,
+        "far_up": 1 + held.far_high,
+    }
+    gate = MASKS[held.mask].format(**{name: f"{value:g}" for name, value in bounds.items()})
+    weighed = WEIGHED[held.weigh].format(temperature=held.temperature)
+    if held.mask == "episode":
+        return gate + weighed.replace("ρ", "s") + "A·log π,  s = exp(mean log ρ) of the episode"
+    return gate + weighed + "A·log π"
+
+
+def _inert(held: Any, method: Any) -> list[Finding]:
+    found = []
+    if held.mask == "none":
+        found += [(name, "nothing is masked (mask=none)") for name in ("low", "high")]
+    elif stays_at_one(held.against, method):
+        found += [(name, STAYS) for name in ("mask", "low", "high")]
+    if held.mask != "ring":
+        found += [(name, f"mask={held.mask} has one band") for name in ("far_low", "far_high")]
+    if held.weigh != "advantage":
+        found.append(("temperature", f"weigh={held.weigh} has none"))
+    return found
+
+
+def _impossible(held: Any, method: Any) -> list[Finding]:
+    for near, far in (("low", "far_low"), ("high", "far_high")):
+        if held.mask == "ring" and getattr(held, far) < getattr(held, near):
+            return [(far, f"the ring begins outside of the band, at {near} or farther")]
+    return []
+
+
+@part(
+    "surrogate",
+    equation=_equation,
+    idle="advantage",
+    needs=lambda held: _needs(held) | ({"whole:episode"} if held.mask == "episode" else frozenset()),
+    inert=_inert,
+    impossible=_impossible,
+    bounds={
+        **dict.fromkeys(("low", "far_low"), "above 0 to 1"),
+        **dict.fromkeys(("high", "far_high", "temperature", "weight"), "above 0"),
+    },
+)
+def masked_likelihood(
+    batch: Batch,
+    *,
+    mask: Mask = "one_side",
+    weigh: Literal["none", "ratio", "advantage"] = "none",
+    low: float = 0.2,
+    high: float = 0.2,
+    far_low: float = 0.6,
+    far_high: float = 2.0,
+    temperature: float = 1.0,
+    against: str = "behaviour",
+    weight: float | Part = 1.0,
+) -> Values:
+    """w·A·log π where the ratio is inside of a band, and nothing elsewhere (arXiv 2509.24203).
+
+    Neither mask nor w is differentiated. Masked decisions still count in what is divided by.
+
+    mask: which ratios learn: all; those not yet too far in the direction A asks for (`one_side`, as PPO's clip); those
+          in the band (`two_side`); also those far out that A pulls back (`ring`); or `one_side` of a whole episode by the
+          geometric mean of its ratios (`episode`, as GSPO)
+    weigh: w is 1, the ratio (of the episode where the mask is), or e^(A/temperature). one_side with the ratio has the
+           gradient of PPO's clip
+    low, high: how far the band goes below and above 1
+    far_low, far_high: how far out the ring begins
+    """
+    advantage = batch["advantage"]
+    ratio = batch.log_ratio(against).detach()
+    if mask == "episode":
+        episodes = batch.by("episode")
+        ratio = episodes.rows(episodes.mean(ratio))
+    ratio = ratio.exp()
+    up, down = advantage >= 0, advantage <= 0
+    inside = (ratio >= 1 - low) & (ratio <= 1 + high)
+    if mask == "none":
+        inside = torch.ones_like(inside)
+    elif mask in ("one_side", "episode"):
+        inside = (up & (ratio <= 1 + high)) | (down & (ratio >= 1 - low))
+    elif mask == "ring":
+        inside = inside | (up & (ratio <= 1 - far_low)) | (down & (ratio >= 1 + far_high))
+    w = ratio if weigh == "ratio" else (advantage / temperature).exp() if weigh == "advantage" else 1.0
+    out = ~inside & (advantage != 0)
+    stats = {"clip_high": out & (ratio > 1), "clip_low": out & (ratio <= 1)}
+    return w * advantage * batch.now["logp"] * inside, {**ratio_stats(batch, against), **stats}
+
+
+# ------------------------------------------------------------------ penalties
+
+
+@part("regularise", equation="(log π/π_{to})²", needs=lambda held: _to(held), bounds={"weight": "above 0"})
+def squared_log_ratio(batch: Batch, *, weight: float | Part = 0.1, to: str = "behaviour") -> Values:
+    """(log π − log π_old)² of every decision: OPMD as in Kimi k1.5, whose ½ is in the weight."""
+    squared = batch.log_ratio(to) ** 2
+    return squared, {"squared_log_ratio_mean": squared.detach()}
+
+
+def _to(held: Any) -> frozenset[str]:
+    return frozenset() if held.to == "behaviour" else frozenset({f"logp@{held.to}"})
+
+
+@part("regularise", equation="−log π", bounds={"weight": "above 0"})
+def likelihood(batch: Batch, *, weight: float | Part = 0.1) -> Values:
+    """−log π of every decision, right or wrong: the same as a baseline that is lower by the weight (AsymRE)."""
+    return -batch.now["logp"], {}
+
+
+# ------------------------------------------------------------------ where it comes from
+
+
+def pairwise(logp: Tensor, then: Tensor, returns: Tensor, tau: float) -> Tensor:
+    """(1/K²)·Σ_{i<j} (Δ_i − Δ_j)²/(1 + τ)²,  Δ = R − τ·(log π − log π_t): 0 where π solves max E R − τ·KL(π‖π_t)."""
+    delta = returns - tau * (logp - then)
+    gaps = (delta[:, None] - delta[None]).triu(1)
+    return (gaps**2).sum() / (len(delta) * (1 + tau)) ** 2
+
+
+def gradient_gap(seed: int) -> dict[str, float]:
+    """How far the pairwise loss's slope at π_t is from group REINFORCE's, 2τ/(1 + τ)² of it, answers by anybody."""
+    rng = torch_rng("pairwise", seed)
+    size, tau = 4, 0.5
+    returns = torch.randperm(8, generator=rng)[:size].double() / 8
+    logp = -torch.rand(size, generator=rng, dtype=torch.float64).requires_grad_()
+    (slope,) = torch.autograd.grad(pairwise(logp, logp.detach(), returns, tau), logp)
+    keys = torch.arange(size)
+    columns = {"episode": keys, "group": torch.zeros_like(keys), "reward": returns, "action": keys}
+    rows = Experience(Table({**columns, "context": keys, "logp": logp.detach()}), Table({"row": keys}))
+    rows = rows.with_columns(advantage=relative()(rows))
+    value, _ = masked_likelihood(mask="none")(Batch(rows, {"logp": logp}))
+    (plain,) = torch.autograd.grad(-value.mean(), logp)
+    gap = (slope - 2 * tau / (1 + tau) ** 2 * plain).abs().max() / slope.abs().max()
+    return {"gap": float(gap)}
+
+
+# ------------------------------------------------------------------ the family
+
+TINY = {
+    path: value
+    for path, value in GRPO_TINY.items()
+    if path not in ("surrogate.high", "reduce", "regularise.kl")
+}
+CONTROL = {path: value for path, value in GRPO_CONTROL.items() if path not in ("reduce", "regularise.kl")}
+TINY = {**TINY, "sample.prompts": 16}
+PRESETS = {"tiny": TINY, "control": CONTROL}
+_SHARED = {
+    "sample.prompts": 96,
+    "sample.group": 8,
+    "sample.temperature": 1.0,
+    "update.lr": 1e-6,
+    "update.clip": 1.0,
+    "credit.scale": "none",
+    "reduce": "token_mean",
+}
+_YAML, _README = "released code, examples/rec_gsm8k/gsm8k.yaml", "released code, examples/rec_gsm8k/README.md"
+
+
+def _stale(says: str) -> Learns:
+    """A claim against group REINFORCE, whose data is up to twenty steps old."""
+    race = races.find("stale")
+    return Learns(
+        says,
+        over="group REINFORCE=rec:surrogate.mask=none",
+        world=race.world,
+        budget=race.budget,
+        settings=race.settings,
+        tune={},
+        fixed=race.more["fixed"],
+        shows=(Shows("mean:ratio_off", least=0.05),),
+        also=("success", "mean:entropy"),
+    )
+
+
+@method(
+    "rec@1",
+    paper=96,
+    base="grpo",
+    presets=PRESETS,
+    claim=_stale(
+        "With answers up to twenty steps old REC-OneSide-NoIS, which masks and does not weigh, learns more than group "
+        "REINFORCE."
+    ),
+    published={_YAML: {**_SHARED, "surrogate.mask": "one_side", "surrogate.weigh": "none"},
+               _README: {"surrogate.low": 0.2, "surrogate.high": 0.2, "surrogate.far_low": 0.6,
+                         "surrogate.far_high": 2.0, "surrogate.temperature": 1.0}},
+)  # fmt: skip
+def rec() -> OnPolicy:
+    """REC-OneSide-NoIS (arXiv 2509.24203): group REINFORCE off policy, with PPO's mask and without its ratio.
+
+    A·log π where the ratio has not yet gone too far. Of max E R − τ·KL(π‖π_t) the solution makes R − τ·log π/π_t equal
+    for all answers to a prompt, whoever gave them; the first gradient step of the squared differences is REINFORCE with
+    the group's mean as baseline. So weights for importance are not needed, and the clip is a regulariser, which may be
+    wide (`low=0.6`, `high=2`). Other members are settings: `mask=two_side`, `ring`, `episode` (with reduce
+    sequence_mean and bounds 3e-4, 4e-4), `weigh=ratio`; group REINFORCE itself is `mask=none`, and Trinity's OPMD that
+    with surrogate.weight 1/(1 + τ). The authors' policy acts up to 20 steps late: sample.by=behind:20.
+    """
+    return grpo().but(
+        sample=groups(prompts=96, group=8),
+        credit=relative(),
+        surrogate=masked_likelihood(),
+        regularise=(),
+        reduce=token_mean(),
+        update=adam(lr=1e-6),
+    )
+
+
+@method(
+    "opmd@1",
+    paper=96,
+    base="rec",
+    presets=PRESETS,
+    claim=Identity(
+        "At the policy it starts from, the pairwise loss that OPMD is derived from has the gradient of group "
+        "REINFORCE, whoever gave the answers.",
+        gradient_gap,
+        within=1e-9,
+    ),
+    published={
+        _YAML: _SHARED,
+        _README: {"surrogate.mask": "none", "regularise.squared_log_ratio.weight": 0.1},
+    },
+)
+def opmd() -> OnPolicy:
+    """OPMD as in Kimi k1.5 (arXiv 2501.12599; here as 2509.24203 has it): group REINFORCE and 0.1·(log π/π_old)².
+
+    What holds it back is a penalty, and not a bound: a token that has moved far is pulled back.
+    """
+    return rec().but(surrogate=masked_likelihood(mask="none"), regularise=(squared_log_ratio(weight=0.1),))
+
+
+@method(
+    "asymre@1",
+    paper=96,
+    base="rec",
+    presets=PRESETS,
+    claim=_stale("With answers up to twenty steps old AsymRE learns more than group REINFORCE."),
+    published={_YAML: _SHARED, _README: {"surrogate.mask": "none", "regularise.likelihood.weight": 0.1}},
+)
+def asymre() -> OnPolicy:
+    """AsymRE (Meta, arXiv 2506.20520; here as 2509.24203 has it): group REINFORCE and −0.1·log π of every answer.
+
+    The same gradient as a baseline that is 0.1 below the group's mean: right answers are raised by more than wrong ones
+    are lowered, which is what keeps learning from others' answers stable.
+    """
+    return rec().but(surrogate=masked_likelihood(mask="none"), regularise=(likelihood(weight=0.1),))
+
+
+@method(
+    "red-drop@1",
+    paper=96,
+    base="rec",
+    presets=PRESETS,
+    claim=_stale("With answers up to twenty steps old RED-Drop learns more than group REINFORCE."),
+    published={_YAML: _SHARED, _README: {"surrogate.mask": "none", "credit.drop": True}},
+)
+def red_drop() -> OnPolicy:
+    """RED-Drop (arXiv 2509.24203): group REINFORCE on groups in which wrong answers are no more than right ones."""
+    return rec().but(surrogate=masked_likelihood(mask="none"), credit=relative(drop=True))
+
+
+@method(
+    "red-weight@1",
+    paper=96,
+    base="rec",
+    presets=PRESETS,
+    claim=_stale("With answers up to twenty steps old RED-Weight learns more than group REINFORCE."),
+    published={
+        _YAML: _SHARED,
+        _README: {"surrogate.mask": "none", "surrogate.weigh": "advantage", "surrogate.temperature": 1.0},
+    },
+)
+def red_weight() -> OnPolicy:
+    """RED-Weight (arXiv 2509.24203): group REINFORCE, each answer weighed with e^A: good ones count for more."""
+    return rec().but(surrogate=masked_likelihood(mask="none", weigh="advantage"))
