@@ -159,8 +159,8 @@ def masked_likelihood(
     Neither mask nor w is differentiated. Masked decisions still count in what is divided by.
 
     mask: which ratios learn: all; those not yet too far in the direction A asks for (`one_side`, as PPO's clip); those
-          in the band (`two_side`); also those far out that A pulls back (`ring`); or `one_side` of a whole episode by the
-          geometric mean of its ratios (`episode`, as GSPO)
+          in the band (`two_side`); also those far out that A pulls back (`ring`); or `one_side` of a whole episode by
+          the geometric mean of its ratios (`episode`, as GSPO)
     weigh: w is 1, the ratio (of the episode where the mask is), or e^(A/temperature). one_side with the ratio has the
            gradient of PPO's clip
     low, high: how far the band goes below and above 1
@@ -362,7 +362,7 @@ def red_drop() -> OnPolicy:
     "red-weight@1",
     paper=96,
     base="rec",
-    presets=PRESETS,
+    presets={**PRESETS, "control": {**CONTROL, "credit.scale": "std"}},
     claim=_stale("With answers up to twenty steps old RED-Weight learns more than group REINFORCE."),
     published={
         _YAML: _SHARED,
@@ -370,5 +370,8 @@ def red_drop() -> OnPolicy:
     },
 )
 def red_weight() -> OnPolicy:
-    """RED-Weight (arXiv 2509.24203): group REINFORCE, each answer weighed with e^A: good ones count for more."""
+    """RED-Weight (arXiv 2509.24203): group REINFORCE, each answer weighed with e^A: good ones count for more.
+
+    e^A needs advantages of about 1: on control, where returns are in the tens, they are divided by their deviation.
+    """
     return rec().but(surrogate=masked_likelihood(mask="none", weigh="advantage"))
