@@ -52,7 +52,7 @@ def test_masks_by_hand(mask: Any, up: list[int], down: list[int]) -> None:
 
 
 def test_a_whole_episode_is_masked_by_its_mean() -> None:
-    """Ratios 2 and ½ are 1 on average and both learn; 1.3 twice does not; 1.15 twice does, by its mean and not its sum."""
+    """Ratios 2 and ½ are 1 on average and learn; 1.3 twice does not; 1.15 twice does, by the mean and not the sum."""
     rows = hand(episode=[0, 0, 1, 1, 2, 2], logp=[-1.0] * 6, advantage=[1.0] * 6)
     made = batch(rows, logp=[-1 + math.log(q) for q in (2.0, 0.5, 1.3, 1.3, 1.15, 1.15)])
     value, _ = masked_likelihood(mask="episode", weigh="ratio")(made)
