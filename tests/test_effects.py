@@ -120,7 +120,7 @@ EXCEPTIONS = {
     "sample.explore.random": "any action is likely while actions are still drawn hot (sample.start)",
     "loss.q_learning.double": "the two networks find the same action best for the first few updates",
     "credit.over_others.epsilon": "keeps a division by 0 finite",
-    "surrogate.group_bounded_ratio.epsilon": "keeps a division by 0 finite",
+    "surrogate.bpo/group_bounded_ratio.epsilon": "keeps a division by 0 finite",
     "update.natural.search": "the first step already improves within the KL",
     "surrogate.bapo/balanced_clip.first": "in so small a batch the target is met at once or never",
     "surrogate.bapo/balanced_clip.step": "in so small a batch the target is met at once or never",

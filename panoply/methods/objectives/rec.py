@@ -323,7 +323,8 @@ def rec() -> OnPolicy:
 def opmd() -> OnPolicy:
     """OPMD as in Kimi k1.5 (arXiv 2501.12599; here as 2509.24203 has it): group REINFORCE and 0.1·(log π/π_old)².
 
-    What holds it back is a penalty, and not a bound: a token that has moved far is pulled back.
+    What holds it back is a penalty, and not a bound: a token that has moved far is pulled back. The baseline is the
+    group's mean; the other one in circulation, log mean exp of its rewards, is not here.
     """
     return rec().but(surrogate=masked_likelihood(mask="none"), regularise=(squared_log_ratio(weight=0.1),))
 
