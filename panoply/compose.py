@@ -57,14 +57,20 @@ def resolve(
 
 
 def fitting(method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those settings that a method has, a part that one of them chooses included; settings of a run or policy stay."""
+    """Those settings that a method has and whose values it takes, a part that one of them chooses included.
+
+    Settings of a run or policy stay.
+    """
     found = {}
     for path, value in settings.items():
         if path.startswith(BESIDE):
             found[path] = value
         elif path in method.settings():
+            try:
+                method = assign(method, path, value)
+            except PanoplyError:  # its part has another kind of value under that name
+                continue
             found[path] = value
-            method = assign(method, path, value)
     return found
 
 

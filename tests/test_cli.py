@@ -14,7 +14,7 @@ import tiny
 import panoply as pp
 from panoply import cli, registry
 from panoply.errors import machine_errors
-from panoply.loops.seat import Seat
+from panoply.loops import on_policy
 from panoply.report.text import pasted
 
 COMMANDS = ("train", "plan", "list", "show", "eval", "sample", "runs", "export")
@@ -371,7 +371,7 @@ class TestSurroundings:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(Seat, "call", lambda *_: bytearray(2**62))
+            patch.setattr(on_policy, "learn", lambda *_: bytearray(2**62))
             with pytest.raises(
                 pp.PanoplyError, match=r"too little memory.*Go on with panoply train --resume"
             ):

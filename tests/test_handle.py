@@ -127,14 +127,14 @@ def test_what_on_step_raises_passes_and_the_run_can_go_on(tmp_path: Path, whole:
 
 
 def test_what_a_run_raises_passes_through_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from panoply.loops.seat import Seat
+    from panoply.loops import on_policy
 
     def fail(*_: Any) -> None:
         raise pp.PanoplyError("No.")
 
     steps = tiny_steps(tmp_path / "run")
     next(steps)
-    monkeypatch.setattr(Seat, "call", fail)
+    monkeypatch.setattr(on_policy, "learn", fail)
     with pytest.raises(pp.PanoplyError, match="No"):
         next(steps)
     assert Run.open(tmp_path / "run").status() == "stopped"

@@ -308,7 +308,6 @@ def rec() -> OnPolicy:
     "opmd@1",
     paper=96,
     base="rec",
-    presets=PRESETS,
     claim=Identity(
         "At the policy it starts from, the pairwise loss that OPMD is derived from has the gradient of group "
         "REINFORCE, whoever gave the answers.",
@@ -333,7 +332,6 @@ def opmd() -> OnPolicy:
     "asymre@1",
     paper=96,
     base="rec",
-    presets=PRESETS,
     claim=_stale("With answers up to twenty steps old AsymRE learns more than group REINFORCE."),
     published={_YAML: _SHARED, _README: {"surrogate.mask": "none", "regularise.likelihood.weight": 0.1}},
 )
@@ -350,7 +348,6 @@ def asymre() -> OnPolicy:
     "red-drop@1",
     paper=96,
     base="rec",
-    presets=PRESETS,
     claim=_stale("With answers up to twenty steps old RED-Drop learns more than group REINFORCE."),
     published={_YAML: _SHARED, _README: {"surrogate.mask": "none", "credit.drop": True}},
 )
