@@ -80,7 +80,7 @@ def test_nested_parts_round_trip() -> None:
     [
         (
             lambda: group(baseline="men"),
-            "credit.group.baseline takes mean, leave_one_out, median or none, not 'men'.",
+            "credit.group.baseline takes mean, leave_one_out, median, batch_mean or none, not 'men'.",
         ),
         (lambda: group(epsilon="x"), "credit.group.epsilon takes a number, not 'x'."),
         (lambda: adam(epochs=1.5), "update.adam.epochs takes a whole number, not 1.5."),

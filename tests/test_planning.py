@@ -331,7 +331,10 @@ def test_options_have_types() -> None:
             {"credit": "ppo"},
             "needs the column 'value', which model.bpo/median_critic or model.critic gives",
         ),
-        ({"credit": "spo-segment"}, "needs the column 'cut', which sample.spo-segment/cut_and_valued gives"),
+        (
+            {"credit": "spo-segment"},
+            "needs the column 'segment_start', which sample.spo-segment/cut_and_valued gives",
+        ),
         (
             {"surrogate": "online-dpo"},
             "needs pairs, which sample.compared or select.best_worst or select.cgpo/accepted_over_refused gives",
@@ -390,5 +393,12 @@ def test_the_bytes_a_weight_that_the_readme_counts_with() -> None:
     words = (tiny.ROOT / "README.md").read_text()
     for size, weights in {"0.5B": 0.494, "1.5B": 1.544, "3B": 3.086}.items():
         assert f"{size} ({round(20 * weights)} GB)" in words
-    for size, weights in {"1.5B": 1.544, "3B": 3.086, "7B": 7.616}.items():
-        assert f"{size} ({round(2 * weights)} GB)" in words
+    # with adapters: all weights, those of linear layers a second time, and 16 bytes for each of the factors of rank 16
+    adapted_sizes = {
+        "0.5B": (0.494, 0.358, 0.009),
+        "1.5B": (1.544, 1.310, 0.018),
+        "3B": (3.086, 2.775, 0.030),
+        "7B": (7.616, 6.526, 0.040),
+    }
+    for size, (weights, linear, factors) in adapted_sizes.items():
+        assert f"{size} ({round(2 * (weights + linear) + 16 * factors)} GB)" in words

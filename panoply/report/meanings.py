@@ -52,6 +52,8 @@ SHARED = {
     "update.decay": "of the moving average of squared gradients",
     "update.momentum": "how much of the last step is added to the next",
     "update.clip": "longest gradient; 0 means any",
+    "update.skip": "a step along a gradient longer than this is not taken; 0 takes all",
+    "update.bits": "bits of each of Adam's averages: 32, or 8 in a quarter of the memory",
     "update.schedule": "what the learning rate is multiplied by over time",
     "update.epochs": "how often each batch is gone through",
     "update.minibatches": "optimiser steps a batch is cut into",

@@ -127,7 +127,7 @@ def test_no_rows_give_no_scores() -> None:
 def test_another_temperature_leaves_what_could_be_drawn_as_it_was() -> None:
     hidden, weight, temperature = inputs()
     head, rows = Head(temperature, None, 0.0, CUT, ACTIONS), slice(0, ROWS)
-    hot = head.heated(3.0, hidden)
+    hot = head.times_temperature(3.0, hidden)
     cold_z, hot_z = (h.whole_logits(hidden, weight, rows)[0] for h in (head, hot))
     torch.testing.assert_close(hot_z, cold_z / 3)
     ours, theirs = hot.barred(hot_z, rows), head.barred(cold_z, rows)
