@@ -192,7 +192,7 @@ def _together(plan: Plan, seats: dict[str, Cost]) -> Cost:
     memory = {f"{name}'s {of}": size for name, c in seats.items() for of, size in c.memory_bytes.items()}
     shapes = kind_of(world).shapes(plan.options.model, world, plan.policy_options)
     counted = list(seats.values())
-    if getattr(plan.method, "share", False):
+    if plan.method.one_model:
         own = {f"{next(iter(seats))}{of}" for of in OF_WEIGHTS}
         memory = {of: size for of, size in memory.items() if of in own or not of.endswith(OF_WEIGHTS)}
         counted = counted[:1]

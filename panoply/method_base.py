@@ -61,6 +61,16 @@ class Method:
         return {}
 
     @property
+    def one_model(self) -> bool:
+        """Whether several learners are roles of one model."""
+        return False
+
+    @property
+    def turn_waits(self) -> bool:
+        """Whether rows that are dealt to a seat wait for its turn, and are not lost where it does not learn."""
+        return False
+
+    @property
     def loop(self) -> str:
         """Which step function of `loops/` makes the steps of a run."""
         return self.regime

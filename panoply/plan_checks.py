@@ -101,7 +101,7 @@ def check_plan(plan: Plan) -> None:
 def _check_own(plan: Plan) -> None:
     """Of a method of several learners, the parts that belong to none of them."""
     world = plan.world()
-    if getattr(plan.method, "share", False):
+    if plan.method.one_model:
         _check_shared(plan.method.seated())
     for path, held in plan.method.slots().items():
         assert isinstance(held, Part)

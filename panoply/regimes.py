@@ -303,8 +303,11 @@ class Several(Method):
                 raise PanoplyError(f"The seat '{name}' cannot have that sample part, for {why}.")
 
     @property
+    def one_model(self) -> bool:
+        return self.share
+
+    @property
     def turn_waits(self) -> bool:
-        """Whether rows that are dealt to a seat wait for its turn, and are not lost where it does not learn."""
         return "waiting" in self.turn.info.gives
 
     def seated(self) -> dict[str, Method]:

@@ -32,7 +32,7 @@ def rank_of(z, summit):
 
 
 @triton.jit
-def heat_of(temperatures, start, position, row):
+def temperature_of(temperatures, start, position, row):
     """The temperature that a row's next token was given, and what its logits are divided by."""
     given = tl.load(temperatures + tl.load(position + row) + 1 - tl.load(start + row))
     return given, tl.where(given == 0.0, 1.0, given)
@@ -84,7 +84,7 @@ def _narrow(
     tl.store(above + PASS * rows + row, over, mask=leader)
     tl.store(goal + PASS * rows + row, wanted, mask=leader)
     summit = _summit(highest, row, pieces, PIECES)
-    _, temperature = heat_of(temperatures, start, position, row)
+    _, temperature = temperature_of(temperatures, start, position, row)
     last = 0xFFFFF
     if CEILING:
         last = tl.load(ceiling + row)
@@ -126,7 +126,7 @@ def _keep(
     begin(CHAIN)
     row, piece = tl.program_id(0), tl.program_id(1)
     summit = _summit(highest, row, pieces, PIECES)
-    given, temperature = heat_of(temperatures, start, position, row)
+    given, temperature = temperature_of(temperatures, start, position, row)
     last = tl.load(most)
     if SEARCHED:
         last = tl.minimum(last, tl.load(searched + row))
@@ -158,7 +158,7 @@ def _list(
     own = tl.sum(tl.where(each == piece, counts, 0), axis=0)
     wanted = (tl.sum(counts, axis=0) <= LISTED) & (own > 0)
     summit = _summit(highest, row, pieces, PIECES)
-    _, temperature = heat_of(temperatures, start, position, row)
+    _, temperature = temperature_of(temperatures, start, position, row)
     column = piece * PIECE + tl.arange(0, PIECE)
     read = (column < vocab) & wanted
     z = tl.load(logits + row.to(tl.int64) * vocab + column, mask=read, other=float("-inf")) / temperature

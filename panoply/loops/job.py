@@ -53,7 +53,7 @@ class Job:
         """Who learns, by name: most runs have one, without a name."""
         for name, one in (plan.seats() or {"": plan}).items():
             place, first = (f"seats/{name}", next(iter(self.seats.values()))) if self.seats else ("", None)
-            shared = first if getattr(self.method, "share", False) else None
+            shared = first if self.method.one_model else None
             self.seats[name] = Seat(
                 one, self.world, self._found.folder if self._found else None, place, shared
             )
@@ -61,7 +61,7 @@ class Job:
         """The one that the run is judged by; it keeps what parts remember that belong to none."""
         if len(self.seats) > 1:
             self.seat.take(self.method.slots().items())
-            if getattr(self.method, "turn_waits", False):
+            if self.method.turn_waits:
                 for seat in self.seats.values():
                     seat.states[WAITING] = {}
         if not options.threads and self._found is None:

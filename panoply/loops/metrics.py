@@ -12,9 +12,10 @@ from panoply.experience import OPEN, OWN, Experience, Segments
 
 def describe(experience: Experience) -> dict[str, float]:
     """Metrics of a batch of experience itself; where others' rows or past ones are in it, of the policy's new ones."""
-    own = experience["source"] == OWN if "source" in experience else torch.ones(0, dtype=torch.bool)
-    if bool(own.any()) and not bool(own.all()):
-        experience = experience.take(own)
+    if "source" in experience:
+        own = experience["source"] == OWN
+        if bool(own.any()) and not bool(own.all()):
+            experience = experience.take(own)
     episodes = experience.by("episode")
     ends = episodes.last(experience["end"]) if "end" in experience else None
     found: dict[str, float] = {"decisions": len(experience), "episodes": len(episodes)}

@@ -24,12 +24,12 @@ def several_step(job: Job, step: int) -> Stepped:
         f"turn ({method.turn.info.name}) gives it to", turn, names, fine=bool(turn) and {*turn} <= {*names}
     )
     learning = [seat for name, seat in job.seats.items() if name in turn]
-    if method.share and method.game is not None:
+    if method.one_model and method.game is not None:
         for seat in learning[1:]:  # before the first of them moves the weights that they share
             check_agreement(seat.options.dtype, seat.snapshots.gap(seat.collect.dealt))
     done: dict[str, Stepped] = {}
     for seat in learning:
-        if method.share and method.game is not None and done:
+        if method.one_model and method.game is not None and done:
             seat.collect.dealt = earlier(seat.collect.dealt)
         done[seat.name] = seat.conclude(step, STEP[seat.method.loop](job, seat, step))
         if WAITING in seat.states:
