@@ -21,6 +21,7 @@ from kit import (
     slopes,
     values_of,
 )
+from numpy.typing import NDArray
 from papers import ZERO
 from tiny import bare, metrics
 from torch import Tensor
@@ -29,9 +30,10 @@ import panoply as pp
 from panoply.compose import assign
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
-from panoply.methods.objectives import rover as module
 from panoply.methods.objectives.rover import rover, uniform_value
 from panoply.slots.update.optimisers import sgd
+
+Leaves = NDArray[np.float64]
 
 
 class Whole(Tabular):
@@ -206,21 +208,35 @@ def test_mini_batches_never_cut_an_episode() -> None:
     assert sum(len(values_of(part, "episode")) for part in parts) == len(values_of(made, "episode"))
 
 
-def test_what_draws_find() -> None:
-    """Two leaves of a half and a quarter in two draws: 3/4 + 7/16."""
-    assert module.found_in(np.array([0.5, 0.25, 0.25]), np.array([1.0, 1.0, 0.0]), 2) == pytest.approx(
-        0.75 + 7 / 16
-    )
+ACTIONS = 4
+
+
+def uniform_values(leaf: Leaves) -> list[Leaves]:
+    """Q of the uniform policy in a tree with these rewards at its ends, [states, actions] a depth, the root first."""
+    found: list[Leaves] = []
+    while len(leaf) > 1:
+        found.append(leaf.reshape(-1, ACTIONS))
+        leaf = found[-1].mean(1)
+    return found[::-1]
+
+
+def leaves(values: list[Leaves], rho: float) -> Leaves:
+    """How likely each end is where actions are drawn by the softmax of Q/ρ."""
+    chance = np.ones(1)
+    for table in values:
+        raised = np.exp((table - table.max(-1, keepdims=True)) / rho)
+        chance = (chance[:, None] * raised / raised.sum(-1, keepdims=True)).ravel()
+    return chance
 
 
 def test_values_of_the_uniform_policy() -> None:
     """Sixteen leaves, the first and the last two right: a quarter of the first branch, a half of the last."""
     leaf = np.zeros(16)
     leaf[[0, 14, 15]] = 1.0
-    root, below = module.uniform_values(leaf)
+    root, below = uniform_values(leaf)
     assert root.tolist() == [[0.25, 0.0, 0.0, 0.5]]
     assert below[3].tolist() == [0.0, 0.0, 1.0, 1.0]
-    assert module.leaves([root * 0, below * 0]).tolist() == pytest.approx([1 / 16] * 16)
+    assert leaves([root, below], 1e9).tolist() == pytest.approx([1 / 16] * 16)
 
 
 def test_greedy_on_them_always_succeeds_where_rewards_are_0_or_1() -> None:
@@ -228,41 +244,23 @@ def test_greedy_on_them_always_succeeds_where_rewards_are_0_or_1() -> None:
         dice = np.random.default_rng(seed)
         leaf = (dice.random(1024) < 0.003).astype(float)
         leaf[dice.integers(1024)] = 1.0
-        chance = module.leaves([table * 1e9 for table in module.uniform_values(leaf)])
+        chance = leaves(uniform_values(leaf), 1e-9)
         assert chance @ leaf == pytest.approx(1.0)
+
+
+def test_their_softmax_keeps_every_right_branch() -> None:
+    """Also where greedy takes one of them alone."""
+    leaf = np.zeros(64)
+    leaf[[0, 1, 37]] = 1.0
+    kept = leaves(uniform_values(leaf), 0.03)
+    assert kept[37] > 0.01
+    assert kept @ leaf > 0.9
+    assert leaves(uniform_values(leaf), 1e-9)[37] == 0
 
 
 def test_graded_rewards_break_the_theorem() -> None:
     """Many small rewards outweigh one large one: greedy takes 0.5 of what could be had."""
     leaf = np.zeros(16)
     leaf[0], leaf[4:8] = 1.0, 0.5
-    chance = module.leaves([table * 1e9 for table in module.uniform_values(leaf)])
+    chance = leaves(uniform_values(leaf), 1e-9)
     assert chance @ leaf == pytest.approx(0.5)
-
-
-def test_policy_gradient_in_the_tree() -> None:
-    """From uniform: exact against finite differences of success, and by dice as its mean, up to a factor."""
-    leaf = np.zeros(module.ACTIONS**module.DEPTH)
-    leaf[[3, 700]] = 1.0
-    logits = [np.zeros((module.ACTIONS**d, module.ACTIONS)) for d in range(module.DEPTH)]
-    chance = module.leaves(logits)
-    found = module.slopes(logits, module.pulls(chance, leaf, None))
-    for depth, action in ((0, 0), (0, 1), (4, 3)):
-        ends = []
-        for bump in (1e-3, -1e-3):
-            bumped = [table.copy() for table in logits]
-            bumped[depth][0, action] += bump
-            ends.append(float(module.leaves(bumped) @ leaf))
-        assert found[depth][0, action] == pytest.approx((ends[0] - ends[1]) / 2e-3, rel=1e-4)
-    dice = np.random.default_rng(0)
-    drawn = sum(module.slopes(logits, module.pulls(chance, leaf, dice))[0][0] for _ in range(2000))
-    assert np.corrcoef(drawn, found[0][0])[0, 1] > 0.95
-
-
-def test_one_tree_of_the_claim() -> None:
-    found = module.covered(0)
-    assert found["greedy success"] == pytest.approx(1.0)
-    assert found["least success"] >= module.SUCCESS - 1e-9
-    best = max(found["exact policy gradient"], found["sampled groups"])
-    assert found["ahead"] == pytest.approx(found["softmax of values"] - best)
-    assert max(best, found["softmax of values"]) <= module.RIGHT
