@@ -50,8 +50,8 @@ format: $(VENV)/dev ## apply the formatter
 	$(BIN)/ruff format .
 
 docs: $(VENV)/dev ## write docs/api.md and docs/methods anew from the code and from results/claims
-	$(BIN)/python -m panoply.report.reference > docs/api.md
 	$(BIN)/python -m panoply.index
+	$(BIN)/python -m panoply.report.reference > docs/api.md
 	$(BIN)/python -m panoply.evidence.catalogue
 
 wheel: $(VENV)/dev ## build the wheel, install it into an empty environment, try it

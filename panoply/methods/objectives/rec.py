@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from panoply.batch import Batch, Values
+from panoply.batch import Batch
 from panoply.evidence import races
 from panoply.evidence.claims import Identity, Learns, Shows
 from panoply.experience import Experience, Segments, Table
 from panoply.methods.base.grpo import CONTROL as GRPO_CONTROL
 from panoply.methods.base.grpo import TINY as GRPO_TINY
 from panoply.methods.base.grpo import grpo
-from panoply.parts import Finding, Part, part
+from panoply.parts import part
 from panoply.regimes import OnPolicy
 from panoply.registry import method
 from panoply.seeds import numpy_rng, torch_rng
 from panoply.slots.credit.groups import episode_returns
 from panoply.slots.reduce.averages import token_mean
+from panoply.slots.regularise.terms import likelihood, squared_log_ratio
 from panoply.slots.sample.groups import groups
-from panoply.slots.surrogate.ratios import STAYS, _needs, ratio_stats, stays_at_one
+from panoply.slots.surrogate.masks import masked_likelihood
 from panoply.slots.update.optimisers import adam
 
 # ------------------------------------------------------------------ credit
@@ -80,130 +81,6 @@ def relative(
     centred = centred.masked_fill(peers.rows(even), 0.0)
     alone = peers.rows(peers.count == 1)
     return experience.by("episode").rows(torch.where(alone, returns, centred))
-
-
-# ------------------------------------------------------------------ surrogate
-
-Mask = Literal["none", "one_side", "two_side", "ring", "episode"]
-MASKS = {
-    "none": "",
-    "one_side": "1[ρ ≤ {up} if A ≥ 0, ρ ≥ {down} if A ≤ 0]·",
-    "two_side": "1[{down} ≤ ρ ≤ {up}]·",
-    "ring": "1[{down} ≤ ρ ≤ {up}, or ρ ≤ {far_down} and A ≥ 0, or ρ ≥ {far_up} and A ≤ 0]·",
-    "episode": "1[s ≤ {up} if A ≥ 0, s ≥ {down} if A ≤ 0]·",
-}
-WEIGHED = {"none": "", "ratio": "sg(ρ)·", "advantage": "e^(A/{temperature:g})·"}
-
-
-def _equation(held: Any) -> str:
-    bounds = {
-        "down": 1 - held.low,
-        "up": 1 + held.high,
-        "far_down": 1 - held.far_low,
-        "far_up": 1 + held.far_high,
-    }
-    gate = MASKS[held.mask].format(**{name: f"{value:g}" for name, value in bounds.items()})
-    weighed = WEIGHED[held.weigh].format(temperature=held.temperature)
-    if held.mask == "episode":
-        return gate + weighed.replace("ρ", "s") + "A·log π,  s = exp(mean log ρ) of the episode"
-    return gate + weighed + "A·log π"
-
-
-def _inert(held: Any, method: Any) -> list[Finding]:
-    found = []
-    if held.mask == "none":
-        found += [(name, "nothing is masked (mask=none)") for name in ("low", "high")]
-    elif stays_at_one(held.against, method):
-        found += [(name, STAYS) for name in ("mask", "low", "high")]
-    if held.mask != "ring":
-        found += [(name, f"mask={held.mask} has one band") for name in ("far_low", "far_high")]
-    if held.weigh != "advantage":
-        found.append(("temperature", f"weigh={held.weigh} has none"))
-    return found
-
-
-def _impossible(held: Any, method: Any) -> list[Finding]:
-    for near, far in (("low", "far_low"), ("high", "far_high")):
-        if held.mask == "ring" and getattr(held, far) < getattr(held, near):
-            return [(far, f"the ring begins outside of the band, at {near} or farther")]
-    return []
-
-
-@part(
-    "surrogate",
-    equation=_equation,
-    idle="advantage",
-    needs=lambda held: _needs(held) | ({"whole:episode"} if held.mask == "episode" else frozenset()),
-    inert=_inert,
-    impossible=_impossible,
-    bounds={
-        **dict.fromkeys(("low", "far_low"), "above 0 to 1"),
-        **dict.fromkeys(("high", "far_high", "temperature", "weight"), "above 0"),
-    },
-)
-def masked_likelihood(
-    batch: Batch,
-    *,
-    mask: Mask = "one_side",
-    weigh: Literal["none", "ratio", "advantage"] = "none",
-    low: float = 0.2,
-    high: float = 0.2,
-    far_low: float = 0.6,
-    far_high: float = 2.0,
-    temperature: float = 1.0,
-    against: str = "behaviour",
-    weight: float | Part = 1.0,
-) -> Values:
-    """w·A·log π where the ratio is inside of a band, and nothing elsewhere (arXiv 2509.24203).
-
-    Neither mask nor w is differentiated. Masked decisions still count in what is divided by.
-
-    mask: which ratios learn: all; those not yet too far in the direction A asks for (`one_side`, as PPO's clip); those
-          in the band (`two_side`); also those far out that A pulls back (`ring`); or `one_side` of a whole episode by
-          the geometric mean of its ratios (`episode`, as GSPO)
-    weigh: w is 1, the ratio (of the episode where the mask is), or e^(A/temperature). one_side with the ratio has the
-           gradient of PPO's clip
-    low, high: how far the band goes below and above 1
-    far_low, far_high: how far out the ring begins
-    """
-    advantage = batch["advantage"]
-    ratio = batch.log_ratio(against).detach()
-    if mask == "episode":
-        episodes = batch.by("episode")
-        ratio = episodes.rows(episodes.mean(ratio))
-    ratio = ratio.exp()
-    up, down = advantage >= 0, advantage <= 0
-    inside = (ratio >= 1 - low) & (ratio <= 1 + high)
-    if mask == "none":
-        inside = torch.ones_like(inside)
-    elif mask in ("one_side", "episode"):
-        inside = (up & (ratio <= 1 + high)) | (down & (ratio >= 1 - low))
-    elif mask == "ring":
-        inside = inside | (up & (ratio <= 1 - far_low)) | (down & (ratio >= 1 + far_high))
-    w = ratio if weigh == "ratio" else (advantage / temperature).exp() if weigh == "advantage" else 1.0
-    out = ~inside & (advantage != 0)
-    stats = {"clip_high": out & (ratio > 1), "clip_low": out & (ratio <= 1)}
-    return w * advantage * batch.now["logp"] * inside, {**ratio_stats(batch, against), **stats}
-
-
-# ------------------------------------------------------------------ penalties
-
-
-@part("regularise", equation="(log π/π_{to})²", needs=lambda held: _to(held), bounds={"weight": "above 0"})
-def squared_log_ratio(batch: Batch, *, weight: float | Part = 0.1, to: str = "behaviour") -> Values:
-    """(log π − log π_old)² of every decision: OPMD as in Kimi k1.5, whose ½ is in the weight."""
-    squared = batch.log_ratio(to) ** 2
-    return squared, {"squared_log_ratio_mean": squared.detach()}
-
-
-def _to(held: Any) -> frozenset[str]:
-    return frozenset() if held.to == "behaviour" else frozenset({f"logp@{held.to}"})
-
-
-@part("regularise", equation="−log π", bounds={"weight": "above 0"})
-def likelihood(batch: Batch, *, weight: float | Part = 0.1) -> Values:
-    """−log π of every decision, right or wrong: the same as a baseline that is lower by the weight (AsymRE)."""
-    return -batch.now["logp"], {}
 
 
 # ------------------------------------------------------------------ where it comes from

@@ -70,3 +70,20 @@ def kl(
 def entropy(batch: Batch, *, weight: float | Part = 0.01) -> Values:
     """Keep the policy random: the penalty is minus the entropy of the whole distribution at each decision."""
     return -batch.now["entropy"], {}
+
+
+def _to(held: Any) -> frozenset[str]:
+    return frozenset() if held.to == "behaviour" else frozenset({f"logp@{held.to}"})
+
+
+@part("regularise", equation="(log π/π_{to})²", needs=_to, bounds={"weight": "above 0"})
+def squared_log_ratio(batch: Batch, *, weight: float | Part = 0.1, to: str = "behaviour") -> Values:
+    """(log π − log π_old)² of every decision: OPMD as in Kimi k1.5, whose ½ is in the weight."""
+    squared = batch.log_ratio(to) ** 2
+    return squared, {"squared_log_ratio_mean": squared.detach()}
+
+
+@part("regularise", equation="−log π", bounds={"weight": "above 0"})
+def likelihood(batch: Batch, *, weight: float | Part = 0.1) -> Values:
+    """−log π of every decision, right or wrong: the same as a baseline that is lower by the weight (AsymRE)."""
+    return -batch.now["logp"], {}
