@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ import torch
 
 from benchmarks.gpu_models import DTYPES, MODELS, random_policy
 from panoply import compose
+from panoply.footprint import SIZES
 from panoply.loops.learner import Learner
 from panoply.lora import Lora
 from panoply.policies.lora import add_lora
@@ -181,6 +182,12 @@ def trl(shape: Shape, best: bool = False, continuous: bool = False) -> dict[str,
     return measure_trl(shape, best=best, continuous=continuous)
 
 
+def memory(size: str) -> dict[str, Any]:
+    from benchmarks.gpu_memory import measure as measure_memory
+
+    return measure_memory(size)
+
+
 def learn() -> dict[str, Any]:
     from benchmarks.gpu_learn import learn as run_here
 
@@ -229,6 +236,7 @@ CELLS: dict[str, Callable[[], dict[str, Any]]] = {
     "top-p-trl": lambda: trl(TOP_P, best=True),
     "learn": learn,
     "learn-trl": learn_in_trl,
+    **{f"memory-{size}": partial(memory, size) for size in SIZES},
 }
 
 

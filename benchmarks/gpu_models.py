@@ -33,6 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "1.5B": _qwen2(1536, 28, 12, 2, 8960),
     "3B": _qwen2(2048, 36, 16, 2, 11008),
     "7B": _qwen2(3584, 28, 28, 4, 18944, vocab_size=152064, tie_word_embeddings=False),
+    "14B": _qwen2(5120, 48, 40, 8, 13824, vocab_size=152064, tie_word_embeddings=False),
     "gemma2-0.5B": SMALL | {
         "model_type": "gemma2", "head_dim": 64, "query_pre_attn_scalar": 64, "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0, "sliding_window": 4096, "hidden_activation": "gelu_pytorch_tanh",

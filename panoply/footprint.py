@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from panoply.lora import BYTES
+
 GB = 10**9
 SPARE = 1.5 * GB
 """What the driver, libraries and gaps between blocks of memory take beside what is asked for."""
@@ -20,6 +22,8 @@ SLOTS = 512
 """Answers that are sampled at once."""
 LOGITS = 1 << 28
 """Of a pass, held at a time in float32 (`policies/scoring.py`)."""
+SHARE = 0.9
+"""Of the memory that is left, what a pass may take (`loops/memory.py`)."""
 KEPT_VOCABULARY, KEPT_SHARE = 4096, 0.05
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -94,24 +98,42 @@ class Peak:
     recomputed: bool
 
     @property
+    def moving(self) -> int:
+        """What a pass takes, and gives back."""
+        return self.activations + self.softmaxes + self.logits
+
+    @property
     def total(self) -> int:
-        return self.held + self.sampler + self.activations + self.softmaxes + self.logits
+        return self.held + self.sampler + self.moving
 
 
 def expected(sizes: Dimensions, held: int, passing: int, work: Work, memory: int | None) -> Peak:
     """The peak beside `held` bytes. Gradients in the weights' own bits are `passing`: they come when activations go.
 
-    With a GPU of `memory` bytes, micro-batches get smaller until they fit, and then blocks are computed again.
+    Where a GPU of `memory` bytes has no room for a micro-batch, it gets as many tokens as fit, as the learner makes it
+    (`loops/memory.py`); where not even the longest sequence fits, blocks are computed again.
     """
-    room = None if memory is None else memory - SPARE
     chosen = _peak(sizes, held, passing, work, memory, recomputed=work.recompute == "always")
+    if memory is None or chosen.moving <= _room(chosen, memory):
+        return chosen
     longest = work.prompt + work.answer
-    while room is not None and chosen.total > room and chosen.tokens > longest:
-        smaller = replace(work, micro_tokens=max(longest, chosen.tokens // 2))
-        chosen = _peak(sizes, held, passing, smaller, memory, chosen.recomputed)
-    if room is not None and chosen.total > room and work.recompute == "auto":
-        return _peak(sizes, held, passing, replace(work, micro_tokens=longest), memory, recomputed=True)
-    return chosen
+    fits = _fitting(chosen, memory)
+    if fits < longest and work.recompute == "auto":
+        chosen = _peak(sizes, held, passing, work, memory, recomputed=True)
+        fits = _fitting(chosen, memory)
+    smaller = replace(work, micro_tokens=max(longest, min(fits, work.micro_tokens)))
+    return _peak(sizes, held, passing, smaller, memory, chosen.recomputed)
+
+
+def _room(peak: Peak, memory: int) -> float:
+    """What a pass may take of a GPU."""
+    return SHARE * (memory - SPARE - peak.held - peak.sampler)
+
+
+def _fitting(peak: Peak, memory: int) -> int:
+    """Tokens of a pass that there is room for."""
+    each = (peak.activations + peak.softmaxes) / peak.tokens
+    return int((_room(peak, memory) - peak.logits) / each)
 
 
 def _peak(
@@ -147,12 +169,18 @@ def _peak(
 
 
 def held(
-    shapes: Shapes, numbers: float, lora: int = 0, masters: bool = True, copies: int = 0
+    shapes: Shapes,
+    numbers: float,
+    lora: int = 0,
+    masters: bool = True,
+    copies: int = 0,
+    base: str = "whole",
 ) -> tuple[int, int]:
     """Bytes that bfloat16 weights hold all the time, and those of gradients that pass by.
 
     numbers   that the optimiser keeps of a weight, in float32
     copies    of all weights for snapshots; with adapters the base is there anyway
+    base      how adapted layers are kept as they were
     """
     weights = sum(map(math.prod, shapes.values()))
     if not lora:
@@ -160,13 +188,14 @@ def held(
         return int(weights * (2 + 2 * copies + moved)), 2 * weights
     adapted = [shape for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name]
     factors = sum(lora * sum(shape) for shape in adapted)
-    return int(2 * weights + 2 * sum(map(math.prod, adapted)) + factors * (8 + 4 * numbers)), 0
+    before = BYTES.get(base, 2) * sum(map(math.prod, adapted))
+    return int(2 * weights + before + factors * (8 + 4 * numbers)), 0
 
 
 def verdict(sizes: Dimensions, holding: tuple[int, int], work: Work, memory: int) -> str:
     """What a step takes of a card, in GB, and what it takes to fit; – where it does not."""
     found = expected(sizes, *holding, work, memory)
-    if found.total > memory - SPARE:
+    if found.moving > memory - SPARE - found.held - found.sampler:
         return "–"
     asked = _peak(sizes, *holding, work, memory, found.recomputed)
     mark = (

@@ -75,7 +75,7 @@ def test_where_memory_is_short_micro_batches_get_smaller_and_then_blocks_are_com
     assert least.recomputed
     assert least.tokens == 640
     assert not expected(sizes, *holding, replace(ANCHOR, recompute="never"), 12 * GB).recomputed
-    assert [verdict(sizes, holding, ANCHOR, gb * GB) for gb in (141, 20, 9)] == ["25", "16*", "–"]
+    assert [verdict(sizes, holding, ANCHOR, gb * GB) for gb in (141, 20, 9)] == ["25", "17*", "–"]
     long = replace(ANCHOR, answer=20_000, trained=128 * 20_000, decisions=128 * 20_000)
     assert verdict(sizes, holding, long, 30 * GB).endswith("**")
 
