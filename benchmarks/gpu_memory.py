@@ -1,6 +1,6 @@
 """What `panoply plan` expects a step to take of a GPU, beside what it takes: cells `memory-SIZE` of the GPU benchmark.
 
-A step of 16 × 8 × (128 + 112) is one micro-batch of 16,384 tokens. All steps of a way see the same answers, so that what
+A step of 16 × 8 × (128 + 112) is one micro-batch of 16,384 tokens. All steps of a way see the same answers: what
 is learned from them (`gain`, the mean of advantage times what the log-probability rose by) compares ways of one size.
 """
 

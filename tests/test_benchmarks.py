@@ -91,7 +91,7 @@ def test_every_model_of_the_benchmark_has_the_size_of_its_name() -> None:
     """With as many weights in use at a token, to a tenth, embeddings included."""
     from benchmarks.gpu_models import MODELS
 
-    published = {"0.5B": 0.494e9, "1.5B": 1.544e9, "3B": 3.086e9, "7B": 7.616e9}
+    published = {"0.5B": 0.494e9, "1.5B": 1.544e9, "3B": 3.086e9, "7B": 7.616e9, "14B": 14.77e9}
     for name, raw in MODELS.items():
         width, size = raw["hidden_size"], raw["hidden_size"] // raw["num_attention_heads"]
         block = width * size * 2 * (raw["num_attention_heads"] + raw["num_key_value_heads"])
