@@ -423,7 +423,7 @@ class Learner:
         held = len(rows.context.ragged("tokens").values) if "tokens" in rows.context else len(rows)
         if (
             held <= limit or tokens(rows) <= limit
-        ):  # what contexts share counts once, where it has to be counted
+        ):  # the second counts once what contexts share, and takes longer
             yield rows
             return
         label = unit_labels(rows, self.terms)
