@@ -7,6 +7,8 @@ interrupted comparison goes on with its half-done runs, because runs resume.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import shutil
@@ -167,3 +169,12 @@ def tidy(folder: Path) -> str | None:
         shutil.rmtree(folder)
         return f"The cached run {folder.name} is broken and is made again: {error}"
     return None
+
+
+@contextlib.contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Of several that need the same run at the same time the second waits, and finds it finished or measured."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.parent / f".{folder.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

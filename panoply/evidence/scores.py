@@ -178,13 +178,16 @@ def measure(folder: Path, metrics: Sequence[str]) -> None:
     """Measure on a finished run's last policy what is not there yet, and keep it in the run's folder."""
     from panoply import api
 
-    known = _measured(folder)
-    wanted = [metric for metric in metrics if metric not in known]
-    if wanted:
-        policy, world = api.load_policy(api.last_model(folder)), Run.open(folder).plan().world()
-        for metric in wanted:
-            known[metric] = world.measure(metric.removeprefix(OF_WORLD), policy)
-        write_atomically(folder / MEASURES, json.dumps(known, indent=1))
+    if not metrics:
+        return
+    with cache.only_one(folder):
+        known = _measured(folder)
+        wanted = [metric for metric in metrics if metric not in known]
+        if wanted:
+            policy, world = api.load_policy(api.last_model(folder)), Run.open(folder).plan().world()
+            for metric in wanted:
+                known[metric] = world.measure(metric.removeprefix(OF_WORLD), policy)
+            write_atomically(folder / MEASURES, json.dumps(known, indent=1))
 
 
 def _measured(folder: Path) -> dict[str, float]:

@@ -7,13 +7,12 @@ Orders come in on the standard input and news go out on the standard output, one
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -105,7 +104,7 @@ def carry_out_recipe(plan: Mapping[str, Any], folder: Path, measures: Sequence[s
         news.stage = turn.number - 1
         made = api.plan(turn.stage.method or asked.pop("make"), **asked)
         at = cache.place(made, folder.parent)
-        with only_one(at):
+        with cache.only_one(at):
             cache.tidy(at)
             carry_out(made.to_json(), at, (), news)
         places[turn.folder] = at.name
@@ -125,15 +124,6 @@ def carry_out_recipe(plan: Mapping[str, Any], folder: Path, measures: Sequence[s
 
 class _Diverged(Exception):
     """A stage has diverged, and nothing can follow."""
-
-
-@contextlib.contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """Two arms that need the same stage at the same time: the second waits, and finds it finished."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.parent / f".{folder.name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _wait_for_others(folder: Path) -> None:

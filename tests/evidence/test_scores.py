@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,24 @@ def test_measures_of_the_last_policy_are_taken_once(tmp_path: Path, monkeypatch:
     scores.measure(run, ["distinct@4"])
     assert asked == [("Chain", 4)]
     assert scores.read(run, "distinct@4", "steps", 1).value == 0.25
+
+
+def test_two_claims_that_share_a_run_measure_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the second to write would lose what the first has measured meanwhile."""
+    run = tiny.train(tmp_path / "run", steps=1).run
+    other = threading.Thread(target=scores.measure, args=(run, ["pass@2"]))
+
+    def measured(world: Any, policy: Any, seed: int, k: int) -> float:
+        other.start()
+        other.join(timeout=1)
+        return 0.25
+
+    monkeypatch.setitem(text.MEASURES, "distinct@K", measured)
+    scores.measure(run, ["distinct@4"])
+    other.join()
+    assert json.loads((run / scores.MEASURES).read_text()).keys() == {"pass@2", "distinct@4"}
 
 
 def test_coverage_of_the_last_policy(tmp_path: Path) -> None:
