@@ -38,12 +38,12 @@ def _pieces(
     z = tl.load(logits + row.to(tl.int64) * vocab + column, mask=column < vocab, other=float("-inf"))
     z = z / temperature
     top, arg = tl.max(z, axis=0, return_indices=True)
-    share = tl.exp(z - top)
+    share = tl.exp(z - tl.where(top == float("-inf"), 0.0, top))  # a mask may leave nothing of a piece
     out = row * pieces + piece
     tl.store(highest + out, top)
     tl.store(first + out, (piece * PIECE + arg).to(tl.int32))
     tl.store(mass + out, tl.sum(share, axis=0))
-    tl.store(weighted + out, tl.sum(tl.where(column < vocab, share * z, 0.0), axis=0))
+    tl.store(weighted + out, tl.sum(tl.where(z > float("-inf"), share * z, 0.0), axis=0))
 
 
 @triton.jit
@@ -208,8 +208,8 @@ def draw_and_move(
 ) -> None:
     """Draw from [rows, V] float32 logits, write the step into `record` and move live slots on by one token.
 
-    `temperature[i]` is the temperature of a turn's token i, 0 for the likeliest; `stops` marks tokens that end a turn.
-    `rule` says what is cut off.
+    Logits of −∞ are never drawn. `temperature[i]` is the temperature of a turn's token i, 0 for the likeliest; `stops`
+    marks tokens that end a turn. `rule` says what is cut off.
     """
     rows, vocab = logits.shape
     pieces = triton.cdiv(vocab, PIECE)

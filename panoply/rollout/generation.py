@@ -18,7 +18,7 @@ from panoply.rollout.masks import BatchMask, View, combined
 from panoply.rollout.prefill import Prompts, chunks, feed, padded
 from panoply.rollout.requests import CachedModel, Complete, OnStop, Request, Turn
 from panoply.rollout.rollouts import CONTEXT, DEAD, LENGTH, RUNNING, STOP, Recorder, Rollouts, Slots, ends
-from panoply.rollout.sampling import Draw, Sampling, draw, stream, uniforms
+from panoply.rollout.sampling import Draw, Sampling, draw, listed, stream, uniforms
 from panoply.rollout.stops import StopStrings
 
 _AHEAD = 256
@@ -101,7 +101,7 @@ class Generation:
             self.history = torch.zeros(self.size, capacity, dtype=torch.long, device=self.device)
         self.host = host_decoder(self.model, self.cache) if self.graphs is None else None
         early = self.sampling.min_tokens and self.sampling.stop_tokens
-        self.plain = not (self.mask or self.masks or early)
+        self.free = not (self.mask or self.masks or early)
 
     def steps(self, count: int) -> None:
         """Up to `count` tokens, no more than any turn has left, before the host looks for ended ones."""
@@ -110,25 +110,35 @@ class Generation:
             left, end = torch.stack([(slots.limit - slots.position).max() - 1, slots.limit.max()]).tolist()
             count = max(1, min(count, left))
             self._reserve(min(self.reach + count, end + 1))
-        if self.graphs is not None and self.plain:
+        if self.graphs is not None and self.free:
             self.burst(self.graphs, count)
             return
         for _ in range(count):
-            self.step()
+            if self.graphs is None:
+                self.step()
+            else:
+                self.burst(self.graphs, 1, self._mask())
 
-    def burst(self, graphs: GraphDecoder, count: int) -> None:
-        """As many steps, wholly on the device. What a turn said after its stop string is forgotten."""
+    def burst(self, graphs: GraphDecoder, count: int, mask: Tensor | None = None) -> None:
+        """As many steps, wholly on the device. What a turn said after its stop string is forgotten.
+
+        A mask is of the next token alone: with one, the host looks at every token.
+        """
         before = self.slots
         row, turn = before.row.repeat(count), before.turn.repeat(count)
-        self.slots, drawn = graphs.burst(before, count)
+        self.slots, drawn = graphs.burst(before, count, mask)
         live = drawn.live
         if self.strings is not None or self.complete is not None:
             live = self._look_back(before, drawn.action.view(count, -1), live.view(count, -1)).flatten()
         draws = Draw(drawn.action, drawn.logp, drawn.temperature, drawn.entropy if self.entropy else None)
         if self.sampling.truncates:
-            draws = replace(
-                draws, allowed=_listed(drawn.ids, drawn.count * live), cut=drawn.cut, kept=drawn.kept
-            )
+            draws = replace(draws, cut=drawn.cut, kept=drawn.kept)
+            if mask is None:
+                draws = replace(draws, allowed=_listed(drawn.ids, drawn.count * live))
+            else:
+                mask = _narrowed(mask, drawn.ids, drawn.count)
+        if mask is not None:
+            draws = replace(draws, allowed=listed(mask))
         self.recorder.step(row, drawn.position, turn, live, draws)
         self.reach = min(self.reach + count, self.history.shape[1])
 
@@ -154,8 +164,6 @@ class Generation:
     def _logits(self) -> Tensor:
         """What follows every slot's newest token, which goes into the cache."""
         slots = self.slots
-        if self.graphs is not None:
-            return self.graphs.logits(slots)
         if self.host is not None:
             return self.host.logits(slots.token, slots.position, self._width())
         self.cache.begin(slots.position[:, None], self._width())
@@ -167,17 +175,22 @@ class Generation:
         temperature = self.temperatures
         if temperature is not None:
             temperature = temperature[within.clamp(max=len(temperature) - 1)]
-        mask = None
-        if self.mask is not None or self.masks:
-            view = View(
-                slots.row, self.history[: len(slots), : self.reach], position, slots.start, slots.live
-            )
-            mask = combined(view, logits.shape[-1], self.mask, self.masks)
-        if self.sampling.min_tokens and self.sampling.stop_tokens:
-            early = ~(self.stops & (within < self.sampling.min_tokens)[:, None])
-            mask = early if mask is None else mask & early
+        mask = None if self.free else self._mask()
         uniform = uniforms(slots.stream, position)
         return draw(logits, uniform, self.sampling, temperature, mask, self.entropy)
+
+    def _mask(self) -> Tensor | None:
+        """What slots may draw next, [slots, vocabulary]; None for anything."""
+        slots, mask = self.slots, None
+        position = slots.position + 1
+        if self.mask is not None or self.masks:
+            said = self.history[: len(slots), : self.reach]
+            view = View(slots.row, said, position, slots.start, slots.live, len(self.stops))
+            mask = combined(view, self.mask, self.masks)
+        if self.sampling.min_tokens and self.sampling.stop_tokens:
+            early = ~(self.stops & (position - slots.start < self.sampling.min_tokens)[:, None])
+            mask = early if mask is None else mask & early
+        return mask
 
     def _look_for_strings(self, strings: StopStrings, action: Tensor) -> None:
         slots = self.slots
@@ -377,6 +390,14 @@ def _listed(ids: Tensor, counts: Tensor) -> Ragged:
     return Ragged(
         ids[inside].long(), torch.cat([counts.new_zeros(1, dtype=torch.long), counts.long().cumsum(0)])
     )
+
+
+def _narrowed(mask: Tensor, ids: Tensor, counts: Tensor) -> Tensor:
+    """A mask where a cut that acts as well has left few ids of it, and listed them."""
+    inside = torch.arange(ids.shape[1], device=ids.device) < counts[:, None]
+    few = torch.zeros_like(mask)
+    few[inside.nonzero()[:, 0], ids[inside].long()] = True
+    return torch.where(counts[:, None] > 0, few, mask)
 
 
 def _signed(seed: int) -> int:

@@ -188,6 +188,8 @@ class GraphDecoder:
         self.state = State.empty(self.rows, capacity, self.device)
         self.stops = torch.zeros(self.vocab, dtype=torch.bool, device=self.device)
         self.rule, self.penalises = Rule.empty(self.device), False
+        self.allowed: Tensor | None = None
+        """What slots may draw next, [rows, vocabulary]; there once a mask is."""
         self.penalty = torch.ones((), device=self.device)
         self._tables: dict[int, Table] = {}
         self._resize()
@@ -198,7 +200,7 @@ class GraphDecoder:
         assert rotation is not None
         self.angles = rotation(self.capacity)
         self.temperature = torch.ones(self.capacity + 1, device=self.device)
-        self._graphs: dict[tuple[object, ...], tuple[torch.cuda.CUDAGraph, Tensor | Record]] = {}
+        self._graphs: dict[tuple[object, ...], tuple[torch.cuda.CUDAGraph, Record]] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     @property
@@ -229,7 +231,7 @@ class GraphDecoder:
         began = time.perf_counter()
         self._rehearse(model)
         self.setup_seconds += time.perf_counter() - began
-        self._graph(self.rows, draws=True)
+        self._graph(self.rows)
 
     def _rehearse(self, model: Decoder) -> None:
         """Have the kernels of a step, and of reading prompts, compiled side by side."""
@@ -253,26 +255,27 @@ class GraphDecoder:
         self.temperature[: len(temperature)] = temperature
         self.temperature[len(temperature) :] = temperature[-1]
 
-    def logits(self, slots: Slots) -> Tensor:
-        """Feed every slot's newest token; float32 logits of the next, good until the next call."""
-        graph, out = self._graph(bucket(len(slots)), draws=False)
-        self._load(slots, bucket(len(slots)))
-        graph.replay()
-        assert isinstance(out, Tensor)
-        return out[: len(slots)]
+    def burst(self, slots: Slots, steps: int, mask: Tensor | None = None) -> tuple[Slots, Record]:
+        """Several steps without the host's looking: the slots after them, and what was drawn.
 
-    def burst(self, slots: Slots, steps: int) -> tuple[Slots, Record]:
-        """Several steps without the host's looking: the slots after them, and what was drawn."""
-        from panoply.kernels.sample import Record
-
+        A `mask` [slots, vocabulary] marks what may be drawn in all of them.
+        """
         n = len(slots)
-        graph, out = self._graph(bucket(n), draws=True)
-        assert isinstance(out, Record)
+        if mask is not None:
+            self._bar(mask)
+        graph, out = self._graph(bucket(n), masked=mask is not None)
         self._load(slots, bucket(n))
         for _ in range(steps):
             graph.replay()
         moved = {name: getattr(self.state, name)[:n].clone() for name in ("token", "position", "status")}
         return replace(slots, **moved), out.first(steps, n)
+
+    def _bar(self, mask: Tensor) -> None:
+        """Put a mask where graphs read it; slots that stand idle may draw anything."""
+        if self.allowed is None:
+            self.allowed = torch.ones(self.rows, self.vocab, dtype=torch.bool, device=self.device)
+        self.allowed[: len(mask)] = mask
+        self.allowed[len(mask) : bucket(len(mask))] = True
 
     def _load(self, slots: Slots, size: int) -> None:
         n = len(slots)
@@ -283,11 +286,11 @@ class GraphDecoder:
                 column[n:size] = DEAD if name == "status" else 0
         self.state.tick.zero_()
 
-    def _graph(self, size: int, *, draws: bool) -> tuple[torch.cuda.CUDAGraph, Tensor | Record]:
-        kind = (size, *self.rule.kind, self.penalises) if draws else (size,)
+    def _graph(self, size: int, masked: bool = False) -> tuple[torch.cuda.CUDAGraph, Record]:
+        kind = (size, *self.rule.kind, self.penalises, masked)
         if kind not in self._graphs:
             began = time.perf_counter()
-            self._graphs[kind] = self._capture(size, draws)
+            self._graphs[kind] = self._capture(size, masked)
             torch.cuda.synchronize(self.device)
             self.setup_seconds += time.perf_counter() - began
         return self._graphs[kind]
@@ -300,23 +303,23 @@ class GraphDecoder:
         self.state.start.copy_(self.state.position)
         self.state.tick.zero_()
 
-    def _capture(self, size: int, draws: bool) -> tuple[torch.cuda.CUDAGraph, Tensor | Record]:
+    def _capture(self, size: int, masked: bool) -> tuple[torch.cuda.CUDAGraph, Record]:
         from panoply.kernels.sample import Record
 
         self._idle()
-        record = Record.empty(self.longest_burst, size, self.device, bool(self.rule)) if draws else None
+        record = Record.empty(self.longest_burst, size, self.device, bool(self.rule))
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
-            self._step(size, record)  # compiles the kernels, and lets libraries choose theirs
+            self._step(size, record, masked)  # compiles the kernels, and lets libraries choose theirs
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._step(size, record)
-        return graph, logits if record is None else record
+            self._step(size, record, masked)
+        return graph, record
 
-    def _step(self, size: int, record: Record | None) -> Tensor:
-        """One token more for the first `size` slots; with a record it is drawn and noted as well."""
+    def _step(self, size: int, record: Record, masked: bool = False) -> None:
+        """One token more for the first `size` slots, drawn and noted in a record."""
         from panoply.kernels.decode import add_norm, cap_all
         from panoply.kernels.sample import draw_and_move
 
@@ -335,11 +338,11 @@ class GraphDecoder:
         logits = wide_product(y if self.logit_divisor == 1.0 else y / self.logit_divisor, self.head.t())
         if self.softcap:
             cap_all(logits, self.softcap)
-        if record is not None:
-            if self.penalises:
-                penalise_(logits, self.history[:size], self.state.position[:size] + 1, self.penalty)
-            draw_and_move(logits, self.temperature, self.stops, self.state, record, STOP, LENGTH, self.rule)
-        return logits
+        if self.penalises:
+            penalise_(logits, self.history[:size], self.state.position[:size] + 1, self.penalty)
+        if masked and self.allowed is not None:
+            logits.masked_fill_(~self.allowed[:size], -torch.inf)
+        draw_and_move(logits, self.temperature, self.stops, self.state, record, STOP, LENGTH, self.rule)
 
     def _feed(self, mlp: _Gated | Mixture, y: Tensor) -> Tensor:
         from panoply.kernels.decode import chained, gated

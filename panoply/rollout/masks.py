@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
+from panoply.worlds.world import Play
 
 
 @dataclass(frozen=True)
@@ -23,40 +24,76 @@ class View:
     length: Tensor
     start: Tensor
     live: Tensor
+    vocabulary: int
 
 
-RowMask = Callable[[list[int]], Tensor | Sequence[int] | None]
-"""A row's tokens so far to a bool tensor over the vocabulary, a list of allowed ids, or None for all."""
+Allowed = Tensor | Sequence[int] | None
+"""A bool tensor over the vocabulary, a list of allowed ids, or None for all."""
+RowMask = Callable[[list[int]], Allowed]
+"""A row's tokens so far to what may come next."""
 BatchMask = Callable[[View], Tensor | None]
 """All running rows at once to a bool tensor [rows, vocabulary], or None for all."""
 
 
-def combined(
-    view: View, vocabulary: int, batch: BatchMask | None, rows: Mapping[int, RowMask]
-) -> Tensor | None:
+def combined(view: View, batch: BatchMask | None, rows: Mapping[int, RowMask]) -> Tensor | None:
     """What the call's mask and the requests' masks allow together; None when that is everything."""
     device, whole = view.row.device, None if batch is None else batch(view)
     mask = None if whole is None else whole.to(device) | ~view.live[:, None]
     if rows:
-        own = _by_row(view, vocabulary, rows)
+        own = by_row(view, lambda row, tokens, _: rows[row](tokens) if row in rows else None)
         mask = own if mask is None else mask & own
     if mask is not None and not bool(mask.any(-1).all()):
-        stuck = view.row[int((~mask.any(-1)).nonzero()[0])]
-        raise PanoplyError(f"The mask leaves row {int(stuck)} no token to draw.")
+        stuck = int((~mask.any(-1)).nonzero()[0])
+        after = int(view.length[stuck] - view.start[stuck])
+        raise PanoplyError(
+            f"The mask leaves row {int(view.row[stuck])} no token to draw after {after} of its turn: allow a token "
+            "that ends it."
+        )
     return mask
 
 
-def _by_row(view: View, vocabulary: int, masks: Mapping[int, RowMask]) -> Tensor:
-    allowed = torch.ones(len(view.row), vocabulary, dtype=torch.bool, device=view.row.device)
-    columns = (view.row.tolist(), view.length.tolist(), view.live.tolist(), view.tokens.tolist())
-    for slot, (row, length, live, tokens) in enumerate(zip(*columns, strict=True)):
-        given = masks[row](tokens[:length]) if live and row in masks else None
+def by_row(view: View, ask: Callable[[int, list[int], int], Allowed]) -> Tensor:
+    """What each row may draw, asked one after another: `ask` gets its number, its tokens, and where its turn began."""
+    free: list[int] = []
+    slots: list[int] = []
+    ids: list[int] = []
+    whole: dict[int, Tensor] = {}
+    columns = (view.row, view.length, view.start, view.live, view.tokens)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for slot, (row, length, start, live, tokens) in enumerate(rows):
+        given = ask(row, tokens[:length], start) if live else None
         if given is None:
-            continue
-        listed = torch.as_tensor(given, device=allowed.device)
-        if listed.dtype == torch.bool:
-            allowed[slot] = listed
+            free.append(slot)
+        elif isinstance(given, Tensor) and given.dtype == torch.bool:
+            whole[slot] = given
         else:
-            allowed[slot] = False
-            allowed[slot, listed.long()] = True
+            listed = given.tolist() if isinstance(given, Tensor) else list(given)
+            if bad := [i for i in listed if not 0 <= i < view.vocabulary]:
+                raise PanoplyError(
+                    f"The mask of row {row} allows token {bad[0]}, and the vocabulary has {view.vocabulary}."
+                )
+            slots += [slot] * len(listed)
+            ids += listed
+    device = view.row.device
+    allowed = torch.zeros(len(view.row), view.vocabulary, dtype=torch.bool, device=device)
+    allowed[torch.tensor(free, dtype=torch.long, device=device)] = True
+    at = torch.tensor([slots, ids], dtype=torch.long, device=device)
+    allowed[at[0], at[1]] = True
+    for slot, marks in whole.items():
+        allowed[slot] = marks.to(device)
     return allowed
+
+
+def of_plays(plays: Sequence[Play], before: Sequence[Sequence[int]] = ()) -> BatchMask | None:
+    """What episodes under way allow, row by row; None where they allow everything.
+
+    before   what the turn of each had said before its row began
+    """
+    if not any(play.restricts for play in plays):
+        return None
+
+    def ask(row: int, tokens: list[int], start: int) -> Allowed:
+        said = tokens[start:]
+        return plays[row].allowed([*before[row], *said] if before else said)
+
+    return lambda view: by_row(view, ask)

@@ -9,6 +9,7 @@ from panoply.errors import PanoplyError
 from panoply.kinds import is_text
 from panoply.policies.text import TextPolicy
 from panoply.rollout.engine import Request, TextEngine
+from panoply.rollout.masks import of_plays
 from panoply.rollout.sampling import Sampling
 from panoply.seeds import stable_hash
 from panoply.worlds.world import Task, TextWorld, earned
@@ -81,7 +82,8 @@ def play(
         sampling = Sampling(temperature=temperature, max_tokens=longest, stop_tokens=world.stop_tokens)
         seeds = [stable_hash("play", seed, r, len(turns[r])) for r in live]
         requests = [Request(contexts[r], [s]) for r, s in zip(live, seeds, strict=True)]
-        answers = engine.generate(requests, sampling, complete=complete).completions()
+        mask = of_plays([plays[r] for r in live])
+        answers = engine.generate(requests, sampling, mask=mask, complete=complete).completions()
         for r, said in zip(live, answers, strict=True):
             reply = plays[r].act(said)
             seen = tuple(reply.observation)

@@ -104,7 +104,7 @@ def draw(
 ) -> Draw:
     """Draw from [B, V] float32 logits with one uniform a row. `mask` is true where a token may be drawn.
 
-    `entropy` asks for that of the tempered distribution before anything is cut.
+    `entropy` asks for that of the tempered distribution that the mask leaves, before anything is cut.
     """
     if temperature is None and mask is None and not sampling.truncates and (fast := host.compiled(logits)):
         return _drawn(fast, logits, uniform, entropy)
@@ -112,10 +112,10 @@ def draw(
     if temperature is not None and greedy is not None:
         temperature = temperature.masked_fill(greedy, 1.0)
         logits = logits / temperature[:, None]
-    whole = logits.log_softmax(-1) if entropy else None
     cut, kept = None, None
     if mask is not None:
         logits = logits.masked_fill(~mask, -torch.inf)
+    whole = logits.log_softmax(-1) if entropy else None
     if sampling.truncates:
         inside = truncated(logits, sampling.top_k, sampling.top_p, sampling.min_p)
         inside = inside if greedy is None else inside | (greedy[:, None] & (logits > -torch.inf))

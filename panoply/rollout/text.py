@@ -22,6 +22,7 @@ from panoply.policies.text import TextPolicy
 from panoply.rollout.answer_likelihood import answer_likelihood
 from panoply.rollout.collector import Given, Replies
 from panoply.rollout.engine import Complete, Request, TextEngine, Turn
+from panoply.rollout.masks import of_plays
 from panoply.rollout.sampling import Sampling
 from panoply.seeds import stable_hash
 from panoply.worlds.world import Play, Task, TextWorld
@@ -114,8 +115,10 @@ class Collector(Given):
         requests = [Request(prompt, [seeds[r] for r in rows]) for prompt, rows in starts.items()]
         order = torch.tensor([r for rows in starts.values() for r in rows])
         log.rows = order.tolist()
-        ending = None if single else on_stop
-        rollouts = self.engine.generate(requests, sampling, ending, complete=self._complete, entropy=True)
+        ending, mask = None if single else on_stop, of_plays([plays[r] for r in log.rows])
+        rollouts = self.engine.generate(
+            requests, sampling, ending, mask=mask, complete=self._complete, entropy=True
+        )
         if single:
             log.grade(self.world, rollouts.completions())
         decisions = rollouts.decisions
@@ -137,7 +140,10 @@ class Collector(Given):
                 break
             log.rows = live
             requests = [Request(prompts[r], [stable_hash(seeds[r], turn)]) for r in live]
-            rollouts = self.engine.generate(requests, sampling, complete=self._complete, entropy=True)
+            mask = of_plays([plays[r] for r in live])
+            rollouts = self.engine.generate(
+                requests, sampling, mask=mask, complete=self._complete, entropy=True
+            )
             decisions, context = rollouts.decisions, rollouts.context
             row = decisions.tensor("context")
             moved: dict[str, Column] = {
@@ -180,7 +186,11 @@ class Collector(Given):
             Request(start, [stable_hash("continue", *named, i, s) for s in range(samples)])
             for i, start in enumerate(starts)
         ]
-        rollouts = self.engine.generate(requests, sampling, complete=self._complete)
+        plays = [self.world.play(task) for task in tasks for _ in range(samples)]
+        before = [prefix for prefix in prefixes for _ in range(samples)]
+        rollouts = self.engine.generate(
+            requests, sampling, mask=of_plays(plays, before), complete=self._complete
+        )
         self._count(rollouts.decisions)
         asked = [tasks[r] for r in rollouts.request.tolist()]
         answers = [

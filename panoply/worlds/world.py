@@ -70,6 +70,19 @@ class Play(ABC):
     def act(self, answer: Sequence[int]) -> Reply:
         """Take the policy's turn, and move `state` to what it is after it."""
 
+    def allowed(self, said: Sequence[int]) -> Sequence[int] | None:
+        """The ids of tokens that may follow what this turn has said so far; None for all of them.
+
+        Others cannot be drawn, and are scored as such. Asked before every token where a play has its own; it must leave
+        one, such as a stop token.
+        """
+        return None
+
+    @property
+    def restricts(self) -> bool:
+        """Whether some tokens may not be drawn."""
+        return type(self).allowed is not Play.allowed
+
     def fork(self) -> Play:
         """Another episode that stands where this one does; what is done in one changes nothing in the other.
 
@@ -88,6 +101,13 @@ class OneTurn(Play):
 
     def act(self, answer: Sequence[int]) -> Reply:
         return Reply(self.world.grade(self.task, answer))
+
+    def allowed(self, said: Sequence[int]) -> Sequence[int] | None:
+        return self.world.allowed(self.task, said)
+
+    @property
+    def restricts(self) -> bool:
+        return type(self.world).allowed is not TextWorld.allowed
 
 
 class TextWorld(Measuring, ABC):
@@ -156,6 +176,13 @@ class TextWorld(Measuring, ABC):
     def complete(self, answer: Sequence[int]) -> bool:
         """Whether a turn needs no more tokens. A world that says so itself, without a stop token, overrides this."""
         return False
+
+    def allowed(self, task: Task, said: Sequence[int]) -> Sequence[int] | None:
+        """The ids of tokens that may follow what an answer has said so far; None for all of them.
+
+        For formats and grammars in worlds of one turn; plays of several turns have their own.
+        """
+        return None
 
     @abstractmethod
     def task(self, split: str, index: int) -> Task:

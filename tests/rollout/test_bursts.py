@@ -9,6 +9,7 @@ import torch
 
 from panoply.policies.decoder import Decoder
 from panoply.policies.tokenizer import Tokenizer
+from panoply.rollout.cuts import LISTED
 from panoply.rollout.engine import Sampling, TextEngine, Turn
 from panoply.rollout.generation import Generation
 from panoply.rollout.rollouts import LENGTH, STOP, Slots
@@ -23,7 +24,7 @@ class Stepping:
 
     def configure(self, *_: Any) -> None: ...
 
-    def burst(self, slots: Slots, steps: int) -> tuple[Slots, Any]:
+    def burst(self, slots: Slots, steps: int, mask: torch.Tensor | None = None) -> tuple[Slots, Any]:
         owner, drawn = self.owner, []
         held = (owner.slots, owner.graphs)
         owner.slots, owner.graphs = slots, None
@@ -41,8 +42,22 @@ class Stepping:
         owner.slots, owner.graphs = held
         owner.reach -= steps
         columns = {n: torch.cat([getattr(f, n) for _, _, f in drawn]) for n in ("action", "logp", "entropy")}
+        if owner.sampling.truncates:
+            columns |= {n: torch.cat([getattr(f, n) for _, _, f in drawn]) for n in ("cut", "kept")}
+            columns |= _lists(drawn)
         live, position = (torch.cat([d[i] for d in drawn]) for i in (0, 1))
         return after, _Record(live, position, **columns)
+
+
+def _lists(drawn: list[Any]) -> dict[str, torch.Tensor]:
+    """Ids of sets that were cut and are small, as kernels list them."""
+    lists = [row for _, _, found in drawn for row in found.allowed.tolist()]
+    kept = torch.cat([found.kept for _, _, found in drawn])
+    count = torch.tensor([len(row) if len(row) <= LISTED else 0 for row in lists]) * (kept < 1)
+    ids = torch.zeros(len(lists), LISTED, dtype=torch.int32)
+    for place, row in zip(ids, lists, strict=True):
+        place[: min(len(row), LISTED)] = torch.tensor(row[:LISTED], dtype=torch.int32)
+    return {"ids": ids, "count": count.int()}
 
 
 class _Record:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.policies import low_rank
 from panoply.policies.decoder import Decoder
 from panoply.policies.tokenizer import Tokenizer
 from panoply.rollout import graphs
-from panoply.rollout.engine import Rollouts, Sampling, TextEngine, Turn
+from panoply.rollout.engine import Rollouts, Sampling, TextEngine, Turn, View
 from tests.layouts import LAYOUTS
 from tests.rollout.test_cuts import CUTS, experience, policy_of
 from tests.rollout.test_engine import SETTINGS, make_model, make_requests, odd_only, same
@@ -36,10 +37,35 @@ def test_cuda_draws_what_the_cpu_draws(name: str, masked: bool) -> None:
     here, there = pair()
     mask = odd_only if masked else None
     found = [
-        TextEngine(m, slots=7).generate(make_requests(), SETTINGS[name], mask=mask) for m in (here, there)
+        TextEngine(m, slots=7).generate(make_requests(), SETTINGS[name], mask=mask, entropy=True)
+        for m in (here, there)
     ]
     agree(*found)
+    one, two = (rollouts.decisions for rollouts in found)
+    torch.testing.assert_close(one["entropy"], two["entropy"], atol=1e-3, rtol=1e-3)
     assert there in graphs._made
+
+
+@pytest.mark.parametrize("name", ["free", *CUTS])
+def test_masks_draw_in_graphs_and_record_what_the_cpu_does(name: str) -> None:
+    """Of three pieces of the vocabulary a mask leaves nothing of one, little of another and much of the last."""
+    here, there = pair(vocab_size=9001)
+
+    def some(view: View) -> Tensor:
+        ids = torch.arange(9001, device=view.row.device)
+        left = (ids % 700 == 5) | (ids > 8300)
+        return left & (ids >= 4096) | (left & (view.length % 2 == 0)[:, None] & (ids < 100))
+
+    sampling = CUTS.get(name, Sampling(max_tokens=9))
+    found = [
+        TextEngine(m).generate(make_requests(6, 3), sampling, mask=some, entropy=True) for m in (here, there)
+    ]
+    agree(*found)
+    one, two = (rollouts.decisions for rollouts in found)
+    for column in {"cut", "kept", "entropy"} & set(one):
+        torch.testing.assert_close(one[column], two[column], atol=1e-3, rtol=1e-3)
+    assert one.ragged("allowed").tolist() == two.ragged("allowed").tolist()
+    assert any(kind[-1] for kind in graphs._made[there]._graphs)
 
 
 @pytest.mark.parametrize("name", CUTS)

@@ -44,6 +44,8 @@ class Keydoor(Episodic, CharacterWorld):
     quest: tuple[int, int] = (5, 10)
     """Fewest and most turns of the shortest way."""
     slip: float = 0.5
+    legal: bool = False
+    """Whether only actions that can be done may be drawn."""
 
     bounds: ClassVar[Mapping[str, str]] = {
         "size": "from 2 to 10",
@@ -144,7 +146,7 @@ class Quest(Play):
     def act(self, answer: Sequence[int]) -> Reply:
         action = self.world.text(answer)
         before = self._left()
-        opened = action == OPEN and self.held and self.agent == self.door
+        opened = action == OPEN and self._possible(action)
         valid = opened or self._move(action)
         self.turn += 1
         self.state = self._state()
@@ -154,15 +156,30 @@ class Quest(Play):
         prompt = self.world._prompt(self.agent, self.key, self.door, held=self.held)
         return Reply(signals, prompt, done=opened or late, truncated=late)
 
+    @property
+    def restricts(self) -> bool:
+        return self.world.legal
+
+    def allowed(self, said: Sequence[int]) -> Sequence[int] | None:
+        """Actions that can be done here."""
+        return self.world.tokens("".join(a for a in (*STEPS, PICK, OPEN) if self._possible(a)))
+
+    def _possible(self, action: str) -> bool:
+        if action in (PICK, OPEN):
+            return self.held == (action == OPEN) and self.agent == (self.door if self.held else self.key)
+        return action in STEPS and all(0 <= i < self.world.size for i in self._beside(action))
+
+    def _beside(self, action: str) -> Cell:
+        (x, y), (right, up) = self.agent, STEPS[action]
+        return x + right, y + up
+
     def _move(self, action: str) -> bool:
-        """Whether the action could be done; if so, it is."""
-        if action == PICK and self.agent == self.key and not self.held:
-            self.held = True
-            return True
-        x, y = (a + b for a, b in zip(self.agent, STEPS.get(action, (0, 0)), strict=True))
-        valid = action in STEPS and 0 <= x < self.world.size and 0 <= y < self.world.size
-        self.agent = (x, y) if valid else self.agent
-        return valid
+        """Whether the action, other than to open, could be done; if so, it is."""
+        if action == OPEN or not self._possible(action):
+            return False
+        self.held = self.held or action == PICK
+        self.agent = self._beside(action) if action in STEPS else self.agent
+        return True
 
     def _left(self) -> int:
         return shortest(self.agent, self.key, self.door, held=self.held)
