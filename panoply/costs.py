@@ -104,6 +104,8 @@ def cost(plan: Plan) -> Cost:
 
     if "replay" in slots and "sample" in slots and slots["replay"].info.unit == "episode":
         trained += part_tokens(slots["replay"], kind.lengths(world, None))[1]
+    if getattr(method, "looks_back", False):
+        trained *= 2
     width = 4 if options.dtype == "float32" else 2
     memory = {"weights": parameters * width}
     merged = options.lora > 0 and not kind.remark(options.model, world, plan.lora)

@@ -62,7 +62,13 @@ class OnPolicy(Method):
 
     @property
     def acts_alone(self) -> bool:
-        return super().acts_alone and self.replay is None and "dealt" not in self.sample.info.gives
+        alone = super().acts_alone and "dealt" not in self.sample.info.gives
+        return alone and self.replay is None and not self.looks_back
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the batch of the step before is learned from again, in a stage of its own."""
+        return any("column:stage" in held.info.gives for held in self.select)
 
     def terms(self) -> list[Part]:
         return [self.surrogate, *self.regularise]

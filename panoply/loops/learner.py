@@ -432,11 +432,22 @@ class Learner:
             yield rows.take(bins == b)
 
     def minibatches(self, experience: Experience, generator: torch.Generator) -> Iterator[Experience]:
-        """Every epoch, the units in a fresh order, in `minibatches` parts of about equal number."""
+        """Every epoch, the units in a fresh order, in `minibatches` parts of about equal number.
+
+        Where rows have a `stage`, all epochs of an earlier one come before those of a later one, so that no mini-batch
+        holds rows of two.
+        """
         if len(experience) == 0:
             return
         for term in self.terms:
             experience.holds_all(term.info.stream)  # known of all, it need not be looked for in any part
+        if "stage" not in experience:
+            yield from self._epochs(experience, generator)
+            return
+        for stage in sorted(set(experience["stage"].tolist())):
+            yield from self._epochs(experience.take(experience["stage"] == stage), generator)
+
+    def _epochs(self, experience: Experience, generator: torch.Generator) -> Iterator[Experience]:
         for _ in range(self.epochs):
             if self.per_epoch == 1:
                 yield experience

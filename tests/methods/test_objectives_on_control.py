@@ -20,7 +20,7 @@ QUICK = {
     "run.seed": 1,
 }
 """Episodes from four starts, eight each, and large steps of a small network."""
-METHODS = ["rec", "opmd", "asymre", "red-drop", "red-weight", "bapo", "lite-ppo"]
+METHODS = ["rec", "opmd", "asymre", "red-drop", "red-weight", "bapo", "lite-ppo", "pipo"]
 STEPS = 12
 
 
