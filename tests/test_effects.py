@@ -125,6 +125,12 @@ EXCEPTIONS = {
     "surrogate.bapo/balanced_clip.first": "in so small a batch the target is met at once or never",
     "surrogate.bapo/balanced_clip.step": "in so small a batch the target is met at once or never",
     "sample.robust.limit": "a push of a few steps stays within it",
+    "select.varied_groups.name": "where groups are sampled until they vary, hardly any is left to drop",
+    "credit.adora/utility_weighted.advantageous": "right and wrong answers of one length: no group is advantageous",
+    "credit.adora/utility_weighted.cut": "right and wrong answers of one length: no group is advantageous",
+    "credit.adora/utility_weighted.edges": "in so few groups of four no side is missing",
+    "credit.dcpo/entropy_steered.cold": "a new model's entropy is below the target in the first steps, so hot counts",
+    "credit.dcpo/entropy_steered.of": "the first steps stay on one side of the target, and as far from it",
 }
 """Settings that a few small steps do not feel, with the reason. All others do something, or are refused."""
 

@@ -132,7 +132,7 @@ CLAIM = Ranks(
     "damping the others learns more from as many episodes than GRPO, and more than damping as many that are not those.",
     ("", "next=adora:credit.whose=next", THRIFT.baseline),
     THRIFT.world,
-    THRIFT.budget,
+    "episodes=3840",
     settings=THRIFT.settings,
     tune=THRIFT.tune,
     leads=True,
