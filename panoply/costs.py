@@ -136,10 +136,10 @@ def cost(plan: Plan) -> Cost:
     if "judged" in method.needs():
         memory["policy beside the judge"] = parameters * width
     for model in slots.get("models", ()):
-        held, operations = _model_beside(model, parameters, width, trained)
+        held, operations, passes = _model_beside(model, parameters, width, trained)
         memory |= held
         work += operations
-        extra.append(f"one forward pass of {model.info.name}")
+        extra += [passes] if passes else []
     for path, part in method.parts():
         if part.info.prepare is not None:
             extra.append(f"one forward pass a mini-batch for {path}'s prepare step")
@@ -253,21 +253,25 @@ def _learning(weights: int, update: Part, width: int, masters: bool = True) -> d
     return {name: size for name, size in found.items() if size}
 
 
-def _model_beside(model: Part, parameters: int, width: int, trained: int) -> tuple[dict[str, int], int]:
-    """Memory and operations of a model beside the policy, which is as large where it is not known yet."""
+def _model_beside(model: Part, parameters: int, width: int, trained: int) -> tuple[dict[str, int], int, str]:
+    """Memory, operations and passes of a model beside the policy, which is as large where it is not known yet."""
     from panoply.policies.build import folder_shapes
     from panoply.which import model_folder
 
     name, folder = model.info.name, str(model.settings().get("folder") or "")
+    learns = model.info.cost(model) if model.info.cost is not None else None
+    if isinstance(learns, int):
+        counted = f"{learns} forward pass{'es' * (learns > 1)} of the policy for {name}"
+        return {}, 2 * parameters * trained * learns, counted if learns else ""
     if folder and Path(folder).is_dir():
         parameters = sum(map(_numel, folder_shapes(model_folder(folder)).values()))
     memory, work = {name: parameters * width}, 2 * parameters * trained
-    update: Part | None = model.info.cost(model) if model.info.cost is not None else None
+    update: Part | None = learns
     if update is not None:
         learning = _learning(parameters, update, width)
         memory |= {f"{name}'s {what}": size for what, size in learning.items()}
         work += 6 * parameters * trained * int(update.settings().get("epochs", 1))
-    return memory, work
+    return memory, work, f"one forward pass of {name}"
 
 
 def _adapters(shapes: dict[str, tuple[int, ...]], rank: int, settings: Lora) -> tuple[int, int]:

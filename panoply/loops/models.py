@@ -95,8 +95,18 @@ class Models:
         """What a collector may ask about tasks, by the name of the model."""
         return {name: partial(c.ask, c.model) for name, c in self.held.items() if c.ask is not None}
 
-    def fit(self, experience: Experience, step: int, collected: Experience) -> dict[str, float]:
-        """Let every model that learns do so; its metrics carry its name.
+    def fit(self, experience: Experience, step: int) -> dict[str, float]:
+        """Before the policy learns, let every model do so that learns by gradients; its metrics carry its name."""
+        found: dict[str, float] = {}
+        for name, learner in self.learners.items():
+            order = torch_rng("fit", name, self.seed, step)
+            metrics = mean_metrics([learner.step(m, step) for m in learner.minibatches(experience, order)])
+            found |= {f"{name}_{key}": value for key, value in metrics.items()}
+        return found
+
+    @torch.no_grad()
+    def learn(self, collected: Experience, step: int) -> dict[str, float]:
+        """After the policy has learned, let those learn that need no gradients.
 
         collected   all that was sampled, whether or not it was selected to learn from
         """
@@ -105,10 +115,6 @@ class Models:
             if held.learn is not None:
                 learned = held.learn(held.model, collected, step)
                 found |= {f"{name}_{key}": float(value) for key, value in learned.items()}
-        for name, learner in self.learners.items():
-            order = torch_rng("fit", name, self.seed, step)
-            metrics = mean_metrics([learner.step(m, step) for m in learner.minibatches(experience, order)])
-            found |= {f"{name}_{key}": value for key, value in metrics.items()}
         return found
 
     # -------------------------------------------------------------- saving

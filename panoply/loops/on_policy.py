@@ -37,9 +37,10 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
             columns = credited if isinstance(credited, dict) else {"advantage": credited}
             experience = experience.with_columns(**columns)
     with job.phase("learn"):
-        metrics = seat.models.fit(experience, step, collected) if seat.models.held else {}
+        metrics = seat.models.fit(experience, step)
         if step >= seat.models.warmup:
             metrics |= learn(seat, experience, step)
+        metrics |= seat.models.learn(collected, step)
     metrics["groups_asked"] = asked
     return Stepped(collected if len(experience) < len(collected) else experience, metrics, experience)
 

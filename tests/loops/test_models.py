@@ -85,6 +85,30 @@ def test_a_probe_is_asked_and_learns_and_goes_on_where_it_was(tmp_path: Path) ->
     assert tiny.model_bytes(stopped, 4) == tiny.model_bytes(whole, 4)
 
 
+class Witness(Probe):
+    """Remembers how the policy finds this step's answers when it is its turn to learn."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def learn(self, collected: Experience, step: int) -> dict[str, float]:
+        now = self.policy.score(collected, frozenset())["logp"]
+        return {"moved": float((now - collected["logp"]).abs().max())}
+
+
+@part("model")
+def toy_witness(seat: Any) -> Model:
+    return Model(Witness(seat.policy), learn=Witness.learn)
+
+
+def test_what_learns_without_gradients_does_so_when_the_policy_has_moved(tmp_path: Path) -> None:
+    settings = {**tiny.SETTINGS, "update.lr": 0.01, "update.schedule": "constant"}
+    tiny.bare(tmp_path / "run", "grpo", model="fresh", steps=1, settings=settings, models=[toy_witness()])
+    (row,) = tiny.metrics(tmp_path / "run")
+    assert row["toy_witness_moved"] > 1e-3 > row["step0_gap"]
+
+
 def test_the_probe_decides_who_is_asked() -> None:
     """By hand: kinds of three and four tokens are known to fail and to be even; the even ones are taken."""
     probe = Probe()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -20,14 +21,18 @@ QUICK = {
     "run.seed": 1,
 }
 """Episodes from four starts, eight each, and large steps of a small network."""
-METHODS = ["rec", "opmd", "asymre", "red-drop", "red-weight", "bapo", "lite-ppo", "pipo"]
+METHODS = ["rec", "opmd", "asymre", "red-drop", "red-weight", "bapo", "lite-ppo", "pipo", "spo-single"]
 STEPS = 12
+MORE: dict[str, dict[str, Any]] = {
+    "spo-single": {"sample.pool": 8, "sample.draw": "uniform", "models.tracker.estimate": 2},
+}
+"""What a work needs beside that: the same few starts again, drawn alike since returns are no probabilities."""
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_it_balances_the_pole_for_longer(name: str, tmp_path: Path) -> None:
     """A policy that does not learn stays at 22 steps; every one here doubles that."""
-    tiny.bare(tmp_path / "run", name, world="cartpole", steps=STEPS, settings=QUICK)
+    tiny.bare(tmp_path / "run", name, world="cartpole", steps=STEPS, settings={**QUICK, **MORE.get(name, {})})
     rows = tiny.metrics(tmp_path / "run")
     lengths = [row["episode_length"] for row in rows]
     assert all(math.isfinite(row["loss"]) for row in rows)

@@ -20,7 +20,8 @@ class Model:
               `collect.models[NAME](tasks)`, and the part of that name says that it `gives` it
     fit       how it learns on its own, by gradients, from experience with credit
     losses    or with the policy, terms of one objective
-    learn     or without gradients, as a ridge regression does: from all that was collected, returns metrics
+    learn     or without gradients, as a ridge regression does: from all that was collected, when the policy has
+              moved already; returns metrics
     warmup    steps in which only the model learns
     """
 
