@@ -24,9 +24,9 @@ QUICK = {
 METHODS = ["rec", "opmd", "asymre", "red-drop", "red-weight", "bapo", "lite-ppo", "pipo", "spo-single"]
 STEPS = 12
 MORE: dict[str, dict[str, Any]] = {
-    "spo-single": {"sample.pool": 8, "sample.draw": "uniform", "models.tracker.estimate": 2},
+    "spo-single": {"sample.pool": 8, "models.tracker.estimate": 2},
 }
-"""What a work needs beside that: the same few starts again, drawn alike since returns are no probabilities."""
+"""What a work needs beside that: the same few starts again."""
 
 
 @pytest.mark.parametrize("name", METHODS)

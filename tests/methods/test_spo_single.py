@@ -43,10 +43,14 @@ def tracking(logp: Sequence[float] = (0.0,), **settings: Any) -> Tracker:
 
 def answers(*given: tuple[int, float, list[int]]) -> Experience:
     """Of each answer its task, what it earned, and its tokens."""
-    rows = [(e, t, r if i == len(tokens) - 1 else 0.0, a) for e, (t, r, tokens) in enumerate(given) for i, a in enumerate(tokens)]  # fmt: skip
-    episode, task, reward, action = (list(column) for column in zip(*rows, strict=True))
+    rows = [(e, t, r, tokens, i) for e, (t, r, tokens) in enumerate(given) for i in range(len(tokens))]
     return hand(
-        episode=episode, task=task, group=episode, reward=reward, action=action, logp=[0.0] * len(rows)
+        episode=[e for e, *_ in rows],
+        group=[e for e, *_ in rows],
+        task=[t for _, t, *_ in rows],
+        reward=[r if i == len(tokens) - 1 else 0.0 for _, _, r, tokens, i in rows],
+        action=[tokens[i] for *_, tokens, i in rows],
+        logp=[0.0] * len(rows),
     )
 
 
@@ -125,7 +129,9 @@ def test_a_constant_share_asks_the_policy_nothing() -> None:
 # ------------------------------------------------------------------ the release
 
 
-def release(batches: list[tuple[Experience, list[float]]]) -> tuple[dict[int, list[float]], list[list[float]]]:
+def release(
+    batches: list[tuple[Experience, list[float]]],
+) -> tuple[dict[int, list[float]], list[list[float]]]:
     """The equations of the authors' recipe, in plain numbers: α and β of prompts, and the advantages of each step.
 
     Each batch comes with the table of log-probabilities that the policy has after its update.

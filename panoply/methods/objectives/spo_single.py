@@ -12,6 +12,7 @@ from panoply import episodes
 from panoply.errors import PanoplyError
 from panoply.evidence.claims import Learns, Shows
 from panoply.experience import OWN, Column, Experience, Segments, Table, distinct
+from panoply.methods.base.grpo import CONTROL as GRPO_CONTROL
 from panoply.methods.base.grpo import grpo
 from panoply.parts import Finding, part
 from panoply.regimes import OnPolicy
@@ -293,6 +294,16 @@ TINY = {
     "update.minibatches": 1,
     "run.steps": 150,
 }
+CONTROL = {
+    **{path: value for path, value in GRPO_CONTROL.items() if path not in ("reduce", "regularise.kl")},
+    "sample.prompts": 32,
+    "sample.group": 1,
+    "sample.pool": 64,
+    "sample.draw": "uniform",
+    "models.tracker.estimate": 0,
+    "update.weight_decay": 0.0,
+}
+"""One episode from each of 32 starts, which are drawn alike: returns are no probabilities."""
 
 
 CLAIM = Learns(
@@ -323,7 +334,7 @@ PUBLISHED: Published = {
         "surrogate.low": 0.2,
         "surrogate.high": 0.28,
         "surrogate.dual": 10.0,
-        "regularise.kl": "none",
+        "regularise.kl.weight": None,
         "update.lr": 1e-6,
         "update.minibatches": 8,
     },
@@ -335,7 +346,14 @@ PUBLISHED: Published = {
 }
 
 
-@method("spo-single@1", paper=66, base="grpo", presets={"tiny": TINY}, claim=CLAIM, published=PUBLISHED)
+@method(
+    "spo-single@1",
+    paper=66,
+    base="grpo",
+    presets={"tiny": TINY, "control": CONTROL},
+    claim=CLAIM,
+    published=PUBLISHED,
+)
 def spo_single() -> OnPolicy:
     """Single-stream Policy Optimization (arXiv 2509.13232). A = r − v̂(x), then in deviations of the batch.
 
