@@ -21,7 +21,18 @@ QUICK = {
     "run.seed": 1,
 }
 """Episodes from four starts, eight each, and large steps of a small network."""
-METHODS = ["rec", "opmd", "asymre", "red-drop", "red-weight", "bapo", "lite-ppo", "pipo", "spo-single"]
+METHODS = [
+    "rec",
+    "opmd",
+    "asymre",
+    "red-drop",
+    "red-weight",
+    "bapo",
+    "lite-ppo",
+    "pipo",
+    "spo-single",
+    "trpa",
+]
 STEPS = 12
 MORE: dict[str, dict[str, Any]] = {
     "spo-single": {"sample.pool": 8, "models.tracker.estimate": 2},

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from panoply.batch import Batch, Values
 from panoply.parts import Finding, Part, part
+from panoply.slots.surrogate.ratios import stays_at_one
 
 DIVERGENCE = {"reverse": "KL(π‖π_{of})", "forward": "KL(π_{of}‖π)"}
 DESCENDED: dict[str, Literal["reverse", "forward"]] = {"k1": "reverse", "k2": "reverse", "k3": "forward"}
@@ -32,10 +33,18 @@ def _kl_equation(held: Any) -> str:
     return f"{DIVERGENCE[descended(held)].format(of=held.to[:3])}, shown as {held.estimator}"
 
 
+def one_update(to: str, method: Any) -> list[str]:
+    """Why a pull towards the policy of the step's beginning has no effect, where that is so."""
+    why = "its gradient is 0 where the policy has not moved, which one update a step only does afterwards"
+    return [f"{why} (raise update.epochs or update.minibatches)"] if stays_at_one(to, method) else []
+
+
 def _kl_inert(held: Any, method: Any) -> list[Finding]:
-    if held.weight != 0:
-        return []
-    return [(name, "the weight of the KL term is 0") for name in ("estimator", "descends", "to")]
+    if held.weight == 0:
+        return [(name, "the weight of the KL term is 0") for name in ("estimator", "descends", "to")]
+    return [
+        (n, why) for why in one_update(held.to, method) for n in ("weight", "estimator", "descends", "to")
+    ]
 
 
 def _kl_needs(held: Any) -> frozenset[str]:
