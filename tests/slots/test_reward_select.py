@@ -6,9 +6,10 @@ import pytest
 import torch
 from kit import hand
 
+import panoply as pp
 from panoply.errors import PanoplyError
 from panoply.slots.credit.groups import group
-from panoply.slots.reward.signals import signal
+from panoply.slots.reward.signals import blend, signal
 from panoply.slots.select.filters import overlong_filter, varied_groups
 
 
@@ -18,6 +19,20 @@ def test_signal() -> None:
     assert signal(name="steps", scale=4.0)(made).tolist() == [2.0, 1.0]
     with pytest.raises(PanoplyError, match="Did you mean 'signal:success'"):
         signal(name="succes")(made)
+
+
+def test_blend() -> None:
+    made = hand(**{"signal:success": [0.0, 1.0], "signal:steps": [0.5, 0.25]})
+    assert blend(names=("success", "steps"), weights=(0.5, -2.0))(made).tolist() == [-1.0, 0.0]
+    assert blend(names=("success", "steps"))(made).tolist() == [0.5, 1.25]
+    assert blend(names=("success", "steps"), weights=(0.5, 1.0)).equation() == "0.5·success + steps"
+    for settings, said in (
+        ({"reward.names": ("success", "steps"), "reward.weights": (1.0,)}, "2 signals, and one weight each"),
+        ({"reward.names": ()}, "at least one signal"),
+        ({"reward.names": ("success", "politeness")}, "politeness"),
+    ):
+        with pytest.raises(PanoplyError, match=said):
+            pp.plan("grpo", "chain", settings={"reward": "blend", **settings})
 
 
 def test_varied_groups() -> None:
