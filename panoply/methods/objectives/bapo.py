@@ -199,7 +199,7 @@ PUBLISHED: Published = {
 """The script itself searches low .8 to .95 by .05 and then high 1.2 to 2 by .1, with S⁺/S⁻ ≥ .5."""
 
 CLAIM = Learns(
-    "With answers of a policy up to twenty steps old at a rate of 1.5e-3, bounds that are searched for balance learn "
+    "With answers of a policy up to twenty steps old at a rate of 1e-3, bounds that are searched for balance learn "
     "more than GRPO's fixed ones.",
     race="stale",
     method="bapo:update.epochs=1:update.minibatches=1",

@@ -76,6 +76,7 @@ CLAIM = Learns(
     "GRPO at as many passes over as many answers, and loses at most five points of success.",
     method="unlikeliness=unlikeliness:update.epochs=1",
     race="coverage",
+    reworded="asked after 6,400 episodes before, when GRPO had lost none of the answers it began with",
     metric="distinct@32",
     keeps={"success": 0.05},
     also=("pass@32", "entropy", "total_decisions"),
