@@ -111,9 +111,11 @@ def cost(plan: Plan) -> Cost:
     merged = options.lora > 0 and not kind.remark(options.model, world, plan.lora)
     if options.lora:
         memory |= {"adapters": trainable * 4, **_learning(trainable, slots["update"], 4)}
-        memory |= (
-            {"adapted layers as they were": int(moving * BYTES.get(plan.lora.base, width))} if merged else {}
-        )
+        if merged and plan.lora.base in BYTES:
+            memory["weights"] -= moving * width
+            memory["adapted layers in few bits"] = int(moving * BYTES[plan.lora.base])
+        elif merged:
+            memory["adapted layers as they were"] = moving * width
     else:
         memory |= _learning(parameters, slots["update"], width, options.masters)
     update = slots["update"].settings().get("epochs", 1)
@@ -131,6 +133,7 @@ def cost(plan: Plan) -> Cost:
             work += 2 * parameters * trained * (2 if one.other else 1)
         if one.copies and not (merged and one.kind == "reference" and options.reference == "start"):
             own = moving if merged and one.kind != "reference" else parameters
+            own = trainable * 4 // width if plan.lora.base in BYTES and own == moving else own
             mean = parameters * 4 if one.kind == "ema" and width < 4 and not options.lora else 0
             memory[f"{one.name} copy"] = own * width * one.copies + mean
     if "judged" in method.needs():

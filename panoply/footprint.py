@@ -188,8 +188,9 @@ def held(
         return int(weights * (2 + 2 * copies + moved)), 2 * weights
     adapted = [shape for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name]
     factors = sum(lora * sum(shape) for shape in adapted)
-    before = BYTES.get(base, 2) * sum(map(math.prod, adapted))
-    return int(2 * weights + before + factors * (8 + 4 * numbers)), 0
+    inside = sum(map(math.prod, adapted))
+    kept = BYTES[base] - 2 if base in BYTES else 2
+    return int(2 * weights + kept * inside + factors * (8 + 4 * numbers)), 0
 
 
 def verdict(sizes: Dimensions, holding: tuple[int, int], work: Work, memory: int) -> str:

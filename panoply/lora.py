@@ -36,8 +36,8 @@ class Lora:
     """Whether a weight's length learns beside its direction (DoRA), through PEFT and several times slower."""
 
     base: Literal["whole", "int8", "nf4"] = "whole"
-    """How the frozen weights are kept beside those that adapters are merged into: whole, or in a half or a quarter of
-    the bytes (QLoRA). The policy then begins as what these bytes say."""
+    """How the weights under adapters are kept: whole, or in a half or a quarter of the bytes (QLoRA). The policy then
+    begins as what these bytes say, and a layer's weights are made whole, with its adapter, for every product."""
 
     bounds: ClassVar[Mapping[str, str]] = {"alpha": "above 0"}
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from panoply.kernels.low_rank import Stack, slopes
+from panoply.kernels.low_rank import Stack, Weight, keep, kept, matrix, slopes
 
 ROWS = 384
 """So many rows at a time, what is computed between two products stays in a core's own cache."""
@@ -121,8 +121,9 @@ class _GatedDown(torch.autograd.Function):
     """(silu(gate) · up) Wᵀ. What is between the products is computed again in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, both: Tensor, weight: Tensor, stack: Stack | None, *_: Tensor) -> Tensor:
-        ctx.save_for_backward(both, weight)
+    def forward(ctx: Any, both: Tensor, given: Weight, stack: Stack | None, *_: Tensor) -> Tensor:
+        weight = matrix(given)
+        keep(ctx, both, given, weight)
         ctx.stack = stack
         out = both.new_empty(len(both), len(weight))
         for part, into in zip(torch.split(both, ROWS), torch.split(out, ROWS), strict=True):
@@ -132,7 +133,7 @@ class _GatedDown(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        both, weight = ctx.saved_tensors
+        both, weight = kept(ctx)
         g_both, on_weight = both.new_empty(both.shape), None
         if ctx.needs_input_grad[1]:
             on_weight = torch.zeros_like(weight)
@@ -175,7 +176,7 @@ def _gated_back(both: Tensor, slope: Tensor, out: Tensor) -> Tensor:
     return silu.mul_(up)
 
 
-def gated_down(both: Tensor, weight: Tensor, stack: Stack | None = None) -> Tensor:
+def gated_down(both: Tensor, weight: Weight, stack: Stack | None = None) -> Tensor:
     """[N, 2 · inner], gates first, to [N, width]. Where the weight has low-rank factors, they get the gradient."""
     leaves = () if stack is None else stack.leaves
     found: Tensor = _GatedDown.apply(both, weight, stack, *leaves)  # type: ignore[no-untyped-call]

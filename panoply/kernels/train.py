@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from panoply.kernels.decode import _add_norm, gated, gelu_parts
-from panoply.kernels.low_rank import Stack, slopes
+from panoply.kernels.low_rank import Stack, Weight, keep, kept, matrix, slopes
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -159,16 +159,17 @@ class _GatedDown(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, both: Tensor, weight: Tensor, gelu: bool, stack: Stack | None, *_: Tensor
+        ctx: Any, both: Tensor, weight: Weight, gelu: bool, stack: Stack | None, *_: Tensor
     ) -> Tensor:
-        ctx.save_for_backward(both, weight)
+        whole = matrix(weight)
+        keep(ctx, both, weight, whole)
         ctx.gelu, ctx.stack = gelu, stack
-        return gated(both, gelu) @ weight.t()
+        return gated(both, gelu) @ whole.t()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        both, weight = ctx.saved_tensors
+        both, weight = kept(ctx)
         slope = g @ weight
         wide, g_both = torch.empty_like(slope), torch.empty_like(both)
         rows, inner = slope.shape
@@ -179,7 +180,7 @@ class _GatedDown(torch.autograd.Function):
         return g_both, on_weight, None, None, *on_factors
 
 
-def gated_down(both: Tensor, weight: Tensor, stack: Stack | None = None, gelu: bool = False) -> Tensor:
+def gated_down(both: Tensor, weight: Weight, stack: Stack | None = None, gelu: bool = False) -> Tensor:
     """[N, 2 · inner], gates first, to [N, width]; gates go through silu, or gelu's approximation.
 
     Where the weight has low-rank factors, they get the gradient.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.parts import Part
-from panoply.policies.low_rank import LowRankLinear
+from panoply.policies.low_rank import LowRank
 from panoply.slots.schedule.schedules import at, settled
 from panoply.slots.update.solver import MiniBatchView, Solver
 
@@ -160,12 +160,12 @@ class Masters:
     adapted   layers whose weights follow low-rank factors that are among the `weights`
     """
 
-    def __init__(self, weights: Mapping[str, nn.Parameter], adapted: Iterable[LowRankLinear] = ()):
+    def __init__(self, weights: Mapping[str, nn.Parameter], adapted: Iterable[LowRank] = ()):
         self.adapted = list(adapted)
         self.weights = {name: w for name, w in weights.items() if w.dtype in NARROW}
         self.masters = {name: nn.Parameter(w.detach().float()) for name, w in self.weights.items()}
         self.moving: dict[str, nn.Parameter] = {**weights, **self.masters}
-        followed = (layer.weight for layer in self.adapted)
+        followed = (layer.like for layer in self.adapted)
         half = any(w.dtype == torch.float16 for w in (*self.weights.values(), *followed))
         self.scale = SCALE if half else 1.0
 

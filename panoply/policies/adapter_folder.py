@@ -181,7 +181,7 @@ def load_factors(model: nn.Module, adapter: Adapter) -> None:
     here = dict(adapters(model))
     if missing := here.keys() - set(adapter.layers()):
         raise PanoplyError(f"The adapter in {adapter.where} lacks {listed(missing)}.")
-    adapter.check({name: tuple(layer.weight.shape) for name, layer in here.items()})
+    adapter.check({name: (layer.out_features, layer.in_features) for name, layer in here.items()})
     for name, layer in here.items():
         for side, factor in (("A", layer.lora_A), ("B", layer.lora_B)):
             saved = adapter.weights[f"{name}.lora_{side}"]

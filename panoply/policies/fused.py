@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from panoply.experience import moved
 from panoply.kernels import host
+from panoply.kernels.low_rank import Weight, matrix
 from panoply.policies import low_rank
 from panoply.policies.decoder_config import ACTIVATE
 from panoply.policies.packing import Packing, pack, rotate_and_attend
@@ -155,10 +156,11 @@ def _fed(mlp: Any, y: Tensor) -> Tensor:
         whole: Tensor = mlp(y)
         return whole
     both, down, kind = _products(y, inputs), mlp.down_proj, mlp.activation
-    if type(down) in low_rank.PLAIN and down.bias is None:
-        stack = low_rank.stacked([down]) if isinstance(down, low_rank.LowRankLinear) else None
+    if type(down) in (*low_rank.PLAIN, *low_rank.FEW) and down.bias is None:
+        stack = low_rank.stacked([down]) if isinstance(down, low_rank.LowRank) else None
+        weight = low_rank.matrix_of([down]) if isinstance(down, low_rank.FEW) else down.weight
         gelu = () if kind == "silu" else (True,)
-        added: Tensor = _kernels(y.device).gated_down(both, down.weight, stack, *gelu)
+        added: Tensor = _kernels(y.device).gated_down(both, weight, stack, *gelu)
         return added
     gate, up = both.chunk(2, dim=1)
     found: Tensor = down(ACTIVATE[kind](gate) * up)
@@ -167,18 +169,26 @@ def _fed(mlp: Any, y: Tensor) -> Tensor:
 
 def _products(x: Tensor, layers: list[nn.Linear]) -> Tensor:
     """The layers' outputs side by side: one product where they are plain, so that their weights can be joined."""
-    if any(type(layer) not in low_rank.PLAIN for layer in layers):
+    if any(type(layer) not in (*low_rank.PLAIN, *low_rank.FEW) for layer in layers):
         return torch.cat([layer(x) for layer in layers], dim=1)
-    weight, bias = joined(layers)
-    if any(isinstance(layer, low_rank.LowRankLinear) for layer in layers):
+    weight, bias = one_matrix(layers)
+    if any(isinstance(layer, low_rank.LowRank) for layer in layers):
         return low_rank.product(x, weight, bias, low_rank.stacked(layers))
-    if not any(layer.weight.requires_grad for layer in layers):
-        return nn.functional.linear(x, weight, bias)
+    if not isinstance(weight, Tensor) or not any(layer.weight.requires_grad for layer in layers):
+        return nn.functional.linear(x, matrix(weight), bias)
     biases = [] if bias is None else [layer.bias for layer in layers]
     return product(x, weight, bias, [layer.weight for layer in layers], biases)
 
 
 # ------------------------------------------------------------------ layers that share their input
+
+
+def one_matrix(layers: Sequence[Any]) -> tuple[Weight, Tensor | None]:
+    """`joined`, or what makes it where weights are in few bits."""
+    if not any(isinstance(layer, low_rank.FEW) for layer in layers):
+        return joined(layers)
+    biases = [layer.bias for layer in layers]
+    return low_rank.matrix_of(layers), None if biases[0] is None else _joined(biases)
 
 
 def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

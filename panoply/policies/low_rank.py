@@ -2,7 +2,8 @@
 
 A layer keeps W₀, as it was, and float32 factors A and B. After every step of the optimiser W = round(W₀ + s·B·A) is
 written where W lies, and whoever reads that, by a fused block or a captured graph, sees the new policy. The backward
-pass gives ∂A and ∂B without ∂W (kernels/low_rank.py).
+pass gives ∂A and ∂B without ∂W (kernels/low_rank.py). Where W₀ is in few bits, W is made for every product instead, and
+no more than one layer's is there at a time.
 """
 
 from __future__ import annotations
@@ -17,30 +18,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from panoply.kernels.low_rank import Stack, slopes
-from panoply.policies.quantised import Kind, QuantisedLinear
+from panoply.kernels.low_rank import Stack, Weight, keep, kept, matrix, slopes
+from panoply.policies.quantised import Kind, Quantised, QuantisedLinear
 
 
 class _Product(torch.autograd.Function):
     """x · wholeᵀ + bias, where `whole` lies over the merged weights of layers that share their input."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, whole: Tensor, bias: Tensor | None, stack: Stack, *_: Tensor) -> Tensor:
-        ctx.save_for_backward(x, whole)
+    def forward(ctx: Any, x: Tensor, weight: Weight, bias: Tensor | None, stack: Stack, *_: Tensor) -> Tensor:
+        whole = matrix(weight)
+        keep(ctx, x, weight, whole)
         ctx.stack = stack
         return F.linear(x, whole, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        x, whole = ctx.saved_tensors
+        x, whole = kept(ctx)
         on_x = g @ whole if ctx.needs_input_grad[0] else None
         return on_x, None, None, None, *slopes(x.flatten(0, -2), g.flatten(0, -2), ctx.stack)
 
 
-def product(x: Tensor, whole: Tensor, bias: Tensor | None, stack: Stack) -> Tensor:
+def product(x: Tensor, weight: Weight, bias: Tensor | None, stack: Stack) -> Tensor:
     """[…, inputs] to […, outputs of all layers]; only their factors get gradients."""
-    found: Tensor = _Product.apply(x, whole, bias, stack, *stack.leaves)  # type: ignore[no-untyped-call]
+    found: Tensor = _Product.apply(x, weight, bias, stack, *stack.leaves)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -64,11 +66,17 @@ class Places:
     def __deepcopy__(self, _: Mapping[int, Any]) -> Places:
         return Places()
 
+    def follow(self, layer: LowRank) -> None:
+        """Let what lies in stacks be the layer's factors of now."""
+        for a, b in self.own:
+            a.copy_(layer.lora_A * layer.scale)
+            b.copy_(layer.lora_B * layer.scale)
+
 
 class LowRankLinear(nn.Linear):
     """A linear layer whose weight is W₀ + s·B·A, merged; A and B learn, nothing else does."""
 
-    def __init__(self, layer: nn.Linear, origin: nn.Linear | QuantisedLinear, rank: int, scale: float):
+    def __init__(self, layer: nn.Linear, origin: nn.Linear, rank: int, scale: float):
         with torch.device("meta"):
             super().__init__(layer.in_features, layer.out_features, bias=False)
         self.weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
@@ -81,33 +89,99 @@ class LowRankLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return product(x, self.weight, self.bias, stacked([self]))
 
+    @property
+    def like(self) -> Tensor:
+        """Of the dtype that products are taken in, and where."""
+        return self.weight
+
     @torch.no_grad()
     def merge(self) -> None:
         """Let what is made of the factors follow them: round(W₀ + s·B·A) where the weight lies, and stacks."""
         self.weight.copy_(merged(self.origin.layer.weight, self.lora_A, self.lora_B, self.scale))
-        for a, b in self.places.own:
-            a.copy_(self.lora_A * self.scale)
-            b.copy_(self.lora_B * self.scale)
+        self.places.follow(self)
 
 
-def stacked(layers: Sequence[nn.Linear]) -> Stack:
+class LowRankQuantised(nn.Module):
+    """The same over W₀ in few bits. Its weight is made whenever it is asked for."""
+
+    def __init__(self, layer: nn.Linear, origin: QuantisedLinear, rank: int, scale: float):
+        super().__init__()
+        self.in_features, self.out_features, self.bias = layer.in_features, layer.out_features, layer.bias
+        self.origin, self.scale, self.places = Origin(origin), scale, Places()
+        self.few = origin.held
+        on: dict[str, Any] = {"dtype": _exact(layer.weight.dtype), "device": layer.weight.device}
+        self.lora_A = nn.Parameter(torch.zeros(rank, layer.in_features, **on))
+        self.lora_B = nn.Parameter(torch.zeros(layer.out_features, rank, **on))
+
+    @property
+    def weight(self) -> Tensor:
+        found = self.like.new_empty(self.out_features, self.in_features)
+        self.write(found)
+        return found
+
+    @torch.no_grad()
+    def write(self, out: Tensor) -> None:
+        """round(W₀ + s·B·A) into a matrix."""
+        self.few.write(out, self.lora_A, self.lora_B, self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, lambda: self.weight, self.bias, stacked([self]))
+
+    @property
+    def like(self) -> Tensor:
+        return self.lora_A.detach().new_empty(0, dtype=self.few.dtype)
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        self.places.follow(self)
+
+
+LowRank = LowRankLinear | LowRankQuantised
+Linear = nn.Linear | LowRankQuantised | QuantisedLinear
+FEW = (LowRankQuantised, QuantisedLinear)
+"""Types of layers whose weight is in few bits."""
+
+
+def matrix_of(layers: Sequence[Linear]) -> Weight:
+    """What makes the weights of layers that share their input, some of them in few bits, one below the other."""
+
+    def made() -> Tensor:
+        outputs = [layer.out_features for layer in layers]
+        like = next(layer for layer in layers if isinstance(layer, FEW))
+        where: dict[str, Any] = {"dtype": _held(like).dtype, "device": _held(like).codes.device}
+        whole = torch.empty(sum(outputs), layers[0].in_features, **where)
+        for layer, part in zip(layers, torch.split(whole, outputs), strict=True):
+            if isinstance(layer, FEW):
+                layer.write(part)
+            else:
+                part.copy_(layer.weight.detach())
+        return whole
+
+    return made
+
+
+def _held(layer: LowRankQuantised | QuantisedLinear) -> Quantised:
+    return layer.few if isinstance(layer, LowRankQuantised) else layer.held
+
+
+def stacked(layers: Sequence[Linear]) -> Stack:
     """The factors of layers that share their input, of which some have any, side by side; made once."""
-    adapted = [layer for layer in layers if isinstance(layer, LowRankLinear)]
+    adapted = [layer for layer in layers if isinstance(layer, LowRank)]
     first = adapted[0]
-    key = (first.weight.dtype, first.weight.device, *map(id, layers))
+    key = (first.like.dtype, first.like.device, *map(id, layers))
     if key not in first.places.stacks:
         first.places.stacks[key] = _stack(layers, adapted)
     return first.places.stacks[key]
 
 
 @torch.no_grad()
-def _stack(layers: Sequence[nn.Linear], adapted: Sequence[LowRankLinear]) -> Stack:
-    like, ranks = adapted[0].weight, sum(len(layer.lora_A) for layer in adapted)
-    a = like.new_zeros(ranks, like.shape[1])
+def _stack(layers: Sequence[Linear], adapted: Sequence[LowRank]) -> Stack:
+    like, ranks = adapted[0].like, sum(len(layer.lora_A) for layer in adapted)
+    a = like.new_zeros(ranks, adapted[0].in_features)
     b = like.new_zeros(sum(layer.out_features for layer in layers), ranks)
     spans, row, rank = [], 0, 0
     for layer in layers:
-        if isinstance(layer, LowRankLinear):
+        if isinstance(layer, LowRank):
             outputs, own = slice(row, row + layer.out_features), slice(rank, rank + len(layer.lora_A))
             layer.places.own.append((a[own], b[outputs, own]))
             a[own], b[outputs, own] = layer.lora_A * layer.scale, layer.lora_B * layer.scale
@@ -131,10 +205,10 @@ PLAIN: tuple[type[nn.Module], ...] = (nn.Linear, LowRankLinear)
 """Types of layers that are no more than x · Wᵀ + bias in a forward pass; those that inherit from them may be."""
 
 
-def adapters(model: object) -> Iterator[tuple[str, LowRankLinear]]:
+def adapters(model: object) -> Iterator[tuple[str, LowRank]]:
     """A model's layers that have adapters, by name."""
     for name, layer in model.named_modules() if isinstance(model, nn.Module) else ():
-        if isinstance(layer, LowRankLinear):
+        if isinstance(layer, LowRank):
             yield name, layer
 
 
@@ -154,7 +228,7 @@ def adapt(
     """Give the layers named adapters of zeros, in place, and freeze all else; the model as it was before.
 
     That one shares every weight with the adapted one but those of adapted layers, which are W₀: it costs what W₀ costs.
-    Where W₀ is quantised, W begins as what its few bits say.
+    Where W₀ is quantised both have it in few bits alone, and W begins as what they say.
     """
     model.requires_grad_(False)
     layers = {name: model.get_submodule(name) for name in ranks}
@@ -162,11 +236,13 @@ def adapt(
     base = copy.deepcopy(model, {id(p): p for p in model.parameters() if id(p) not in own})
     for name, layer in layers.items():
         place, _, last = name.rpartition(".")
-        if quantised is not None:
+        adapted: LowRank
+        if quantised is None:
+            adapted = LowRankLinear(layer, base.get_submodule(name), ranks[name], scales[name])
+        else:
             few = QuantisedLinear(layer, quantised)
             setattr(base.get_submodule(place), last, few)
-            layer.weight.copy_(few.weight)
-        adapted = LowRankLinear(layer, base.get_submodule(name), ranks[name], scales[name])
+            adapted = LowRankQuantised(layer, few, ranks[name], scales[name])
         setattr(model.get_submodule(place), last, adapted)
     return base
 
@@ -184,7 +260,8 @@ def start(model: nn.Module, generator: torch.Generator) -> None:
 @torch.no_grad()
 def copied(model: Any) -> Any:
     """A copy that learning does not touch. With adapters, it shares what never changes: W₀ and all frozen weights."""
-    moving = {id(p) for _, layer in adapters(model) for p in (layer.weight, layer.lora_A, layer.lora_B)}
+    moving = {id(p) for _, layer in adapters(model) for p in (layer.lora_A, layer.lora_B)}
+    moving |= {id(layer.weight) for _, layer in adapters(model) if isinstance(layer, LowRankLinear)}
     shared = {id(p): p for p in model.parameters() if moving and id(p) not in moving}
     return copy.deepcopy(model, shared)
 
@@ -192,7 +269,8 @@ def copied(model: Any) -> Any:
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     """All weights by name as a model without adapters has them: merged."""
     factors = {f"{name}.{own}" for name, _ in adapters(model) for own in ("lora_A", "lora_B")}
-    return {name: weight for name, weight in model.state_dict().items() if name not in factors}
+    whole = {f"{n}.weight": la.weight for n, la in adapters(model) if isinstance(la, LowRankQuantised)}
+    return {name: weight for name, weight in model.state_dict().items() if name not in factors} | whole
 
 
 def linear_layers(model: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from panoply.lora import BLOCK
+from panoply.policies.scoring import has_triton
 
 Kind = Literal["nf4", "int8"]
 TAIL = 0.9677083
@@ -26,6 +27,12 @@ def levels() -> Tensor:
     above, below = (torch.linspace(TAIL, 0.5, n, dtype=torch.float64)[:-1] for n in (9, 8))
     found = torch.cat([-torch.special.ndtri(below), torch.zeros(1), torch.special.ndtri(above)])
     return (found / found.max()).sort().values.float()
+
+
+@cache
+def _levels_on(device: torch.device) -> Tensor:
+    """At one address, where a captured graph finds them."""
+    return levels().to(device)
 
 
 class Quantised:
@@ -46,12 +53,28 @@ class Quantised:
 
     def whole(self) -> Tensor:
         """The tensor again, as near as its levels are."""
+        if self.codes.is_cuda and len(self.shape) == 2 and has_triton():
+            found = torch.empty(self.shape, dtype=self.dtype, device=self.codes.device)
+            self.write(found)
+            return found
         if self.kind == "int8":
             shares = self.codes.float() / 127
         else:
             number = torch.stack([self.codes >> 4, self.codes & 15], dim=-1).flatten(1)
             shares = levels().to(self.codes.device)[number.int()]
         return (shares * self.scales).flatten()[: self.shape.numel()].view(self.shape).to(self.dtype)
+
+    def write(
+        self, out: Tensor, a: Tensor | None = None, b: Tensor | None = None, scale: float = 0.0
+    ) -> None:
+        """The matrix, and s·B·A added to it in float32 or more, rounded once into `out`."""
+        if self.codes.is_cuda and has_triton():
+            from panoply.kernels.quantised import restore
+
+            there = None if self.kind == "int8" else _levels_on(self.codes.device)
+            restore(self.codes, self.scales, there, BLOCK, out, a, b, scale)
+            return
+        out.copy_(self.whole() if a is None or b is None else (b @ a).mul_(scale).add_(self.whole()))
 
     @property
     def nbytes(self) -> int:
@@ -70,6 +93,9 @@ class QuantisedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         return self.held.whole()
+
+    def write(self, out: Tensor) -> None:
+        self.held.write(out)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)

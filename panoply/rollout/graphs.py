@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
+from panoply.kernels.low_rank import Weight, matrix
 from panoply.policies.attention import Focus
 from panoply.policies.decoder import Block, Decoder, FeedForward
 from panoply.policies.experts import Mixture
-from panoply.policies.fused import joined, prefill
+from panoply.policies.fused import one_matrix, prefill
 from panoply.policies.low_rank import PLAIN
 from panoply.policies.penalties import penalise_
-from panoply.policies.quantised import QuantisedLinear
 from panoply.policies.scoring import has_triton, wide_product
 from panoply.rollout.rollouts import DEAD, LENGTH, STOP, Slots
 
@@ -95,8 +95,6 @@ def why_not(model: CachedModel) -> str | None:
         hasattr(m, "base_layer") for m in model.modules()
     ):
         return "the model has adapters of PEFT"
-    if any(isinstance(m, QuantisedLinear) for m in model.modules()):
-        return "the model's weights are quantised"
     if not has_triton():
         return "triton is not installed"
     return _broken.get(model)
@@ -116,17 +114,21 @@ def fitting(model: Decoder, rows: int, capacity: int) -> int:
     return min(rows, int(free * MEMORY_SHARE / each))
 
 
+_Matrix = tuple[Weight, Tensor | None]
+"""A weight and a bias, of layers that share their input."""
+
+
 @dataclass(frozen=True)
 class _Gated:
     """The weights of a feed-forward layer."""
 
-    both: tuple[Tensor, Tensor | None]
+    both: _Matrix
     gelu: bool
-    down: tuple[Tensor, Tensor | None]
+    down: _Matrix
 
     @classmethod
     def of(cls, mlp: FeedForward) -> _Gated:
-        return cls(joined(mlp.inputs), mlp.activation != "silu", joined([mlp.down_proj]))
+        return cls(one_matrix(mlp.inputs), mlp.activation != "silu", one_matrix([mlp.down_proj]))
 
 
 @dataclass(frozen=True)
@@ -135,11 +137,11 @@ class _Layer:
 
     norms: tuple[Tensor | None, ...]
     """Before and after attention, before and after the feed-forward layer."""
-    qkv: tuple[Tensor, Tensor | None]
+    qkv: _Matrix
     qk_norms: tuple[Tensor, Tensor] | None
     whole: bool
     """Whether these are of whole projections, not of single heads."""
-    out: tuple[Tensor, Tensor | None]
+    out: _Matrix
     sinks: Tensor | None
     mlp: _Gated | Mixture
     focus: Focus
@@ -151,10 +153,10 @@ class _Layer:
         a, m = block.self_attn, block.mlp
         return cls(
             tuple(None if norm is None else norm.weight.detach() for norm in block.norms),
-            joined(a.inputs),
+            one_matrix(a.inputs),
             (a.q_norm.weight.detach(), a.k_norm.weight.detach()) if a.qk_norm else None,
             a.qk_norm == "whole",
-            joined([a.o_proj]),
+            one_matrix([a.o_proj]),
             None if a.sinks is None else a.sinks.detach(),
             m if isinstance(m, Mixture) else _Gated.of(m),
             a.focus,
@@ -352,12 +354,12 @@ class GraphDecoder:
             if len(y) not in self._tables:
                 self._tables[len(y)] = Table.of(len(y), mlp.mixing.chosen, mlp.mixing.experts, self.device)
             return mlp.decode(y, self._tables[len(y)])
-        return _onto(gated(F.linear(y, *mlp.both), mlp.gelu, chained()), mlp.down)
+        return _onto(gated(_product(y, mlp.both), mlp.gelu, chained()), mlp.down)
 
     def _attend(self, index: int, layer: _Layer, y: Tensor, position: Tensor) -> Tensor:
         from panoply.kernels.decode import decode_attention, norm_spans
 
-        qkv, norms = F.linear(y, *layer.qkv), layer.qk_norms
+        qkv, norms = _product(y, layer.qkv), layer.qk_norms
         if norms is not None and layer.whole:
             norm_spans(qkv, *norms, self.stream)
             norms = None
@@ -377,12 +379,17 @@ class GraphDecoder:
         )
 
 
-def _onto(x: Tensor, weight: tuple[Tensor, Tensor | None]) -> Tensor:
+def _product(x: Tensor, by: _Matrix) -> Tensor:
+    weight, bias = by
+    return F.linear(x, matrix(weight), bias)
+
+
+def _onto(x: Tensor, by: _Matrix) -> Tensor:
     """A product that `add_norm` adds to the stream: whole, or in parts."""
     from panoply.kernels.decode import in_parts, part_product
 
-    cut = weight[1] is None and in_parts(x, weight[0])
-    return part_product(x, weight[0]) if cut else F.linear(x, *weight)
+    weight, bias = matrix(by[0]), by[1]
+    return part_product(x, weight) if bias is None and in_parts(x, weight) else F.linear(x, weight, bias)
 
 
 def bucket(rows: int) -> int:

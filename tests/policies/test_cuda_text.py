@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from panoply.experience import Experience, Ragged
+from panoply.lora import Lora
 from panoply.policies import low_rank, scoring
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.lora import add_lora
+from panoply.policies.quantised import Kind
 from panoply.policies.scoring import Head, naive_scores, score_actions
 from panoply.policies.text import TextPolicy
 from tests.layouts import LAYOUTS, SHAPE
@@ -192,6 +194,31 @@ def test_slopes_of_low_rank_factors_are_near_those_in_float32(
     for name, right, found in zip(names, *slopes, strict=True):
         apart = (found - right).norm() / right.norm()
         assert apart < limit, f"{name}: {apart}"
+
+
+@pytest.mark.parametrize("base", ["nf4", "int8"])
+def test_weights_of_few_bits_give_the_slopes_of_whole_ones(base: Kind) -> None:
+    """The same numbers, kept whole and merged, or made for every product."""
+    data = experience(RAGGED)
+    few = add_lora(policy(torch.bfloat16), 4, settings=Lora(base=base))
+    whole = policy(torch.bfloat16)
+    whole.model.load_state_dict(low_rank.plain_weights(few.model))
+    whole = add_lora(whole, 4)
+    torch.manual_seed(0)
+    found = []
+    for (_, mine), (_, theirs) in zip(*(low_rank.adapters(p.model) for p in (few, whole)), strict=True):
+        for a, b in ((mine.lora_A, theirs.lora_A), (mine.lora_B, theirs.lora_B)):
+            a.data.normal_(0, 0.1)
+            b.data.copy_(a)
+    for one in (few, whole):
+        low_rank.merge(one.model)
+        learning = [p for p in one.parameters() if p.requires_grad]
+        scores = one.score(data)["logp"]
+        found.append(
+            [scores, *torch.autograd.grad((scores * weight(data, "cuda")).sum(), learning, retain_graph=True)]
+        )
+    for a, b in zip(*found, strict=True):
+        assert (a - b).norm() < 3 * torch.finfo(torch.bfloat16).eps * b.norm()
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 import torch
-from test_low_rank import DATA, fresh, move
+from test_low_rank import DATA, LAYOUTS, fresh, gradients, move
 
 import panoply as pp
 from panoply.costs import cost
@@ -94,7 +94,45 @@ def test_what_is_kept_of_it_is_counted_and_shared_by_copies() -> None:
         cost(pp.plan("grpo", model="fresh", lora=4, dtype="bfloat16", settings=settings)).memory_bytes
         for settings in ({"lora.base": "nf4"}, {})
     )
-    assert few["adapted layers as they were"] == int(whole["adapted layers as they were"] / 2 * BYTES["nf4"])
+    layers = whole["adapted layers as they were"]
+    assert few["adapted layers in few bits"] == int(layers / 2 * BYTES["nf4"])
+    assert few["weights"] == whole["weights"] - layers
+
+
+def test_no_weight_is_held_whole_and_all_are_when_asked_for() -> None:
+    policy = add_lora(fresh(), 4, settings=Lora(base="nf4"))
+    move(policy)
+    held = {name for name, _ in policy.named_parameters() if "_proj" in name}
+    assert held
+    assert all(name.endswith(("lora_A", "lora_B", "bias")) for name in held)
+    plain = fresh()
+    plain.model.load_state_dict(low_rank.plain_weights(policy.model))
+    torch.testing.assert_close(plain.score(DATA)["logp"], policy.score(DATA)["logp"], rtol=1e-9, atol=1e-9)
+    copied = policy.copy()
+    before = copied.score(DATA)["logp"].detach()
+    move(policy, 2)
+    assert torch.equal(copied.score(DATA)["logp"], before)
+
+
+@pytest.mark.parametrize("fusing", [True, False])
+@pytest.mark.parametrize("targets", [(), ("q_proj", "down_proj"), ("up_proj",)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_products_of_few_bits_are_those_of_the_weights_they_stand_for(
+    layout: str, targets: tuple[str, ...], fusing: bool
+) -> None:
+    """Layers of a joined product may be of either kind; slopes reach inputs as well as factors."""
+    few, whole = fresh(**LAYOUTS[layout]), fresh(**LAYOUTS[layout])
+    few = add_lora(few, 4, settings=Lora(base="int8", target_modules=targets))
+    whole.model.load_state_dict(low_rank.plain_weights(few.model))
+    whole = add_lora(whole, 4, settings=Lora(target_modules=targets))
+    found = []
+    for policy in (few, whole):
+        policy.model.fusing = fusing
+        move(policy)
+        found.append(gradients(policy))
+    assert found[0].keys() == found[1].keys()
+    for name, slope in found[0].items():
+        torch.testing.assert_close(slope, found[1][name], rtol=1e-7, atol=1e-10, msg=name)
 
 
 def test_what_a_quantised_base_is_not_for() -> None:
@@ -106,4 +144,4 @@ def test_what_a_quantised_base_is_not_for() -> None:
         pp.plan("grpo", model="fresh", lora=4, settings={"lora.base": "int3"})
     before = begun_with(add_lora(fresh(), 4, settings=Lora(base="int8")))
     assert before is not None
-    assert why_not(before.model) == "the model's weights are quantised"
+    assert why_not(before.model) in (None, "triton is not installed")

@@ -9,6 +9,7 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.policies import low_rank
 from panoply.policies.decoder import Decoder
+from panoply.policies.quantised import Kind
 from panoply.policies.tokenizer import Tokenizer
 from panoply.rollout import graphs
 from panoply.rollout.engine import Rollouts, Sampling, TextEngine, Turn, View
@@ -147,13 +148,15 @@ def test_graphs_follow_the_weights_and_are_kept() -> None:
     agree(*(TextEngine(m).generate(requests, sampling) for m in (here, there)))
 
 
-def test_graphs_follow_low_rank_factors_and_are_kept() -> None:
+@pytest.mark.parametrize("base", [None, "nf4", "int8"])
+def test_graphs_follow_low_rank_factors_and_are_kept(base: Kind | None) -> None:
+    """Merged into whole weights, or with weights of few bits made whole inside of the graph."""
     models = pair()
     sampling, requests = Sampling(max_tokens=10), make_requests(4, 4)
     for model in models:
         linear = low_rank.linear_layers(model)
         layers = [name for name in linear if "layers" in name]
-        low_rank.adapt(model, dict.fromkeys(layers, 4), dict.fromkeys(layers, 2.0))
+        low_rank.adapt(model, dict.fromkeys(layers, 4), dict.fromkeys(layers, 2.0), base)
     before = [TextEngine(m).generate(requests, sampling) for m in models]
     agree(*before)
     made = graphs._made[models[1]]
