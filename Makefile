@@ -11,6 +11,8 @@ PIP_ARGS ?=
 SEED     ?= 0
 ARGS     ?=
 BIN      := $(VENV)/bin
+# most modules of what is installed are never imported: Python compiles the others when it first needs them
+export PIP_NO_COMPILE = 1
 WHEEL_VENV := build/wheel-venv
 
 .DEFAULT_GOAL := help
