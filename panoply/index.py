@@ -45,9 +45,16 @@ class Listed:
     def name(self) -> str:
         return self.id.split("@")[0]
 
+    @property
+    def arxiv(self) -> str | None:
+        """The number of its paper there, which tells apart what has the same letters."""
+        found = re.search(r"arXiv (\d{4}\.\d{4,5})", self.summary)
+        return found[1] if found else None
+
     def facts(self) -> dict[str, Any]:
         """Everything but where it is defined."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "module"}
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if name != "module"}
+        return {**fields, "arxiv": self.arxiv}
 
     def mentions(self, text: str) -> bool:
         """Whether every word of a text occurs in what is listed, in upper or lower case."""

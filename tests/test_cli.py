@@ -188,6 +188,13 @@ class TestLook:
             assert entry.summary in " ".join(entry.doc.split()), entry.id
         assert registry.find("method", "dapo").summary.startswith("DAPO (arXiv 2503.14476). ")
 
+    def test_what_has_the_same_letters_is_told_apart_by_its_paper(self, panoply: Terminal) -> None:
+        papers = {e["id"]: e["arxiv"] for e in json.loads(panoply("list", "methods", "--json"))}
+        assert papers["spo-single@1"] == "2509.13232"
+        assert papers["spo-single@1"] != papers["spo-segment@1"]
+        shown = next(line for line in panoply("list", "methods").splitlines() if "spo-single@1" in line)
+        assert "2509.13232" in shown
+
     def test_list_for_programs(self, panoply: Terminal) -> None:
         found = {entry["id"]: entry for entry in json.loads(panoply("list", "--json"))}
         assert {"id", "kind", "paper", "family", "base"} <= found["grpo@1"].keys()

@@ -100,9 +100,10 @@ def _all(works: Iterable[Listed], field: str) -> set[str]:
 
 
 def _listed(works: Sequence[Listed]) -> str:
-    """A line a work; sources are on its own page."""
-    rows = [(w.id, w.kind, w.base or "–", re.sub(r" \([^()]*\d{4}[^()]*\)", "", w.summary)) for w in works]
-    return _lines([("id", "kind", "base", "what it is"), *rows])
+    """A line a work; sources other than arXiv are on its own page."""
+    said = (re.sub(r" \([^()]*\d{4}[^()]*\)", "", w.summary) for w in works)
+    rows = [(w.id, w.kind, w.base or "–", w.arxiv or "–", what) for w, what in zip(works, said, strict=True)]
+    return _lines([("id", "kind", "base", "arXiv", "what it is"), *rows])
 
 
 def _listed_parts() -> str:
