@@ -7,6 +7,7 @@ is learned from them (`gain`, the mean of advantage times what the log-probabili
 from __future__ import annotations
 
 import gc
+import json
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -81,7 +82,7 @@ def measure(size: str) -> dict[str, Any]:
         except Exception as problem:  # the others are still worth having
             found = {"failed": f"{type(problem).__name__}: {str(problem).splitlines()[0]}"}
         rows.append({**asdict(way), "way": str(way), **found, "seconds": time.perf_counter() - began})
-        print(f"  {size}, {rows[-1]}", flush=True)
+        print(json.dumps({"size": size, **rows[-1]}), flush=True)
     return {"size": size, "rows": rows}
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from panoply.kernels.low_rank import Stack, Weight, keep, kept, matrix, slopes
+from panoply.kernels.low_rank import Stack, Weight, slopes
 
 ROWS = 384
 """So many rows at a time, what is computed between two products stays in a core's own cache."""
@@ -122,9 +122,9 @@ class _GatedDown(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, both: Tensor, given: Weight, stack: Stack | None, *_: Tensor) -> Tensor:
-        weight = matrix(given)
-        keep(ctx, both, given, weight)
-        ctx.stack = stack
+        weight = given if isinstance(given, Tensor) else given()
+        ctx.save_for_backward(both, weight if given is weight else None)
+        ctx.stack, ctx.made = stack, None if given is weight else given
         out = both.new_empty(len(both), len(weight))
         for part, into in zip(torch.split(both, ROWS), torch.split(out, ROWS), strict=True):
             torch.mm(gated(part), weight.t(), out=into)
@@ -133,7 +133,8 @@ class _GatedDown(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        both, weight = kept(ctx)
+        both, weight = ctx.saved_tensors
+        weight = ctx.made() if weight is None else weight
         g_both, on_weight = both.new_empty(both.shape), None
         if ctx.needs_input_grad[1]:
             on_weight = torch.zeros_like(weight)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -16,18 +15,6 @@ Weight = Tensor | Callable[[], Tensor]
 
 def matrix(weight: Weight) -> Tensor:
     return weight if isinstance(weight, Tensor) else weight()
-
-
-def keep(ctx: Any, x: Tensor, weight: Weight, whole: Tensor) -> None:
-    """Save a product's input for the backward pass, and its matrix or what makes that."""
-    ctx.made = None if isinstance(weight, Tensor) else weight
-    ctx.save_for_backward(x, whole if ctx.made is None else None)
-
-
-def kept(ctx: Any) -> tuple[Tensor, Tensor]:
-    """The input and the matrix again."""
-    x, whole = ctx.saved_tensors
-    return x, ctx.made() if whole is None else whole
 
 
 @dataclass(frozen=True)

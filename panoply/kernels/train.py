@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from panoply.kernels.decode import _add_norm, gated, gelu_parts
-from panoply.kernels.low_rank import Stack, Weight, keep, kept, matrix, slopes
+from panoply.kernels.low_rank import Stack, Weight, slopes
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -161,15 +161,16 @@ class _GatedDown(torch.autograd.Function):
     def forward(
         ctx: Any, both: Tensor, weight: Weight, gelu: bool, stack: Stack | None, *_: Tensor
     ) -> Tensor:
-        whole = matrix(weight)
-        keep(ctx, both, weight, whole)
-        ctx.gelu, ctx.stack = gelu, stack
+        whole = weight if isinstance(weight, Tensor) else weight()
+        ctx.save_for_backward(both, whole if weight is whole else None)
+        ctx.gelu, ctx.stack, ctx.made = gelu, stack, None if weight is whole else weight
         return gated(both, gelu) @ whole.t()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        both, weight = kept(ctx)
+        both, weight = ctx.saved_tensors
+        weight = ctx.made() if weight is None else weight
         slope = g @ weight
         wide, g_both = torch.empty_like(slope), torch.empty_like(both)
         rows, inner = slope.shape

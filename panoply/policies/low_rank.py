@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from panoply.kernels.low_rank import Stack, Weight, keep, kept, matrix, slopes
+from panoply.kernels.low_rank import Stack, Weight, matrix, slopes
 from panoply.policies.quantised import Kind, Quantised, QuantisedLinear
 
 
@@ -28,14 +28,15 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Weight, bias: Tensor | None, stack: Stack, *_: Tensor) -> Tensor:
         whole = matrix(weight)
-        keep(ctx, x, weight, whole)
-        ctx.stack = stack
+        ctx.save_for_backward(x, whole if weight is whole else None)
+        ctx.stack, ctx.made = stack, None if weight is whole else weight
         return F.linear(x, whole, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        x, whole = kept(ctx)
+        x, whole = ctx.saved_tensors
+        whole = ctx.made() if whole is None else whole
         on_x = g @ whole if ctx.needs_input_grad[0] else None
         return on_x, None, None, None, *slopes(x.flatten(0, -2), g.flatten(0, -2), ctx.stack)
 

@@ -84,13 +84,11 @@ def by_row(view: View, ask: Callable[[int, list[int], int], Allowed]) -> Tensor:
     return allowed
 
 
-def of_plays(plays: Sequence[Play], before: Sequence[Sequence[int]] = ()) -> BatchMask | None:
-    """What episodes under way allow, row by row; None where they allow everything.
+def of_plays(plays: Sequence[Play], before: Sequence[Sequence[int]] = ()) -> BatchMask:
+    """What episodes under way allow, row by row.
 
     before   what the turn of each had said before its row began
     """
-    if not any(play.restricts for play in plays):
-        return None
 
     def ask(row: int, tokens: list[int], start: int) -> Allowed:
         said = tokens[start:]

@@ -82,7 +82,7 @@ def play(
         sampling = Sampling(temperature=temperature, max_tokens=longest, stop_tokens=world.stop_tokens)
         seeds = [stable_hash("play", seed, r, len(turns[r])) for r in live]
         requests = [Request(contexts[r], [s]) for r, s in zip(live, seeds, strict=True)]
-        mask = of_plays([plays[r] for r in live])
+        mask = of_plays([plays[r] for r in live]) if plays[0].restricts else None
         answers = engine.generate(requests, sampling, mask=mask, complete=complete).completions()
         for r, said in zip(live, answers, strict=True):
             reply = plays[r].act(said)

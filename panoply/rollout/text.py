@@ -22,7 +22,7 @@ from panoply.policies.text import TextPolicy
 from panoply.rollout.answer_likelihood import answer_likelihood
 from panoply.rollout.collector import Given, Replies
 from panoply.rollout.engine import Complete, Request, TextEngine, Turn
-from panoply.rollout.masks import of_plays
+from panoply.rollout.masks import BatchMask, of_plays
 from panoply.rollout.sampling import Sampling
 from panoply.seeds import stable_hash
 from panoply.worlds.world import Play, Task, TextWorld
@@ -115,7 +115,7 @@ class Collector(Given):
         requests = [Request(prompt, [seeds[r] for r in rows]) for prompt, rows in starts.items()]
         order = torch.tensor([r for rows in starts.values() for r in rows])
         log.rows = order.tolist()
-        ending, mask = None if single else on_stop, of_plays([plays[r] for r in log.rows])
+        ending, mask = None if single else on_stop, self._mask([plays[r] for r in log.rows])
         rollouts = self.engine.generate(
             requests, sampling, ending, mask=mask, complete=self._complete, entropy=True
         )
@@ -140,7 +140,7 @@ class Collector(Given):
                 break
             log.rows = live
             requests = [Request(prompts[r], [stable_hash(seeds[r], turn)]) for r in live]
-            mask = of_plays([plays[r] for r in live])
+            mask = self._mask([plays[r] for r in live])
             rollouts = self.engine.generate(
                 requests, sampling, mask=mask, complete=self._complete, entropy=True
             )
@@ -161,6 +161,11 @@ class Collector(Given):
                 prompts[r] = tuple(reply.observation)
             live = [r for r, reply in zip(live, replies, strict=True) if not reply.done]
         return Table.cat([d for d, _ in rounds]), Table.cat([c for _, c in rounds]), log
+
+    @staticmethod
+    def _mask(plays: Sequence[Play], before: Sequence[Sequence[int]] = ()) -> BatchMask | None:
+        """What plays allow, where they do not allow everything; `before` is what their turns have said already."""
+        return of_plays(plays, before) if any(play.restricts for play in plays) else None
 
     @cached_property
     def _complete(self) -> Complete | None:
@@ -189,7 +194,7 @@ class Collector(Given):
         plays = [self.world.play(task) for task in tasks for _ in range(samples)]
         before = [prefix for prefix in prefixes for _ in range(samples)]
         rollouts = self.engine.generate(
-            requests, sampling, mask=of_plays(plays, before), complete=self._complete
+            requests, sampling, mask=self._mask(plays, before), complete=self._complete
         )
         self._count(rollouts.decisions)
         asked = [tasks[r] for r in rollouts.request.tolist()]

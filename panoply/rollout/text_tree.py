@@ -10,7 +10,6 @@ import torch
 
 from panoply.errors import PanoplyError, Resumable
 from panoply.experience import OPEN, OWN, TERMINATED, TRUNCATED, Column, Experience, Segments, Table
-from panoply.rollout.masks import of_plays
 from panoply.rollout.requests import Request
 from panoply.rollout.tree import Branch, Node, Tree
 from panoply.seeds import stable_hash
@@ -68,7 +67,7 @@ class TextTree(Tree):
             number += branch.times
         sampling = collect._sampling(self.temperature, max_tokens=self._together(at[0]))
         stands = [self._stands[branch.node] for branch in at for _ in range(branch.times)]
-        mask = of_plays([stand.play for stand in stands], [stand.said for stand in stands])
+        mask = collect._mask([stand.play for stand in stands], [stand.said for stand in stands])
         rollouts = collect.engine.generate(
             requests, sampling, mask=mask, complete=collect._complete, entropy=True
         )
