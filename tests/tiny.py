@@ -47,7 +47,7 @@ def train(folder: Path, method: str = "grpo", **choices: Any) -> pp.Trained:
     return bare(folder, method, settings=settings, **{"model": "fresh", "steps": 4, **choices})
 
 
-def bare(folder: Path, method: str, **choices: Any) -> pp.Trained:
+def bare(folder: Path, method: Any, **choices: Any) -> pp.Trained:
     """A run with no settings but those given, in silence and on one thread."""
     return pp.train(method, run=folder, **{"threads": 1, "progress": Progress(), **choices})
 

@@ -90,7 +90,7 @@ class Generation:
 
     def _allocate(self, capacity: int, whole: int, patience: int) -> None:
         """Cache and history: what turns need at first or, at the fixed addresses graphs want, the `whole`."""
-        on_gpu = self.size and self.model.device.type == "cuda"
+        on_gpu = self.size and self.model.device.type == "cuda" and self.sampling.heat is None
         self.graphs = graph_decoder(self.model, self.size, whole, patience) if on_gpu else None
         if self.graphs is not None:
             self.size = min(self.size, self.graphs.rows)
@@ -175,6 +175,9 @@ class Generation:
         temperature = self.temperatures
         if temperature is not None:
             temperature = temperature[within.clamp(max=len(temperature) - 1)]
+        if self.sampling.heat is not None:
+            factor = self.sampling.heat(logits)
+            temperature = factor if temperature is None else temperature * factor
         mask = None if self.free else self._mask()
         uniform = uniforms(slots.stream, position)
         return draw(logits, uniform, self.sampling, temperature, mask, self.entropy)

@@ -16,13 +16,16 @@ from panoply.rollout.cuts import LISTED, separated, truncated
 
 Schedule = Callable[[Tensor], Tensor]
 """Positions within the turn (0 for its first sampled token) to temperatures."""
+Heat = Callable[[Tensor], Tensor]
+"""[B, V] logits to what each row's temperature is multiplied by."""
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How to sample. Logits are penalised, masked, divided by the temperature, cut to `top_k`, `top_p`, then `min_p`.
 
-    `repetition_penalty` divides logits of what the context holds already (see policies/penalties.py).
+    `repetition_penalty` divides logits of what the context holds already (see policies/penalties.py). `heat` looks at
+    the penalised logits and multiplies the temperature; what came of it is recorded, and scored with.
 
     Temperature 0 takes the most likely allowed token. A greedy token is recorded with temperature 1, its
     log-probability is under the penalised and masked temperature-1 distribution, and no cut acts on it.
@@ -41,6 +44,7 @@ class Sampling:
     min_tokens: int = 0
     stop_tokens: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
+    heat: Heat | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.temperature) and not 0 <= self.temperature < float("inf"):

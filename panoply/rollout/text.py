@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from panoply.rollout.answer_likelihood import answer_likelihood
 from panoply.rollout.collector import Given, Replies
 from panoply.rollout.engine import Complete, Request, TextEngine, Turn
 from panoply.rollout.masks import BatchMask, of_plays
-from panoply.rollout.sampling import Sampling
+from panoply.rollout.sampling import Heat, Sampling
 from panoply.seeds import stable_hash
 from panoply.worlds.world import Play, Task, TextWorld
 
@@ -54,6 +55,7 @@ class Collector(Given):
         self._engine = TextEngine(policy.model, policy.tokenizer)
         self.state = {"tasks": 0, "groups": 0, "episodes": 0, "decisions": 0}
         self.version = 0
+        self._heat: Heat | None = None
 
     @property
     def engine(self) -> TextEngine:
@@ -99,6 +101,15 @@ class Collector(Given):
             else self._appended(plays, seeds, sampling)
         )
         return self._experience(asked, keys, *played)
+
+    @contextmanager
+    def heated(self, heat: Heat | None) -> Iterator[None]:
+        """Let temperatures depend for a while on what is drawn from: `heat` turns logits into factors."""
+        before, self._heat = self._heat, heat
+        try:
+            yield
+        finally:
+            self._heat = before
 
     def _appended(self, plays: list[Play], seeds: list[int], sampling: Sampling) -> Played:
         """Turns in one context each episode: the world's observations are appended to what came before."""
@@ -225,6 +236,7 @@ class Collector(Given):
             repetition_penalty=repetition_penalty,
             max_tokens=min(max_tokens or longest, longest),
             stop_tokens=self.world.stop_tokens,
+            heat=self._heat,
         )
 
     # -------------------------------------------------------------- tables
