@@ -55,6 +55,7 @@ docs: $(VENV)/dev ## write docs/api.md and docs/methods anew from the code and f
 	$(BIN)/python -m panoply.index
 	$(BIN)/python -m panoply.report.reference > docs/api.md
 	$(BIN)/python -m panoply.evidence.catalogue
+	$(BIN)/python -m panoply.evidence.pairs
 
 wheel: $(VENV)/dev ## build the wheel, install it into an empty environment, try it
 	rm -rf build dist
