@@ -31,6 +31,7 @@ ORDER = (
     "runs",
     "compare",
     "claim",
+    "swarm",
     "report",
     "ui",
     "export",

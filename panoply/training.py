@@ -245,7 +245,7 @@ def _course(
 
 def _start(made: Plan, folder: str | Path | None, progress: Progress) -> Course:
     """A new run of a plan."""
-    _check_surroundings(made)
+    check_surroundings(made)
 
     def course() -> Course:
         run = Run.create(_rooted(made), folder)
@@ -254,6 +254,13 @@ def _start(made: Plan, folder: str | Path | None, progress: Progress) -> Course:
         return (yield from _train(run.made, run, progress))
 
     return course()
+
+
+def set_up(made: Plan, folder: str | Path) -> Path:
+    """The folder of a run that has not begun: `train(resume=…)` begins it, in this process or another."""
+    run = Run.create(_rooted(made), folder)
+    run.release()
+    return run.folder
 
 
 def _bound_here(made: Plan) -> Iterator[str]:
@@ -269,7 +276,7 @@ def _bound_here(made: Plan) -> Iterator[str]:
             )
 
 
-def _check_surroundings(made: Plan) -> None:
+def check_surroundings(made: Plan) -> None:
     """What a plan needs of this machine: its model's folder and the libraries of its sinks."""
     from panoply.sinks import check_sinks
 
@@ -295,7 +302,7 @@ def _train_recipe(
 
     entry = registry.find("recipe", name)
     for made in plan_recipe(name, world, **choices).values():
-        _check_surroundings(made)
+        check_surroundings(made)
     shared = _for_all_stages(entry, world, choices)
 
     def stage(

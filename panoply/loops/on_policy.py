@@ -41,7 +41,8 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
         if step >= seat.models.warmup:
             metrics |= learn(seat, experience, step)
         metrics |= seat.models.learn(collected, step)
-    metrics["groups_asked"] = asked
+    metrics |= {"groups_asked": asked, **seat.collect.notes}
+    seat.collect.notes = {}
     return Stepped(collected if len(experience) < len(collected) else experience, metrics, experience)
 
 

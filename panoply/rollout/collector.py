@@ -63,6 +63,8 @@ class InOrder(Generic[T]):
     """Who acts, as the column `actor` says it where more than one may: 0 is the learner."""
     members: Any = None
     """A `Pool` of frozen selves of the policy, where a part needs `members`."""
+    notes: Mapping[str, float] = {}
+    """What a sample part counted, which the step then has among its metrics."""
 
     def task(self, index: int) -> T:
         found: T = self.world.task(self.split, index)
