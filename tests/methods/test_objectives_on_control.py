@@ -38,6 +38,7 @@ METHODS = [
     "pipo",
     "spo-single",
     "trpa",
+    "r2vpo",
 ]
 PARTS: dict[str, Any] = {
     "hapo": grpo().but(select=(uncertainty(),), credit=token_average(), surrogate=uncertain_clip()),
