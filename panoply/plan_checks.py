@@ -91,6 +91,8 @@ def check_plan(plan: Plan) -> None:
     if world.medium == "text":
         typing.cast("TextWorld", world).check(method.needs())
     _check_length(plan, world)
+    if plan.options.decode_steps and world.medium != "text":
+        raise PanoplyError(f"run.decode_steps has no effect: nothing is decoded in {plan.world_id}.")
     _check_lora(plan, kind, world)
     _check_other_world(plan, world)
     for path, reason in inert(plan):

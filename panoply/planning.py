@@ -48,6 +48,8 @@ class Options:
     """Stop early when this many episodes have been collected, those that were dropped again included."""
     decisions: int | None = None
     """Stop early when this many decisions have been collected, those of continuations that only value included."""
+    decode_steps: int | None = None
+    """Stop early when so many tokens were decoded one after another, the longest answer of every batch. Text alone."""
     until: str | None = None
     """Stop early when a number is reached, such as success>0.9: one measured on held-out problems, or a metric."""
     model: str = "start"
@@ -97,6 +99,7 @@ class Options:
         "minutes": "above 0",
         "episodes": "at least 1",
         "decisions": "at least 1",
+        "decode_steps": "at least 1",
         "lora": "from 0 to 65536",
         "threads": f"from 0 to {MOST_THREADS}",
         "micro_tokens": "at least 1",

@@ -24,7 +24,7 @@ POINTS = 10
 
 @dataclass(frozen=True)
 class Budget:
-    """What every run may spend: so many episodes, decisions, steps or seconds.
+    """What every run may spend: so many episodes, decisions, decoding steps, steps or seconds.
 
     Of a recipe, steps are those of all stages together, of which the last one takes what the others leave; or a budget
     is for one stage alone (`optimise.episodes=2k`), and the others are free.
@@ -104,7 +104,7 @@ def _collects(made: Plan) -> bool:
 
 def a_step(made: Plan, unit: str) -> int | None:
     """How many episodes or decisions a step of a method collects at least; None where its settings do not say."""
-    if not _collects(made):
+    if not _collects(made) or unit == "decode_steps":
         return None
     settings = _source(made).settings()
     if "batch" in settings:
@@ -259,7 +259,12 @@ class Arm:
     def _pace(self, made: Plan, budget: Budget | None, spending: Mapping[str, Any]) -> int:
         """After how many steps to evaluate, so that it is done some ten times."""
         steps = int(spending.get("steps", made.options.steps))
-        if budget and budget.unit in ("episodes", "decisions") and a_step(made, budget.unit) is None:
+        if (
+            budget and budget.unit == "decode_steps"
+        ):  # a step takes as many as its longest answer has, or a window
+            longest: int = getattr(made.world(), "max_tokens", 1)
+            steps //= _source(made).settings().get("window", longest)
+        elif budget and budget.unit in ("episodes", "decisions") and a_step(made, budget.unit) is None:
             steps = made.options.steps
         elif budget and budget.unit == "seconds":
             steps = 20 * POINTS

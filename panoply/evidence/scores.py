@@ -35,7 +35,7 @@ TAIL = 0.2
 OF_WORLD = "world:"
 """Before the name of what a world measures itself."""
 Curve = list[tuple[float, float]]
-UNITS = ("episodes", "decisions", "steps", "seconds")
+UNITS = ("episodes", "decisions", "decode_steps", "steps", "seconds")
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def judged_by(measured: Mapping[str, Any]) -> str | None:
 
 
 def spent(record: Mapping[str, Any], unit: str) -> float:
-    name = {"episodes": "total_episodes", "decisions": "total_decisions", "steps": "step"}.get(unit, unit)
+    name = {"steps": "step", "seconds": "seconds"}.get(unit, f"total_{unit}")
     return float(record[name])
 
 

@@ -32,6 +32,9 @@ from panoply.sinks import Careful, Sink
 from panoply.threads import pick_threads, without_denormals
 from panoply.until import Until
 
+COLLECTED = ("episodes", "decisions", "decode_steps")
+"""What a run counts of what it collects, and may be bounded by; only text is decoded."""
+
 
 class Job:
     def __init__(self, plan: Plan, run: Run, progress: Progress):
@@ -160,7 +163,8 @@ class Job:
     def spent(self) -> dict[str, int]:
         """What has been collected since the run began."""
         states = [seat.collect.state for seat in self.seats.values()]
-        return {of: sum(state.get(of, 0) for state in states) for of in ("episodes", "decisions")}
+        units = [of for of in COLLECTED if any(of in state for state in states)]
+        return {of: sum(state.get(of, 0) for state in states) for of in units}
 
     def watch(self, seat: Seat, experience: Experience) -> None:
         """In a step whose episodes are recorded: choose some, of which the learner is to note all it does to them."""

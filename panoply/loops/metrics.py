@@ -12,12 +12,15 @@ from panoply.experience import OPEN, OWN, Experience, Segments
 
 def describe(experience: Experience) -> dict[str, float]:
     """Metrics of a batch of experience itself; where others' rows or past ones are in it, of the policy's new ones."""
+    whole = experience
     if "source" in experience:
         own = experience["source"] == OWN
         if bool(own.any()) and not bool(own.all()):
             experience = experience.take(own)
     episodes = experience.by("episode")
     ends = episodes.last(experience["end"]) if "end" in experience else None
+    if ends is not None and "earned" not in experience and bool((ends == OPEN).any()):
+        return _under_way(whole, experience)
     found: dict[str, float] = {"decisions": len(experience), "episodes": len(episodes)}
     found["episode_length"] = float(episodes.count.float().mean())
     for name in experience.decisions:
@@ -36,6 +39,20 @@ def describe(experience: Experience) -> dict[str, float]:
     if "entropy" in experience:
         found["entropy"] = float(experience["entropy"].mean())
     return found
+
+
+def _under_way(experience: Experience, new: Experience) -> dict[str, float]:
+    """Where answers go on in another step: what was sampled now, and of those that are over the rest.
+
+    `open` is the share of those that go on.
+    """
+    episodes = experience.by("episode")
+    over = episodes.last(experience["end"]) != OPEN
+    ended = experience.take(episodes.rows(over)).without("source")
+    sampled = {"decisions": len(new), "episodes": len(episodes), "open": float((~over).float().mean())}
+    if "entropy" in new:
+        sampled["entropy"] = float(new["entropy"].mean())
+    return (describe(ended) if len(ended) else {}) | sampled
 
 
 def _finished(experience: Experience) -> dict[str, float]:

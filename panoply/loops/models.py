@@ -99,8 +99,9 @@ class Models:
         """Before the policy learns, let every model do so that learns by gradients; its metrics carry its name."""
         found: dict[str, float] = {}
         for name, learner in self.learners.items():
-            order = torch_rng("fit", name, self.seed, step)
-            metrics = mean_metrics([learner.step(m, step) for m in learner.minibatches(experience, order)])
+            order, among = torch_rng("fit", name, self.seed, step), self.held[name].among
+            rows = among(experience) if among is not None else experience
+            metrics = mean_metrics([learner.step(m, step) for m in learner.minibatches(rows, order)])
             found |= {f"{name}_{key}": value for key, value in metrics.items()}
         return found
 

@@ -56,6 +56,8 @@ class Generation:
         self.prompt = [prompts[i] for i in self.request]
         self.masks = {row: m for row, i in enumerate(self.request) if (m := requests[i].mask)}
         self.streams = stream(self._tensor([_signed(seed) for r in requests for seed in r.seeds]))
+        longest = [min(r.most or sampling.max_tokens, sampling.max_tokens) for r in requests]
+        self.longest = self._tensor([longest[i] for i in self.request])
         # By prompt, so that no more than one prompt has rows both running and waiting.
         self.waiting = deque(sorted(range(len(self.prompt)), key=self.prompt.__getitem__))
         table = sampling.temperatures()
@@ -261,7 +263,7 @@ class Generation:
 
     def _end_turns(self, at: Tensor) -> None:
         part, history = self.slots.take(at), self.history[at]
-        cut = (part.status == LENGTH) & (part.limit - part.start < self.sampling.max_tokens)
+        cut = (part.status == LENGTH) & (part.limit - part.start < self.longest[part.row])
         reason = part.status.masked_fill(cut, CONTEXT)
         self.recorder.turn(part.row, part.turn, reason)
         if self.on_stop is None:
@@ -344,7 +346,7 @@ class Generation:
 
     def _turns(self, row: Tensor, streams: Tensor, token: Tensor, start: Tensor, turn: Tensor) -> Slots:
         """Rows at the beginning of a turn whose first token will be at `start`."""
-        limit = (start + self.sampling.max_tokens).clamp(max=self.context)
+        limit = (start + self.longest[row]).clamp(max=self.context)
         return Slots(row, streams, token, start - 1, start, turn, limit, torch.full_like(row, RUNNING))
 
     def close_gaps(self) -> None:

@@ -45,6 +45,8 @@ class Request:
     seeds: Sequence[int]
     key: Any = None
     mask: RowMask | None = None
+    most: int | None = None
+    """Tokens of a turn of its rows, where that is fewer than `max_tokens`."""
 
 
 @dataclass(frozen=True)

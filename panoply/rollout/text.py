@@ -22,7 +22,7 @@ from panoply.experience import (
 from panoply.policies.text import TextPolicy
 from panoply.rollout.answer_likelihood import answer_likelihood
 from panoply.rollout.collector import Given, Replies
-from panoply.rollout.engine import Complete, Request, TextEngine, Turn
+from panoply.rollout.engine import Complete, OnStop, Request, Rollouts, TextEngine, Turn
 from panoply.rollout.masks import BatchMask, of_plays
 from panoply.rollout.sampling import Heat, Sampling
 from panoply.seeds import stable_hash
@@ -53,7 +53,7 @@ class Collector(Given):
         self.needs = needs
         """Columns asked for that only world and policy together can give: `answer_likelihood`."""
         self._engine = TextEngine(policy.model, policy.tokenizer)
-        self.state = {"tasks": 0, "groups": 0, "episodes": 0, "decisions": 0}
+        self.state = {"tasks": 0, "groups": 0, "episodes": 0, "decisions": 0, "decode_steps": 0}
         self.version = 0
         self._heat: Heat | None = None
 
@@ -127,9 +127,7 @@ class Collector(Given):
         order = torch.tensor([r for rows in starts.values() for r in rows])
         log.rows = order.tolist()
         ending, mask = None if single else on_stop, self._mask([plays[r] for r in log.rows])
-        rollouts = self.engine.generate(
-            requests, sampling, ending, mask=mask, complete=self._complete, entropy=True
-        )
+        rollouts = self.generate(requests, sampling, ending, mask=mask, entropy=True)
         if single:
             log.grade(self.world, rollouts.completions())
         decisions = rollouts.decisions
@@ -152,9 +150,7 @@ class Collector(Given):
             log.rows = live
             requests = [Request(prompts[r], [stable_hash(seeds[r], turn)]) for r in live]
             mask = self._mask([plays[r] for r in live])
-            rollouts = self.engine.generate(
-                requests, sampling, mask=mask, complete=self._complete, entropy=True
-            )
+            rollouts = self.generate(requests, sampling, mask=mask, entropy=True)
             decisions, context = rollouts.decisions, rollouts.context
             row = decisions.tensor("context")
             moved: dict[str, Column] = {
@@ -177,6 +173,23 @@ class Collector(Given):
     def _mask(plays: Sequence[Play], before: Sequence[Sequence[int]] = ()) -> BatchMask | None:
         """What plays allow, where they do not allow everything; `before` is what their turns have said already."""
         return of_plays(plays, before) if any(play.restricts for play in plays) else None
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        on_stop: OnStop | None = None,
+        *,
+        mask: BatchMask | None = None,
+        entropy: bool = False,
+    ) -> Rollouts:
+        """Sample from who acts. `decode_steps` counts the tokens of the longest row, which the others wait for."""
+        found = self.engine.generate(
+            requests, sampling, on_stop, mask=mask, complete=self._complete, entropy=entropy
+        )
+        if found.decisions.rows:
+            self.state["decode_steps"] += int(found.decisions.tensor("context").bincount().max())
+        return found
 
     @cached_property
     def _complete(self) -> Complete | None:
@@ -204,9 +217,7 @@ class Collector(Given):
         ]
         plays = [self.world.play(task) for task in tasks for _ in range(samples)]
         before = [prefix for prefix in prefixes for _ in range(samples)]
-        rollouts = self.engine.generate(
-            requests, sampling, mask=self._mask(plays, before), complete=self._complete
-        )
+        rollouts = self.generate(requests, sampling, mask=self._mask(plays, before))
         self._count(rollouts.decisions)
         asked = [tasks[r] for r in rollouts.request.tolist()]
         answers = [

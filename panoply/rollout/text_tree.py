@@ -68,9 +68,7 @@ class TextTree(Tree):
         sampling = collect._sampling(self.temperature, max_tokens=self._together(at[0]))
         stands = [self._stands[branch.node] for branch in at for _ in range(branch.times)]
         mask = collect._mask([stand.play for stand in stands], [stand.said for stand in stands])
-        rollouts = collect.engine.generate(
-            requests, sampling, mask=mask, complete=collect._complete, entropy=True
-        )
+        rollouts = collect.generate(requests, sampling, mask=mask, entropy=True)
         parents = [at[request].node for request in rollouts.request.tolist()]
         self._write(rollouts, parents)
         row, entropy = (rollouts.decisions.tensor(name) for name in ("context", "entropy"))

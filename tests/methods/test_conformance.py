@@ -24,8 +24,10 @@ METHODS = [e.name for e in registry.entries("method")]
 SMALL = {
     "sample.prompts": 8,
     "sample.group": 4,
+    "sample.slots": 8,
     "data.batch": 8,
     "data.data.batch": 8,
+    "models.critic.warmup": 0,
     "sample.length": 16,
     "sample.random": 4,
     "replay.warmup": 4,

@@ -8,6 +8,7 @@ from panoply.evaluation.held_out import evaluate
 from panoply.policies.build import open_policy, warm_start
 from panoply.worlds.text.add import Add
 from panoply.worlds.text.chain import Chain
+from panoply.worlds.text.copies import Copies
 from panoply.worlds.text.keydoor import Keydoor
 from panoply.worlds.text.manyanswers import ManyAnswers
 from panoply.worlds.text.mixed import Mixed
@@ -21,6 +22,7 @@ WORLDS: list[TextWorld] = [
     ManyAnswers(),
     ManyAnswers(kind="countdown"),
     Strings(),
+    Copies(),
     Mixed(),
     Keydoor(),
     Tools(),

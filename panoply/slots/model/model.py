@@ -23,6 +23,7 @@ class Model:
     learn     or without gradients, as a ridge regression does: from all that was collected, when the policy has
               moved already; returns metrics
     warmup    steps in which only the model learns
+    among     what of the experience it is fitted to; left out, what the policy learns from
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Model:
         losses: tuple[Part, ...] = (),
         ask: Callable[[Any, Sequence[Any]], Tensor] | None = None,
         learn: Callable[[Any, Experience, int], Mapping[str, float]] | None = None,
+        among: Callable[[Experience], Experience] | None = None,
     ):
         self.model, self.columns, self.fit, self.warmup, self.losses = model, columns, fit, warmup, losses
-        self.ask, self.learn = ask, learn
+        self.ask, self.learn, self.among = ask, learn, among

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from panoply.errors import PanoplyError
-from panoply.experience import Column, Experience
+from panoply.experience import OPEN, Column, Experience
 from panoply.parts import Finding, Part, part
 from panoply.regimes import Fit
 from panoply.slots.loss.values import squared_value
 from panoply.slots.model.model import Model
 from panoply.slots.reduce.averages import token_mean
+from panoply.slots.sample.windows import OPEN_ANSWERS
 from panoply.slots.update.optimisers import adam
 
 if TYPE_CHECKING:
@@ -25,7 +26,21 @@ _UPDATE = adam(lr=1e-5)
 def impossible(held: Any, method: Any) -> list[Finding]:
     if held.update is None and held.warmup:
         return [("warmup", "a critic that learns with the policy (update=none) cannot learn before it")]
+    if held.update is None and getattr(held, "finished", False):
+        return [("finished", "a critic that learns with the policy (update=none) sees what the policy does")]
     return []
+
+
+def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
+    goes_on = world.medium != "text" or OPEN_ANSWERS in method.sample.info.gives
+    return [] if goes_on else [("finished", f"{method.sample.info.id} samples every answer to its end")]
+
+
+def finished_episodes(experience: Experience) -> Experience:
+    """All rows of the episodes that have ended, those that the policy does not learn from included."""
+    ended = experience.by("episode").last(experience["end"]) != OPEN
+    found = experience.take(experience.by("episode").rows(ended))
+    return found.with_columns(train=torch.ones(len(found), dtype=torch.bool))
 
 
 @part(
@@ -33,10 +48,18 @@ def impossible(held: Any, method: Any) -> list[Finding]:
     equation="V(s), a network beside the policy",
     gives={"column:value"},
     impossible=impossible,
+    inert=_inert,
     bounds={"warmup": "at least 0"},
     cost=lambda held: held.update,
 )
-def critic(seat: Seat, *, loss: Part = _LOSS, update: Part | None = _UPDATE, warmup: int = 0) -> Model:
+def critic(
+    seat: Seat,
+    *,
+    loss: Part = _LOSS,
+    update: Part | None = _UPDATE,
+    warmup: int = 0,
+    finished: bool = False,
+) -> Model:
     """A critic: adds the column `value`, and regresses it on `target` (see credit.gae).
 
     Beside a language model it is the policy's start with a head of zeros; in control a network like the policy's.
@@ -44,8 +67,12 @@ def critic(seat: Seat, *, loss: Part = _LOSS, update: Part | None = _UPDATE, war
     update   how it learns, or `none`: with the policy, on the same mini-batches, in one backward pass and one
              optimiser step, its loss one more term with its own weight
     warmup   steps in which it learns alone
+    finished whether it learns only from episodes that have ended, and then from all their rows; where episodes go on
+             beyond a batch, it learns of each once and knows what it came to
     """
-    return made(seat, (loss,), update, warmup)
+    found = made(seat, (loss,), update, warmup)
+    found.among = finished_episodes if finished else None
+    return found
 
 
 @part(
