@@ -62,7 +62,7 @@ def egae(
 
 TINY = {
     **{path: value for path, value in PPO_TINY.items() if path != "run.steps"},
-    "sample.window": 16,
+    "sample.window": 24,
     "models.critic.warmup": 20,
     "run.steps": 400,
 }
@@ -88,7 +88,7 @@ BUSY = "total_decisions/total_decode_steps"
 CLAIM = Learns(
     "At equal numbers of decoding steps, learning from windows of 16 tokens gets further than PPO on batches of as "
     "many answers, which wait for the longest.",
-    method="t-ppo:sample.slots=32:models.critic.warmup=6",
+    method="t-ppo:sample.slots=32:sample.window=16:models.critic.warmup=6",
     over="ppo:sample.prompts=32:models.critic.warmup=3",
     world="copies",
     budget="decode_steps=1300",
@@ -98,7 +98,15 @@ CLAIM = Learns(
 """Critics learn alone for about as many decoding steps on both sides."""
 
 
-@method("t-ppo@1", paper=31, base="ppo", presets={"tiny": TINY}, claim=CLAIM, published=PUBLISHED)
+@method(
+    "t-ppo@1",
+    paper=31,
+    base="ppo",
+    world="copies",
+    presets={"tiny": TINY},
+    claim=CLAIM,
+    published=PUBLISHED,
+)
 def t_ppo() -> OnPolicy:
     """Truncated Proximal Policy Optimization (arXiv 2506.15050): learn from answers before they are over.
 
