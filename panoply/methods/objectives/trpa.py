@@ -243,7 +243,12 @@ worlds of text have. The script's mini-batches are larger than its batches, so t
 
 
 @method(
-    "trpa@1", paper=158, base="online-dpo", presets={"tiny": TINY, "control": CONTROL}, published=PUBLISHED
+    "trpa@1",
+    paper=158,
+    base="online-dpo",
+    presets={"tiny": TINY, "control": CONTROL},
+    claim=CLAIM,
+    published=PUBLISHED,
 )
 def trpa() -> OnPolicy:
     """Trust Region Preference Approximation (arXiv 2504.04524). −log σ(κβ(ℓ_w − ℓ_l)) + c·KL_k3(π, π_old).
