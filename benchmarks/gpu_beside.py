@@ -116,7 +116,7 @@ def not_faster(cells: Cells) -> str:
     if unmatched:
         lines.append(f"Nothing was measured beside {'; '.join(unmatched)}.\n")
     lines.append(
-        "float32 on a GPU is for comparing, not for speed. Models that run through transformers are decoded token by token from "
-        "Python, as TRL does it.\n"
+        "float32 on a GPU is for comparing, not for speed. Models that run through transformers are sampled from in "
+        "captured graphs of their own forward pass; nothing of that was measured.\n"
     )
     return "\n".join(lines)

@@ -85,8 +85,9 @@ On a machine with a GPU that is all: the device is found, graphs are captured in
 fits. Fast are models of the layouts that run natively (`panoply plan` says so), in bfloat16 or float16, with heads of at most
 256 dimensions: Llama, Mistral, Qwen2 and 3, Gemma 1 to 3, Phi-3, OLMo-2 and 3, SmolLM3, Granite, GLM, Qwen3-MoE, Mixtral, OLMoE and gpt-oss.
 Adapters are merged into the weights, and sampled from like plain ones; top-k, top-p, min-p, penalties, masks and stop strings
-draw in the graph, a mask with a look of the host at every token. DoRA and other architectures are decoded without graphs, which
-is said once; float32 is for comparing, not for speed. A first step that is long, and `seconds_setup` in the metrics,
+draw in the graph, a mask with a look of the host at every token. DoRA and other architectures have their own
+forward pass captured where it allows, and are decoded token by token where not, which is said once; float32 is for comparing, not
+for speed. A first step that is long, and `seconds_setup` in the metrics,
 are kernels being compiled and captured.
 
 ### Repeating it

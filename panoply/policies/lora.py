@@ -1,7 +1,7 @@
 """Low-rank adapters on a policy: only they learn, and they are what a checkpoint must remember.
 
 The decoder of this library has its own (low_rank.py), merged into its weights. Models that transformers runs, and DoRA,
-go through PEFT: separate products, without fused blocks and captured graphs, and several times slower.
+go through PEFT: separate products, without fused blocks, and several times slower.
 """
 
 from __future__ import annotations

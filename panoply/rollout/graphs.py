@@ -10,7 +10,7 @@ import time
 import warnings
 import weakref
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.kernels.low_rank import Weight, matrix
-from panoply.policies.attention import Focus
+from panoply.policies.attention import Cache, Focus
 from panoply.policies.decoder import Block, Decoder, FeedForward
 from panoply.policies.experts import Mixture
 from panoply.policies.fused import one_matrix, prefill
@@ -53,7 +53,7 @@ def graph_decoder(model: CachedModel, rows: int, capacity: int, burst: int) -> G
     if reason := why_not(model):
         _tell(reason)
         return None
-    assert isinstance(model, Decoder)
+    assert isinstance(model, nn.Module)
     made = _made.get(model)
     if made is not None and not made.serves(model, rows, capacity, burst):
         rows, capacity = max(rows, made.rows), max(capacity, made.capacity)
@@ -62,7 +62,7 @@ def graph_decoder(model: CachedModel, rows: int, capacity: int, burst: int) -> G
         made = None
     if made is None:
         capacity = -(-capacity // 64) * 64
-        made = GraphDecoder(model, fitting(model, rows, capacity), capacity, burst)
+        made = _kind(model)(model, fitting(model, rows, capacity), capacity, burst)
         try:
             made.prepare(model)
         except Exception as problem:  # a compiler or a driver that will not: sampling goes on without
@@ -71,6 +71,22 @@ def graph_decoder(model: CachedModel, rows: int, capacity: int, burst: int) -> G
             return None
         _made[model] = made
     return made
+
+
+def _kind(model: nn.Module) -> type[GraphDecoder]:
+    if has_kernels(model):
+        return GraphDecoder
+    from panoply.rollout.plain_graphs import PlainGraphDecoder
+
+    return PlainGraphDecoder
+
+
+def has_kernels(model: object) -> bool:
+    """Whether a model is decoded by kernels of this library: of its layouts, without PEFT, with heads not too large."""
+    if not isinstance(model, Decoder) or model.config.head_dim > HEAD_SIZE:
+        return False
+    layers = (m for m in model.modules() if isinstance(m, nn.Linear) or hasattr(m, "base_layer"))
+    return all(type(layer) in PLAIN for layer in layers)
 
 
 def _tell(reason: str) -> None:
@@ -87,20 +103,12 @@ def setup_seconds(model: object) -> float:
 
 def why_not(model: CachedModel) -> str | None:
     """Why a model cannot be decoded with graphs."""
-    if not isinstance(model, Decoder):
-        return "the model is run by transformers"
-    if model.config.head_dim > HEAD_SIZE:
-        return f"heads of size {model.config.head_dim} have no kernel"
-    if any(isinstance(m, nn.Linear) and type(m) not in PLAIN for m in model.modules()) or any(
-        hasattr(m, "base_layer") for m in model.modules()
-    ):
-        return "the model has adapters of PEFT"
     if not has_triton():
         return "triton is not installed"
-    return _broken.get(model)
+    return _broken.get(model) if isinstance(model, nn.Module) else "the model is no module of torch"
 
 
-def fitting(model: Decoder, rows: int, capacity: int) -> int:
+def fitting(model: Any, rows: int, capacity: int) -> int:
     """As many of `rows` as the memory has room for."""
     c = model.config
     each = capacity * (2 * c.layers * c.kv_heads * c.head_dim * model.dtype.itemsize + 8)
@@ -166,26 +174,21 @@ class _Layer:
 
 
 class GraphDecoder:
-    """Cache, history and slots at fixed addresses, and a graph for each number of slots."""
+    """Cache, history and slots at fixed addresses, and a graph for each number of slots.
 
-    def __init__(self, model: Decoder, rows: int, capacity: int, burst: int):
+    Of a decoder of this library; `plain_graphs.py` has what differs for all other models.
+    """
+
+    def __init__(self, model: Any, rows: int, capacity: int, burst: int):
         from panoply.kernels.cut import Rule
-        from panoply.kernels.decode import Stream
         from panoply.kernels.sample import State
 
         began = time.perf_counter()
         self.rows, self.capacity, self.longest_burst = bucket(rows), capacity, burst
-        config = model.config
-        self.device, self.vocab = model.device, config.vocab_size
-        self.stream = Stream(config.norm_eps, config.layout.norm_offset, config.residual_scale)
-        self.embedding_factor, self.logit_divisor = model.embedding_factor, config.logit_divisor
-        self.softcap = model.softcap
-        self.layers = [_Layer.of(block) for block in model.model.layers if isinstance(block, Block)]
-        self.embedding, self.head = model.model.embed_tokens.weight.detach(), model.head_weight.detach()
-        self.last_norm = model.model.norm.weight.detach()
+        self.device, self.vocab = model.device, model.config.vocab_size
+        self._bind(model)
         self._addresses = addresses(model)
-        self._rotation = weakref.WeakMethod(model.rotation_tables)
-        self.cache = model.new_cache(self.rows, capacity)
+        self.cache: Cache = model.new_cache(self.rows, capacity)
 
         self.state = State.empty(self.rows, capacity, self.device)
         self.stops = torch.zeros(self.vocab, dtype=torch.bool, device=self.device)
@@ -193,14 +196,31 @@ class GraphDecoder:
         self.allowed: Tensor | None = None
         """What slots may draw next, [rows, vocabulary]; there once a mask is."""
         self.penalty = torch.ones((), device=self.device)
-        self._tables: dict[int, Table] = {}
         self._resize()
         self.setup_seconds = time.perf_counter() - began
 
-    def _resize(self) -> None:
+    def _bind(self, model: Any) -> None:
+        """Take what a step reads of the model: no more than weights, or the model would live as long as its graphs."""
+        from panoply.kernels.decode import Stream
+
+        config = model.config
+        self.stream = Stream(config.norm_eps, config.layout.norm_offset, config.residual_scale)
+        self.embedding_factor, self.logit_divisor = model.embedding_factor, config.logit_divisor
+        self.softcap = model.softcap
+        self.layers = [_Layer.of(block) for block in model.model.layers if isinstance(block, Block)]
+        self.embedding, self.head = model.model.embed_tokens.weight.detach(), model.head_weight.detach()
+        self.last_norm = model.model.norm.weight.detach()
+        self._rotation = weakref.WeakMethod(model.rotation_tables)
+        self._tables: dict[int, Table] = {}
+
+    def _place(self) -> None:
+        """Make what depends on how many positions there are."""
         rotation = self._rotation()
         assert rotation is not None
         self.angles = rotation(self.capacity)
+
+    def _resize(self) -> None:
+        self._place()
         self.temperature = torch.ones(self.capacity + 1, device=self.device)
         self._graphs: dict[tuple[object, ...], tuple[torch.cuda.CUDAGraph, Record]] = {}
         self._pool = torch.cuda.graph_pool_handle()
@@ -209,7 +229,7 @@ class GraphDecoder:
     def history(self) -> Tensor:
         return self.state.history
 
-    def serves(self, model: Decoder, rows: int, capacity: int, burst: int) -> bool:
+    def serves(self, model: nn.Module, rows: int, capacity: int, burst: int) -> bool:
         big = self.rows >= rows and self.capacity >= capacity and self.longest_burst >= burst
         return big and self._addresses == addresses(model)
 
@@ -228,14 +248,14 @@ class GraphDecoder:
             self.temperature[:n] = temperatures[:n]
             self.temperature[n:] = temperatures[-1]
 
-    def prepare(self, model: Decoder) -> None:
+    def prepare(self, model: Any) -> None:
         """Capture the largest graph now, so that what cannot work fails before a row depends on it."""
         began = time.perf_counter()
         self._rehearse(model)
         self.setup_seconds += time.perf_counter() - began
         self._graph(self.rows)
 
-    def _rehearse(self, model: Decoder) -> None:
+    def _rehearse(self, model: Any) -> None:
         """Have the kernels of a step, and of reading prompts, compiled side by side."""
         from panoply.kernels.sample import Record
         from panoply.kernels.together import rehearsal
@@ -243,7 +263,7 @@ class GraphDecoder:
         self._idle()
         with rehearsal():
             self._step(self.rows, Record.empty(self.longest_burst, self.rows, self.device))
-            if model.fuses:
+            if getattr(model, "fuses", False):
                 prefill(model, model.new_cache(1, 17), [[0] * 16])
 
     def grow(self, capacity: int) -> None:
@@ -322,8 +342,18 @@ class GraphDecoder:
 
     def _step(self, size: int, record: Record, masked: bool = False) -> None:
         """One token more for the first `size` slots, drawn and noted in a record."""
-        from panoply.kernels.decode import add_norm, cap_all
         from panoply.kernels.sample import draw_and_move
+
+        logits = self._logits(size)
+        if self.penalises:
+            penalise_(logits, self.history[:size], self.state.position[:size] + 1, self.penalty)
+        if masked and self.allowed is not None:
+            logits.masked_fill_(~self.allowed[:size], -torch.inf)
+        draw_and_move(logits, self.temperature, self.stops, self.state, record, STOP, LENGTH, self.rule)
+
+    def _logits(self, size: int) -> Tensor:
+        """Feed the newest token of the first `size` slots; float32 logits of what comes next."""
+        from panoply.kernels.decode import add_norm, cap_all
 
         x = F.embedding(self.state.token[:size], self.embedding)
         if self.embedding_factor != 1.0:
@@ -340,11 +370,7 @@ class GraphDecoder:
         logits = wide_product(y if self.logit_divisor == 1.0 else y / self.logit_divisor, self.head.t())
         if self.softcap:
             cap_all(logits, self.softcap)
-        if self.penalises:
-            penalise_(logits, self.history[:size], self.state.position[:size] + 1, self.penalty)
-        if masked and self.allowed is not None:
-            logits.masked_fill_(~self.allowed[:size], -torch.inf)
-        draw_and_move(logits, self.temperature, self.stops, self.state, record, STOP, LENGTH, self.rule)
+        return logits
 
     def _feed(self, mlp: _Gated | Mixture, y: Tensor) -> Tensor:
         from panoply.kernels.decode import chained, gated
@@ -397,6 +423,6 @@ def bucket(rows: int) -> int:
     return next((size for size in BUCKETS if size >= rows), -(-rows // 256) * 256)
 
 
-def addresses(model: Decoder) -> tuple[int, ...]:
+def addresses(model: nn.Module) -> tuple[int, ...]:
     """Where the weights lie: a graph reads them there."""
     return tuple(p.data_ptr() for p in model.parameters())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,6 +18,9 @@ from safetensors.torch import load_file, save_file
 from panoply.errors import PanoplyError
 from panoply.policies.folder import load_model, save_model
 from panoply.policies.foreign import Foreign
+from panoply.rollout import graphs
+from panoply.rollout.engine import Request, Sampling, TextEngine
+from panoply.rollout.plain_graphs import PlainGraphDecoder
 
 AUTO: Any = transformers.AutoModelForCausalLM
 SIZE = {"vocab_size": 41, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -54,6 +59,43 @@ def build(name: str, **more: Any) -> Any:
 
 def tokens(length: int) -> torch.Tensor:
     return torch.randint(3, 41, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_of_a_captured_graph_is_the_next_logits(name: str) -> None:
+    """Over all positions there is room for, whatever lies in those to come; on a CPU the same pass is not captured."""
+    inner, text = build(name), tokens(12)
+    model = Foreign(inner)
+    state, rows = State(torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long)), torch.arange(2)
+    cache = model.new_cache(3, 30)
+    for layer in range(model.config.layers):
+        for kept in cache.layer(layer):
+            kept.normal_()
+    step = SimpleNamespace(state=state, cache=cache, capacity=30, _model=lambda: model)
+    with torch.no_grad():
+        whole = torch.stack([inner(text[:, : at + 1]).logits[:, -1] for at in range(12)], dim=1)
+        for at in range(12):
+            state.token[rows], state.position[rows] = text[:, at], torch.full((2,), at)
+            found = PlainGraphDecoder._logits(step, 2)  # type: ignore[arg-type]
+            torch.testing.assert_close(found, whole[:, at], atol=1e-4, rtol=1e-4)
+    assert found.dtype == torch.float32
+
+
+class State(NamedTuple):
+    token: torch.Tensor
+    position: torch.Tensor
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.parametrize("name", MODELS)
+def test_graphs_draw_what_the_cpu_draws(name: str) -> None:
+    inner = build(name)
+    requests = [Request([3, 5 + i, 7], [10 * i, 10 * i + 1]) for i in range(4)]
+    models = [Foreign(copy.deepcopy(inner)), Foreign(copy.deepcopy(inner).to("cuda"))]
+    found = [TextEngine(m).generate(requests, Sampling(max_tokens=20)) for m in models]
+    assert found[0].completions() == found[1].completions()
+    torch.testing.assert_close(*(r.decisions["logp"] for r in found), atol=1e-3, rtol=1e-3)
+    assert isinstance(graphs._made[models[1]], PlainGraphDecoder)
 
 
 @pytest.mark.parametrize("name", ["gpt_neox", "olmo2"])

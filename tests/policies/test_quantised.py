@@ -15,7 +15,7 @@ from panoply.lora import BYTES, Lora
 from panoply.policies import low_rank
 from panoply.policies.lora import add_lora, begun_with
 from panoply.policies.quantised import Quantised, QuantisedLinear, levels
-from panoply.rollout.graphs import why_not
+from panoply.rollout.graphs import has_kernels
 
 Kind = Literal["nf4", "int8"]
 KINDS: list[Kind] = ["nf4", "int8"]
@@ -144,4 +144,4 @@ def test_what_a_quantised_base_is_not_for() -> None:
         pp.plan("grpo", model="fresh", lora=4, settings={"lora.base": "int3"})
     before = begun_with(add_lora(fresh(), 4, settings=Lora(base="int8")))
     assert before is not None
-    assert why_not(before.model) in (None, "triton is not installed")
+    assert has_kernels(before.model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from panoply.policies.quantised import Kind
 from panoply.policies.tokenizer import Tokenizer
 from panoply.rollout import graphs
 from panoply.rollout.engine import Rollouts, Sampling, TextEngine, Turn, View
+from panoply.rollout.plain_graphs import PlainGraphDecoder
 from tests.layouts import LAYOUTS
 from tests.rollout.test_cuts import CUTS, experience, policy_of
 from tests.rollout.test_engine import SETTINGS, make_model, make_requests, odd_only, same
@@ -189,10 +192,24 @@ def test_half_precision_stays_near(dtype: torch.dtype, limit: float) -> None:
     assert torch.stack(gaps).mean() < limit
 
 
-def test_what_has_no_kernel_is_decoded_eagerly_and_said_once() -> None:
+def test_what_has_no_kernel_is_captured_as_it_is() -> None:
     here, there = pair(head_dim=258)
+    found = [TextEngine(m).generate(make_requests(), Sampling(max_tokens=5)) for m in (here, there)]
+    agree(*found)
+    assert isinstance(graphs._made[there], PlainGraphDecoder)
+
+
+def test_what_cannot_be_captured_is_decoded_eagerly_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = pair(head_dim=258)
+    hidden = Decoder.hidden
+
+    def asking(self: Decoder, tokens: Tensor, *rest: Any, **more: Any) -> Tensor:
+        assert int(tokens.max()) >= 0  # the host has to wait for it
+        return hidden(self, tokens, *rest, **more)
+
+    monkeypatch.setattr(Decoder, "hidden", asking)
     graphs._said.clear()
-    with pytest.warns(UserWarning, match="heads of size 258 have no kernel"):
+    with pytest.warns(UserWarning, match="Decoding without CUDA graphs, more slowly"):
         found = TextEngine(there).generate(make_requests(), Sampling(max_tokens=5))
     agree(TextEngine(here).generate(make_requests(), Sampling(max_tokens=5)), found)
 
