@@ -1,5 +1,4 @@
 """Tables of docs/performance.md that set a cell beside TRL's at the same work: the first shapes, LoRA, layouts."""
-# ruff: noqa: E501 (sentences of the page)
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ def slower(source: str, world: TextWorld) -> str:
     if not kind or kind in ARCHITECTURES:
         return ""
     return (
-        f"'{kind}' runs through transformers: on a GPU it is sampled from in captured graphs where it allows, but nothing "
-        f"is fused, so that it is several times slower than the layouts of {', '.join(ARCHITECTURES)}."
+        f"'{kind}' runs through transformers: on a GPU it is sampled from in captured graphs where it allows, but "
+        f"nothing is fused, so that it is several times slower than the layouts of {', '.join(ARCHITECTURES)}."
     )
 
 
