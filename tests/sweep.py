@@ -24,6 +24,7 @@ SMALL = {
     "sample.group": 4,
     "sample.envs": 2,
     "sample.length": 16,
+    "sample.pool": 8,
     "sample.random": 4,
     "sample.slots": 8,
     "data.batch": 8,
