@@ -1,6 +1,6 @@
-"""Works of the objectives family learn by control, too: the same parts, in seconds, on CartPole.
+"""Works of the objectives family learn from text and by control: the same parts, in seconds, on `chain` and CartPole.
 
-Of works that sample as only text is sampled, the rest is put into GRPO.
+By control, of works that sample as only text is sampled, the rest is put into GRPO.
 """
 
 from __future__ import annotations
@@ -11,9 +11,14 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 
+import panoply as pp
+from panoply import registry
+from panoply.experience import OWN, Experience, Segments
 from panoply.methods.base.grpo import grpo
 from panoply.methods.objectives.hapo import token_average, uncertain_clip, uncertainty
+from panoply.parts import Part
 
 QUICK = {
     "sample.prompts": 4,
@@ -28,6 +33,9 @@ QUICK = {
 }
 """Episodes from four starts, eight each, and large steps of a small network."""
 METHODS = [
+    "adora",
+    "dcpo",
+    "gbpo",
     "rec",
     "opmd",
     "asymre",
@@ -60,3 +68,74 @@ def test_it_balances_the_pole_for_longer(name: str, tmp_path: Path) -> None:
     lengths = [row["episode_length"] for row in rows]
     assert all(math.isfinite(row["loss"]) for row in rows)
     assert sum(lengths[-3:]) / 3 > 1.5 * sum(lengths[:2]) / 2, lengths
+
+
+# ------------------------------------------------------------------ all of the family
+
+FAMILY = [entry.name for entry in registry.works("method") if entry.family == "objectives"]
+AT_HOME = {"bpo", "mdpo"}
+"""Learn by control from rollouts and a critic, in tests of their own."""
+SHORT = {
+    "sample.prompts": 8,
+    "sample.group": 8,
+    "update.lr": 1e-3,
+    "update.epochs": 2,
+    "update.minibatches": 2,
+    "run.seed": 1,
+    "run.held_out": 1,
+    "run.greedy": False,
+    "run.evaluate_every": 0,
+    "run.device": "cpu",
+}
+
+
+def refusal(name: str, world: str) -> str | None:
+    """Why a method cannot be planned on a world, if it cannot."""
+    try:
+        pp.plan(name, world)
+    except pp.PanoplyError as why:
+        return str(why)
+    return None
+
+
+def gain(policy: Any, rows: Experience) -> float:
+    """mean (R − mean_group(R))·Δlog π of own answers: above 0 where better answers have become likelier than worse.
+
+    Answers that are alone in their group are compared with all.
+    """
+    rows = rows.take(rows["source"] == OWN)
+    with torch.no_grad():
+        moved = policy.score(rows)["logp"] - rows["logp"]
+    episodes = rows.by("episode")
+    earned, groups = episodes.sum(rows["signal:success"]), Segments(episodes.first(rows["group"]))
+    usual = groups.rows(groups.mean(earned)) if int(groups.count.min()) > 1 else earned.mean()
+    return float(((earned - usual) * episodes.sum(moved)).mean())
+
+
+def short(name: str) -> dict[str, Any]:
+    """`SHORT`, as far as a method has these settings, without anything that would keep the first step from learning."""
+    parts = dict(pp.plan(name, "chain").method.parts())
+    found = {f"{slot}.{of}" for slot in ("sample", "update") for of in parts[slot].settings()}
+    settings = {path: value for path, value in SHORT.items() if path in found or path.startswith("run.")}
+    if isinstance(schedule := parts["update"].settings().get("schedule"), Part):
+        parts["update.schedule"] = schedule
+    return settings | {f"{path}.warmup": 0 for path, part in parts.items() if "warmup" in part.settings()}
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILY if refusal(name, "chain") is None])
+def test_after_a_step_on_chain_right_answers_are_likelier(name: str, tmp_path: Path) -> None:
+    """Of the step's own answers, within their groups; a step that does nothing has a gain of 0."""
+    choices: dict[str, Any] = {"settings": short(name), "steps": 2, "threads": 1, "progress": pp.Progress()}
+    with pp.steps(name, "chain", run=tmp_path / "run", **choices) as steps:
+        first = next(steps)
+        assert gain(first.policy, first.experience) > 0.05
+        second = next(steps)
+    assert math.isfinite(first.metrics["loss"])
+    assert math.isfinite(second.metrics["loss"])
+
+
+def test_all_that_can_learn_by_control_is_among_those_that_do() -> None:
+    """A new work of the family is named above, or cannot be planned on CartPole."""
+    missing = [n for n in FAMILY if n not in {*METHODS, *PARTS} | AT_HOME and refusal(n, "cartpole") is None]
+    assert missing == []
+    assert {*METHODS} <= {*FAMILY}

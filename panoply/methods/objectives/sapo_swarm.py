@@ -23,7 +23,8 @@ from panoply.slots.update.optimisers import adam
 WORLD = "chain:kinds"
 TEACHERS = {"a": (0.5, 0.95), "b": (0.95, 0.5), "c": (0.5, 0.95), "d": (0.95, 0.5)}
 """How often the teacher of each node does `*` and `-` as `+`: two nodes hardly see a product done, two a difference."""
-ROUNDS, EVERY, HELD_OUT, GROUPS, RATE = 40, 10, 128, 8, 3e-4
+ROUNDS, EVERY, HELD_OUT, GROUPS, RATE = 100, 20, 128, 8, 3e-4
+"""Of two rates that were tried, 3e-4 and 1e-3, the better one for either side."""
 
 
 def starts(folder: Path, seed: int) -> dict[str, str]:
@@ -91,7 +92,7 @@ def shared_or_alone(seed: int) -> dict[str, float]:
 
 CLAIM = Ahead(
     "Of four nodes two are weak at products and two at differences. With four own and four shared groups a round their "
-    "mean held-out success over the rounds is higher than with eight own ones.",
+    "mean held-out success over a hundred rounds is higher than with eight own ones.",
     shared_or_alone,
 )
 
