@@ -279,7 +279,7 @@ CLAIM = Ranks(
     "DAPO with as many updates does after as many episodes, and loses at most five points of success.",
     ("", "dapo:update.minibatches=4"),
     "manyanswers:coverage",
-    "episodes=6400",
+    "episodes=12800",
     metric="distinct@32",
     keeps={"success": 0.05},
     also=("success", "pass@32", "entropy", "total_decisions"),

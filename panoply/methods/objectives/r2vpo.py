@@ -97,7 +97,7 @@ PUBLISHED: Published = {
 }
 """The constraint and how it is kept. δ, λ, its rate and the replay's size could not be read, and are chosen here."""
 CLAIM = Learns(
-    "With answers of a policy up to twenty steps old at a rate of 1.5e-3, a brake on the ratio's variance learns more "
+    "With answers of a policy up to twenty steps old at a rate of 1e-3, a brake on the ratio's variance learns more "
     "than GRPO's clip.",
     race="stale",
     method="r2vpo:update.minibatches=1",
