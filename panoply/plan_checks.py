@@ -75,7 +75,7 @@ def check_plan(plan: Plan) -> None:
     if plan.seat:
         access = access | {"game"}
         signals = signals and signals | {gift[7:] for gift in plan.gifts if gift.startswith("signal:")}
-    judged = {f"signal:{c.settings().get('name')}" for c in getattr(method, "models", ())}
+    judged = {f"signal:{name}" for model in getattr(method, "models", ()) for name in _said_by(model)}
     judged |= {gift for _, held in method.parts() for gift in held.info.gives if gift.startswith("signal:")}
     for path, held in method.parts():
         spared = {"world:verify"} if held.needs() & judged else set()  # a reward model's word is enough
@@ -98,6 +98,12 @@ def check_plan(plan: Plan) -> None:
     for path, reason in inert(plan):
         if path in plan.chosen:
             raise PanoplyError(f"{path} has no effect: {reason}.")
+
+
+def _said_by(model: Part) -> set[str]:
+    """The signals that a model gives: by its name, or one for each of its outputs."""
+    name, outputs = model.settings().get("name"), model.settings().get("outputs", ())
+    return {f"{name}_{output}" for output in outputs} or {str(name)}
 
 
 def _check_own(plan: Plan) -> None:

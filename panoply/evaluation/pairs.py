@@ -1,19 +1,26 @@
-"""How often a reward model orders pairs right that it was not trained on."""
+"""How often a reward model orders two answers right that it was not trained on."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from panoply.batch import Batch
 from panoply.evaluation.held_out import Evaluation
+from panoply.experience import Experience
 from panoply.parts import Part
 from panoply.policies.value import ValueModel
 from panoply.rollout.text import Collector
 
 
 def evaluate_pairs(data: Part, collect: Collector, model: ValueModel, pairs: int) -> Evaluation:
-    """Accuracy on pairs that the method's own data part makes of held-out tasks."""
-    right, seen = 0.0, 0
+    """Accuracy on pairs that the method's own data part makes of held-out tasks.
+
+    Of answers with labels, any two that follow one another are a pair, label by label; the mean over labels is last.
+    """
+    right: dict[str, float] = {}
+    counted: dict[str, int] = {}
+    seen = 0
     state = data.info.state() if data.info.state is not None else None
     while seen < pairs:
         if state is None:
@@ -21,7 +28,27 @@ def evaluate_pairs(data: Part, collect: Collector, model: ValueModel, pairs: int
         else:
             state, experience = data(state, collect)
         with torch.no_grad():
-            chosen, rejected = Batch(experience, {}).pair_rows(model.judge(experience))
-        right += float((chosen > rejected).sum())
-        seen += len(chosen)
-    return Evaluation(seen, {"accuracy": right / seen}, of="accuracy")
+            found = _labels(experience, model) if experience.pairs is None else _pairs(experience, model)
+        for name, ordered in found.items():
+            right[name] = right.get(name, 0.0) + float(ordered.sum())
+            counted[name] = counted.get(name, 0) + len(ordered)
+        seen += len(experience.by("episode")) if experience.pairs is None else experience.pairs.rows
+    rates = {name: right[name] / max(1, counted[name]) for name in right}
+    each = {f"accuracy_{name}": rate for name, rate in rates.items()} if len(rates) > 1 else {}
+    return Evaluation(seen, {**each, "accuracy": sum(rates.values()) / len(rates)}, of="accuracy")
+
+
+def _pairs(experience: Experience, model: ValueModel) -> dict[str, Tensor]:
+    """Whether each pair is ordered right."""
+    chosen, rejected = Batch(experience, {}).pair_rows(model.judge(experience))
+    return {"pairs": chosen > rejected}
+
+
+def _labels(experience: Experience, model: ValueModel) -> dict[str, Tensor]:
+    """For each label, whether an answer and the next one are ordered as it orders them, where it does."""
+    said, episodes = model.judgements(experience), experience.by("episode")
+    found = {}
+    for name, column in said.items():
+        gap = episodes.first(experience[f"label:{name}"]).diff()
+        found[name] = (column.diff().sign() == gap.to(column.device).sign())[gap != 0]
+    return found

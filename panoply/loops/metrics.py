@@ -11,7 +11,10 @@ from panoply.experience import OPEN, OWN, Experience, Segments
 
 
 def describe(experience: Experience) -> dict[str, float]:
-    """Metrics of a batch of experience itself; where others' rows or past ones are in it, of the policy's new ones."""
+    """Metrics of a batch of experience itself; where others' rows or past ones are in it, of the policy's new ones.
+
+    Where it is compared with the reference: `from_reference`, the mean of log π/π_ref over decisions, and `perplexity`.
+    """
     whole = experience
     if "source" in experience:
         own = experience["source"] == OWN
@@ -38,6 +41,9 @@ def describe(experience: Experience) -> dict[str, float]:
         found["truncated"] = float((ends == 2).float().mean())
     if "entropy" in experience:
         found["entropy"] = float(experience["entropy"].mean())
+    if "logp@reference" in experience and "logp" in experience:
+        found["from_reference"] = float((experience["logp"] - experience["logp@reference"]).mean())
+        found["perplexity"] = float((-experience["logp"].mean()).exp())
     return found
 
 

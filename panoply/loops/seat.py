@@ -31,7 +31,7 @@ from panoply.planning import Plan
 from panoply.policies.adapter_folder import model_under
 from panoply.policies.build import model_source
 from panoply.policies.lora import begun_with, load_adapter, open_adapted, save_adapter
-from panoply.policies.value import ValueModel
+from panoply.policies.value import ValueModel, outputs_of
 from panoply.states import handed_back
 
 COLLECTOR, MEMBERS, WAITING = "collector", "members", "waiting"
@@ -95,7 +95,7 @@ class Seat:
         self.learned: Policy | ValueModel = self.policy
         """What the method's terms train: the policy, or a judge made of it."""
         if self.judges:
-            self.learned = ValueModel.of(cast(Any, self._begun_with(found)))
+            self.learned = ValueModel.of(cast(Any, self._begun_with(found)), outputs_of(needs))
         self.snapshots = Snapshots(self.method, self.policy, self._reference)
         self.collect.selves = self.snapshots
         self.models = Models(self)

@@ -23,11 +23,16 @@ from panoply.policies.weights import check_fit, read_weights, weight_files
 HEAD = "score.weight"
 
 
+def outputs_of(needs: frozenset[str]) -> tuple[str, ...]:
+    """What a judge that learns says of an answer: what its losses need (`judged:NAME`), or one number alone."""
+    return tuple(sorted(need[7:] for need in needs if need.startswith("judged:"))) or ("value",)
+
+
 class ValueModel:
     """A decoder with a linear output, or several, saved in the layout of transformers' sequence classifiers.
 
     `score` gives V(s) of the state each decision was taken in; `judge` one number an episode, read after its last
-    decision.
+    decision, and `judgements` one for each output.
     """
 
     def __init__(self, trunk: TextPolicy, head: nn.Linear, outputs: tuple[str, ...] = ("value",)):
@@ -52,18 +57,31 @@ class ValueModel:
         yield HEAD, cast(nn.Parameter, self.head.weight)
 
     def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
-        """`value` of each decision's state, or where `judged` is needed that of each episode's end."""
+        """`value` of each decision's state, or where `judged` is needed that of each episode's end.
+
+        Of several outputs that is `judged:OUTPUT`, one by one.
+        """
         if "judged" in needs:
-            return {"judged": self.judge(experience)}
+            found = self.judgements(experience)
+            return {f"judged:{name}": said for name, said in found.items()} | {"judged": self._total(found)}
         said = self.head(self.trunk.states(experience)).float()
         return dict(zip(self.outputs, said.unbind(-1), strict=True))
 
     def judge(self, experience: Experience) -> Tensor:
-        """One number an episode, in the order of `experience.by("episode")`."""
+        """One number an episode, in the order of `experience.by("episode")`; of several outputs their sum."""
+        return self._total(self.judgements(experience))
+
+    @staticmethod
+    def _total(found: dict[str, Tensor]) -> Tensor:
+        first, *others = found.values()
+        return torch.stack([first, *others]).sum(0) if others else first
+
+    def judgements(self, experience: Experience) -> dict[str, Tensor]:
+        """What each output says of every episode."""
         episodes = experience.by("episode")
         after = experience.take(episodes.last(torch.arange(len(experience), device=episodes.index.device)))
         after = after.with_columns(position=after["position"] + 1)
-        return self.score(after)["value"]
+        return self.score(after)
 
     def save(self, folder: str | Path) -> None:
         folder = Path(folder)

@@ -17,6 +17,8 @@ from panoply.evidence import trials, verdicts
 from panoply.evidence.claims import Ranks
 from panoply.evidence.gates import closed, gate_of_problems
 from panoply.evidence.tuning import points
+from panoply.planning import Plan
+from panoply.recipe_plans import RecipePlan
 
 
 def claims() -> Mapping[str, Any]:
@@ -30,6 +32,11 @@ def test_every_cited_work_carries_a_claim() -> None:
     assert all(entry.paper is not None or entry.kind == "world" for entry, _ in claims().values())
 
 
+def last_of(plan: Plan | RecipePlan) -> Plan:
+    """Of a recipe the stage that it ends with."""
+    return plan[plan.last] if isinstance(plan, RecipePlan) else plan
+
+
 @pytest.mark.parametrize("name", sorted(claims()))
 def test_a_claim_can_be_run(name: str) -> None:
     """Both sides plan, at the same budget in the same world (but for what an arm says of it), with a grid for both."""
@@ -40,15 +47,17 @@ def test_a_claim_can_be_run(name: str) -> None:
     entry, _ = claims()[name]
     contest = trials.contest(entry, claim, DESK)
     said = {path.removeprefix("world.") for arm in contest.arms for path in arm.settings}
+    last = getattr(contest.plan(contest.arms[0], 0), "last", "")
     for point in points(claim.tune):
         ((_, sides),) = contest.orders([arm.but(point) for arm in contest.arms], [0])
-        plans = [order.plan for order in sides.values()]
+        plans = [last_of(order.plan) for order in sides.values()]
         worlds = [{k: v for k, v in p.world_options.items() if k not in said} for p in plans]
         assert (
             len({(p.world_id, str(w), p.options.held_out) for p, w in zip(plans, worlds, strict=True)}) == 1
         )
         assert len({(p.options.episodes, p.options.decisions) for p in plans}) == 1
-        assert all(p.method.settings()[path] == value for p in plans for path, value in point.items())
+        chosen = {path.removeprefix(f"{last}."): value for path, value in point.items()}
+        assert all(p.method.settings()[path] == value for p in plans for path, value in chosen.items())
     assert len({arm.label for arm in contest.arms}) == len(contest.arms) >= 2
     assert closed([gate_of_problems(contest)]) is None
 

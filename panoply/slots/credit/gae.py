@@ -37,7 +37,7 @@ def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
     needs={"column:value"},
     gives={"column:target"},
     inert=_inert,
-    bounds={"gamma": "from 0 to 1", "lam": "from 0 to 1"},
+    bounds={"gamma": "from 0 to 1", "lam": "from 0 to 1", "limit": "above 0"},
 )
 def gae(
     experience: Experience,
@@ -46,6 +46,7 @@ def gae(
     lam: float = 0.95,
     normalise: bool = True,
     by: Literal["decision", "turn"] = "decision",
+    limit: float | None = None,
 ) -> dict[str, Tensor]:
     """Generalised advantage estimation (arXiv 1506.02438), and the critic's `target` A + V.
 
@@ -55,6 +56,7 @@ def gae(
 
     by   what k counts and γ discounts: decisions, or turns, where one turn is several decisions (tokens, parts of one
          action). A turn earns what its rows earn, is worth what its first row is, and all its rows get its A.
+    limit   advantages are bounded to ± this, after they are normalised
     """
     value = experience["value"]
     bootstrap = torch.zeros_like(value)
@@ -71,4 +73,6 @@ def gae(
     advantage[order], target[order] = steps.rows(found), steps.rows(found + worth)
     if normalise and len(advantage) > 1:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    if limit is not None:
+        advantage = advantage.clamp(-limit, limit)
     return {"advantage": advantage, "target": target}

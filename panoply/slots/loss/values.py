@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
 from panoply.batch import Batch, Values
-from panoply.parts import Part, part
+from panoply.parts import Finding, Part, part
 
 
 @part(
@@ -66,3 +68,37 @@ def bradley_terry(batch: Batch, *, weight: float | Part = 1.0, centre: float = 0
     margin = chosen - rejected
     value = -F.logsigmoid(margin) + centre * (chosen + rejected) ** 2
     return value, {"margin": margin.detach(), "accuracy": (margin > 0).float()}
+
+
+def _labels_impossible(held: Any, method: Any) -> list[Finding]:
+    data = method.slots()["data"].settings()
+    given = ("total",) if data.get("summed") else data.get("names", ())
+    missing = [name for name in held.names if name not in given]
+    if missing or not held.names:
+        labels = ", ".join(given) or "none"
+        return [("names", f"the data's labels are {labels} (data.names, or `total` where they are summed)")]
+    return []
+
+
+@part(
+    "loss",
+    equation=lambda held: f"Σ (f − label)² over {', '.join(held.names)}",
+    unit="episode",
+    stream="imitation",
+    needs=lambda held: frozenset({"judged", *(f"judged:{name}" for name in held.names)}),
+    scores="none",
+    impossible=_labels_impossible,
+    bounds={"weight": "above 0"},
+)
+def squared_labels(
+    batch: Batch, *, weight: float | Part = 1.0, names: tuple[str, ...] = ("success",)
+) -> Values:
+    """Regress a reward model of several outputs on several labels of each answer, all of which weigh the same.
+
+    names: of the outputs, which are those of the labels (see data.labelled)
+    """
+    episodes = batch.by("episode")
+    errors = {n: batch.now[f"judged:{n}"] - episodes.first(batch[f"label:{n}"]) for n in names}
+    return torch.stack([*errors.values()]).square().sum(0), {
+        f"error_{name}": error.detach().abs() for name, error in errors.items()
+    }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, unknown
 from panoply.experience import OPEN, Column, Experience
 from panoply.parts import Finding, Part, part
 from panoply.regimes import Fit
@@ -18,6 +18,7 @@ from panoply.slots.update.optimisers import adam
 
 if TYPE_CHECKING:
     from panoply.loops.seat import Seat
+    from panoply.policies.value import ValueModel
 
 _LOSS = squared_value(clip=0.2)
 _UPDATE = adam(lr=1e-5)
@@ -43,11 +44,18 @@ def finished_episodes(experience: Experience) -> Experience:
     return found.with_columns(train=torch.ones(len(found), dtype=torch.bool))
 
 
+def _critic_impossible(held: Any, method: Any, world: Any) -> list[Finding]:
+    found = impossible(held, method)
+    if held.start and world.medium != "text":
+        found.append(("start", "reward models are of text"))
+    return found
+
+
 @part(
     "model",
     equation="V(s), a network beside the policy",
     gives={"column:value"},
-    impossible=impossible,
+    impossible=_critic_impossible,
     inert=_inert,
     bounds={"warmup": "at least 0"},
     cost=lambda held: held.update,
@@ -59,6 +67,7 @@ def critic(
     update: Part | None = _UPDATE,
     warmup: int = 0,
     finished: bool = False,
+    start: str = "",
 ) -> Model:
     """A critic: adds the column `value`, and regresses it on `target` (see credit.gae).
 
@@ -69,10 +78,29 @@ def critic(
     warmup   steps in which it learns alone
     finished whether it learns only from episodes that have ended, and then from all their rows; where episodes go on
              beyond a batch, it learns of each once and knows what it came to
+    start    a run of reward-model, or a folder, whose weights it begins with
     """
-    found = made(seat, (loss,), update, warmup)
+    found = _begun_as(seat, start, (loss,), update, warmup) if start else made(seat, (loss,), update, warmup)
     found.among = finished_episodes if finished else None
     return found
+
+
+def _begun_as(seat: Seat, start: str, losses: tuple[Part, ...], update: Part | None, warmup: int) -> Model:
+    """A critic that begins with the weights of a reward model."""
+    model = _loaded(seat, start)
+    if len(model.outputs) > 1:
+        raise PanoplyError(f"A critic gives one number, and {start} gives {', '.join(model.outputs)}.")
+    return _learning(model, lambda held, experience: dict(held.score(experience)), losses, update, warmup)
+
+
+def _loaded(seat: Seat, folder: str) -> ValueModel:
+    """A reward model from a run or a folder, where the policy is."""
+    from panoply.policies.build import DTYPE, pick_device
+    from panoply.policies.value import ValueModel
+    from panoply.which import model_folder
+
+    options = seat.options
+    return ValueModel.load(model_folder(folder), DTYPE[options.dtype], pick_device(options.device))
 
 
 @part(
@@ -114,28 +142,59 @@ def _learning(model: Any, columns: Any, losses: tuple[Part, ...], update: Part |
     return Model(model, columns, Fit(losses, token_mean(), update), warmup)
 
 
-@part("model", equation="r(y), a frozen reward model", bounds={"scale": "any number"})
-def reward_model(seat: Seat, *, folder: str = "", name: str = "model", scale: float = 1.0) -> Model:
+def _limits_impossible(held: Any, method: Any) -> list[Finding]:
+    if held.within is not None and held.within[0] >= held.within[1]:
+        return [("within", "it is the lowest and the highest number, in this order")]
+    return []
+
+
+@part(
+    "model",
+    equation="r(y), a frozen reward model",
+    impossible=_limits_impossible,
+    bounds={"scale": "any number", "within": "any number"},
+)
+def reward_model(
+    seat: Seat,
+    *,
+    folder: str = "",
+    name: str = "model",
+    scale: float = 1.0,
+    outputs: tuple[str, ...] = (),
+    within: tuple[float, float] | None = None,
+) -> Model:
     """A frozen reward model (a run of `reward-model`, or a folder): adds `signal:NAME` on each episode's last row.
 
     Train on it with `reward.name=model`.
-    """
-    from panoply.policies.build import DTYPE, pick_device
-    from panoply.policies.value import ValueModel
-    from panoply.which import model_folder
 
+    outputs   of a model that says several things: those to be used, each a signal `NAME_OUTPUT` of its own
+    within    the lowest and the highest number it may say; beyond, it was trained on nothing
+    """
     if not folder:
         raise PanoplyError(
             "models.reward_model.folder is empty: name a run of reward-model or its exported folder."
         )
-    options = seat.options
-    model = ValueModel.load(model_folder(folder), DTYPE[options.dtype], pick_device(options.device))
+    model = _loaded(seat, folder)
+    if missing := [output for output in outputs if output not in model.outputs]:
+        raise unknown(f"output of {folder}", missing[0], model.outputs)
+    if not outputs and len(model.outputs) > 1:
+        raise PanoplyError(
+            f"{folder} says {', '.join(model.outputs)}: name those to be used with models.reward_model.outputs."
+        )
+    signals = {output: f"signal:{name}_{output}" for output in outputs} or {
+        model.outputs[0]: f"signal:{name}"
+    }
 
     def columns(judge: Any, experience: Experience) -> dict[str, Column]:
         last = experience.by("episode").is_last()
-        column = torch.zeros(len(experience), device=last.device)
-        column[last] = scale * _on_rows(judge.judge(experience), experience, last)
-        return {f"signal:{name}": column}
+        found: dict[str, Column] = {}
+        for output, said in judge.judgements(experience).items():
+            if output in signals:
+                column = torch.zeros(len(experience), device=last.device)
+                bounded = said if within is None else said.clamp(*within)
+                column[last] = scale * _on_rows(bounded, experience, last)
+                found[signals[output]] = column
+        return found
 
     return Model(model, columns)
 

@@ -137,7 +137,7 @@ class Strings(CharacterWorld):
     # -------------------------------------------------------------- worth
 
     def grade(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
-        """`success`, `true`, the four aspects, `proxy`, `format` (it ends and has no z) and `ended`.
+        """`success`, `true`, the four aspects and the `least` of them, `proxy`, `format` (it ends, without z), `ended`.
 
         With groups also `group0`, `group1`, …, an answer's worth to each of them, and `worst`, the least of these.
         """
@@ -149,6 +149,7 @@ class Strings(CharacterWorld):
             "success": float(true >= self.threshold - 1e-9),
             "true": true,
             **found,
+            "least": 0.0 if body is None else min(found.values()),
             "proxy": self._proxy(task, text, true),
             "format": float(body is not None and STRAY not in body),
             "ended": float(body is not None),
