@@ -112,9 +112,9 @@ CLAIM = Learns(
     metric="least",
     best=1.0,
     settings={"judge.data.answers": 500, "judge.data.noise": 0.3, "judge.run.steps": 120},
-    tune={"optimise.update.lr": (3e-4, 1e-3, 3e-3)},
-    also=("success", "true", *ASPECTS, "reward"),
-    shows=(Shows("least", least=0.1, most=0.85),),
+    tune={"optimise.update.lr": races.RATES["update.lr"]},
+    also=("success", "true", *ASPECTS, "from_reference"),
+    shows=(Shows("least", most=0.85),),
     waives={"problems": races.SIX_PROMPTS},
 )
 
