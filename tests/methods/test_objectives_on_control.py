@@ -47,6 +47,8 @@ METHODS = [
     "spo-single",
     "trpa",
     "r2vpo",
+    "fiberpo",
+    "apc-obj",
 ]
 PARTS: dict[str, Any] = {
     "hapo": grpo().but(select=(uncertainty(),), credit=token_average(), surrogate=uncertain_clip()),
