@@ -23,6 +23,7 @@ from panoply.slots.credit.groups import group
 from panoply.slots.data.labelled import labelled
 from panoply.slots.loss.values import squared_labels
 from panoply.slots.reward.signals import blend
+from panoply.states import as_tensors, from_tensors
 from panoply.worlds.text.strings import Strings
 
 
@@ -86,14 +87,14 @@ def test_labels_are_the_worlds_aspects_with_noise_kept_between_0_and_1() -> None
 
 
 def test_a_set_of_labels_stays_as_it_is_and_its_sum_is_of_the_same_labels() -> None:
-    """Eight answers, gone through in new orders: the noise of an answer is drawn once."""
+    """Eight answers, gone through in new orders: the noise of an answer is drawn once, and saved with a run."""
 
     def passes(**more: Any) -> list[dict[tuple[int, ...], Any]]:
         held, collect, _ = collector(noise=0.3, answers=8, **more)
         state: dict[str, Any] = {}
         found = []
         for _ in range(2):
-            state, made = held(state, collect)
+            state, made = held(from_tensors(as_tensors({"data": state}))["data"] if state else {}, collect)
             names = [n for n in made.decisions if n.startswith("label:")]
             episodes = made.by("episode")
             labels = torch.stack([episodes.first(made[n]) for n in names], 1)

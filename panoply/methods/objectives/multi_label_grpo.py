@@ -49,8 +49,9 @@ def each_aspect(
     weights: tuple[float, ...] = (),
     epsilon: float = 1e-4,
 ) -> Tensor:
-    """Every aspect in deviations of its own, then added up, so that none is louder for varying more (MO-GRPO,
-    arXiv 2509.22047; GDPO, arXiv 2601.05242, divides the sum by the batch's deviation besides, which this does not).
+    """Every aspect in deviations of its own, then added up, so that none is louder for varying more.
+
+    So do MO-GRPO (arXiv 2509.22047) and GDPO (arXiv 2601.05242), which besides divides by the batch's deviation.
 
     names     signals; the reward is not looked at
     weights   one each; without, all count alike
