@@ -22,6 +22,9 @@ from panoply.policies.lora import add_lora
 from panoply.rollout.text import Collector
 
 STEPS, RATE = 3, 1e-5
+STEP = Work(prompt=128, answer=112, rows=128, trained=16384, decisions=14336, micro_tokens=16384, width=2)
+H200 = 143_771 * 2**20
+"""Bytes of the GPU that cells are measured on."""
 SCORED = 1024
 """Decisions whose log-probabilities are looked at again."""
 
@@ -67,7 +70,7 @@ def foreseen(size: str, way: Way, memory: int, work: Work) -> int:
     assert sizes is not None
     numbers = 2 * way.bits / 32 * (1 if way.bits == 32 else 1 + 4 / 256)
     holding = held(SIZES[size], numbers, way.lora, way.masters, base=way.base)
-    return expected(sizes, *holding, replace(work, frozen=way.lora > 0, offload=way.offload), memory).total
+    return expected(sizes, holding, replace(work, frozen=way.lora > 0, offload=way.offload), memory).total
 
 
 def measure(size: str) -> dict[str, Any]:
@@ -107,11 +110,8 @@ def _taken(size: str, way: Way) -> dict[str, float]:
         learner.step(rows, step)
     peak = torch.cuda.max_memory_allocated()
     memory = torch.cuda.get_device_properties(0).total_memory
-    work = Work(
-        shape.prompt, shape.completion, shape.prompts * shape.group, shape.trained, shape.sampled, 16384, 2
-    )
     return {
-        "expected_gb": foreseen(size, way, memory, work) / GB,
+        "expected_gb": foreseen(size, way, memory, STEP) / GB,
         "peak_gb": peak / GB,
         "held_gb": torch.cuda.memory_allocated() / GB,
         "tokens": learner.micro_tokens,

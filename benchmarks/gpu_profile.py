@@ -102,7 +102,7 @@ def profile(given: argparse.Namespace) -> None:
         holding = held(SIZES[shape.model], given.bits / 16, shape.lora, masters)
         sizes = Dimensions.of(SIZES[shape.model])
         assert sizes is not None
-        foreseen = expected(sizes, *holding, work, torch.cuda.get_device_properties(0).total_memory)
+        foreseen = expected(sizes, holding, work, torch.cuda.get_device_properties(0).total_memory)
         print(
             f"expected: at most {foreseen.total / 1e9:.2f} GB, {foreseen.held / 1e9:.2f} of them all the time"
         )

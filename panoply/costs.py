@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from panoply import selves
-from panoply.footprint import Dimensions, Peak, Work, expected
+from panoply.footprint import Dimensions, Held, Peak, Work, expected, experts_of
 from panoply.kinds import is_text, kind_of
 from panoply.lora import BYTES, Lora
 from panoply.parts import Part
@@ -176,12 +176,17 @@ def step_work(plan: Plan, sampled: int, trained: int) -> Work:
 def _most(
     plan: Plan, shapes: dict[str, tuple[int, ...]], memory: dict[str, int], sampled: int, trained: int
 ) -> Peak | None:
-    sizes, options = Dimensions.of(shapes), plan.options
+    sizes, options = _dimensions(plan, shapes), plan.options
     if sizes is None or options.dtype == "float32":
         return None
     passing = 0 if options.lora else memory.get("gradients", 0)
-    holding = sum(memory.values()) - passing
-    return expected(sizes, holding, passing, step_work(plan, sampled, trained), device_memory(options.device))
+    held = Held(sum(memory.values()) - 3 * passing, 2 * passing, passing)  # float32 ones are twice as large
+    return expected(sizes, held, step_work(plan, sampled, trained), device_memory(options.device))
+
+
+def _dimensions(plan: Plan, shapes: dict[str, tuple[int, ...]]) -> Dimensions | None:
+    world = plan.world()
+    return Dimensions.of(shapes, kind_of(world).experts_at_once(plan.options.model, world))
 
 
 def _together(plan: Plan, seats: dict[str, Cost]) -> Cost:
@@ -224,10 +229,8 @@ def activations(
     of = kind_of(world).lengths(world, None)
     total = device_memory(options.device) if total is None else total
     blocks = [(name, shape) for name, shape in shapes.items() if ".layers." in name and "bias" not in name]
-    inside = sum(shape[0] for _, shape in blocks)
-    inside += sum(
-        shape[0] for name, shape in blocks if name.endswith("q_proj.weight")
-    )  # what attention puts out
+    sizes = _dimensions(plan, shapes)
+    inside = sum(shape[0] for _, shape in blocks) if sizes is None else sizes.kept
     between = sum(shape[0] for name, shape in blocks if name.endswith("o_proj.weight"))
     width = 4 if options.dtype == "float32" else 2
     longest, most = of.prompt + of.context, min(options.micro_tokens, max(trained, 1))
@@ -280,12 +283,15 @@ def _model_beside(model: Part, parameters: int, width: int, trained: int) -> tup
 def _adapters(shapes: dict[str, tuple[int, ...]], rank: int, settings: Lora) -> tuple[int, int]:
     """Weights of low-rank adapters, rank · (in + out) for every layer that gets one, and weights of these layers.
 
-    Experts, which lie one by one on disk, are one tensor in memory, which no adapter is for.
+    Experts, which may lie one by one on disk, are one tensor in memory, and have adapters where they are named.
     """
     inside = {n: shape for n, shape in shapes.items() if ".experts." not in n and ".router." not in n}
     linear = {name.removesuffix(".weight"): shape for name, shape in inside.items()}
     adapted = [linear[name] for name in settings.layers(linear, rank)]
-    return sum(rank * sum(shape) for shape in adapted), sum(map(_numel, adapted))
+    experts = experts_of(shapes)
+    tensors = [experts[name] for name in settings.tensors(experts, rank)]
+    factors = sum(rank * sum(shape) for shape in adapted) + sum(rank * e * (o + i) for e, o, i in tensors)
+    return factors, sum(map(_numel, [*adapted, *tensors]))
 
 
 def _numel(shape: tuple[int, ...]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from panoply.lora import BYTES
 
@@ -37,20 +38,27 @@ class Dimensions:
     queries: int
     keys: int
     inner: int
+    """What a token is as wide as inside of a feed-forward layer, on average; with experts, all that it goes through."""
     vocabulary: int
+    pairs: int = 0
+    """Numbers that the experts of a layer hold of a token while they are computed."""
 
     @classmethod
-    def of(cls, shapes: Shapes) -> Dimensions | None:
-        """None where the weights have other names than ours."""
+    def of(cls, shapes: Shapes, chosen: int = 0) -> Dimensions | None:
+        """None where the weights have other names than ours. A token goes through so many `chosen` experts."""
 
         def found(end: str) -> list[tuple[int, ...]]:
-            return [shape for name, shape in shapes.items() if name.endswith(end)]
+            return [shape for name, shape in shapes.items() if name.endswith(end) and ".experts." not in name]
 
         q, k, gate = (found(f"{name}_proj.weight") for name in ("q", "k", "gate"))
-        table = found("embed_tokens.weight")
-        if not (q and k and gate and table):
+        table, experts = found("embed_tokens.weight"), experts_of(shapes)
+        wide = [2 * chosen * min(shape[1:]) for name, shape in experts.items() if name.endswith("down_proj")]
+        if not (q and k and table and (gate or wide)):
             return None
-        return cls(len(q), q[0][1], q[0][0], k[0][0], gate[0][0], table[0][0])
+        inner = (sum(2 * shape[0] for shape in gate) + sum(wide)) // (2 * len(q))
+        width = q[0][1]
+        pairs = 3 * max(wide) // 2 + chosen * width if wide else 0
+        return cls(len(q), width, q[0][0], k[0][0], inner, table[0][0], pairs)
 
     @property
     def kept(self) -> int:
@@ -107,22 +115,22 @@ class Peak:
         return self.held + self.sampler + self.moving
 
 
-def expected(sizes: Dimensions, held: int, passing: int, work: Work, memory: int | None) -> Peak:
-    """The peak beside `held` bytes. Gradients in the weights' own bits are `passing`: they come when activations go.
+def expected(sizes: Dimensions, held: Held, work: Work, memory: int | None) -> Peak:
+    """The peak of a step.
 
     Where a GPU of `memory` bytes has no room for a micro-batch, it gets as many tokens as fit, as the learner makes it
     (`loops/memory.py`); where not even the longest sequence fits, blocks are computed again.
     """
-    chosen = _peak(sizes, held, passing, work, memory, recomputed=work.recompute == "always")
+    chosen = _peak(sizes, held, work, memory, recomputed=work.recompute == "always")
     if memory is None or chosen.moving <= _room(chosen, memory):
         return chosen
     longest = work.prompt + work.answer
     fits = _fitting(chosen, memory)
     if fits < longest and work.recompute == "auto":
-        chosen = _peak(sizes, held, passing, work, memory, recomputed=True)
+        chosen = _peak(sizes, held, work, memory, recomputed=True)
         fits = _fitting(chosen, memory)
     smaller = replace(work, micro_tokens=max(longest, min(fits, work.micro_tokens)))
-    return _peak(sizes, held, passing, smaller, memory, chosen.recomputed)
+    return _peak(sizes, held, smaller, memory, chosen.recomputed)
 
 
 def _room(peak: Peak, memory: int) -> float:
@@ -136,26 +144,17 @@ def _fitting(peak: Peak, memory: int) -> int:
     return int((_room(peak, memory) - peak.logits) / each)
 
 
-def _peak(
-    sizes: Dimensions, held: int, passing: int, work: Work, memory: int | None, recomputed: bool
-) -> Peak:
+def _peak(sizes: Dimensions, held: Held, work: Work, memory: int | None, recomputed: bool) -> Peak:
     passes = max(1, math.ceil(work.trained / work.micro_tokens))
     longest = work.prompt + work.answer
     tokens = min(work.trained, max(longest, math.ceil(work.trained / passes)))
     drawn = math.ceil(tokens * work.decisions / max(1, work.trained))
     block = sizes.kept // sizes.layers
     each = block if work.offload else sizes.stream + block if recomputed else sizes.kept
-    activations = tokens * each * work.width
+    activations = tokens * (each + sizes.pairs) * work.width
     softmaxes = drawn * sizes.vocabulary * work.width
     small = memory is None or softmaxes < KEPT_SHARE * memory
-    if (
-        work.entropy
-        or work.frozen
-        or work.width != 2
-        or sizes.vocabulary < KEPT_VOCABULARY
-        or not small
-        or work.offload
-    ):
+    if work.entropy or work.frozen or work.width != 2 or sizes.vocabulary < KEPT_VOCABULARY or not small:
         softmaxes = 0
     logits = 4 * min(drawn * sizes.vocabulary, LOGITS)
     capacity = math.ceil((longest + 1) / 64) * 64
@@ -163,9 +162,22 @@ def _peak(
     sampler = rows * (capacity * (2 * sizes.layers * sizes.keys * work.width + 8) + 4 * sizes.vocabulary)
     if memory is not None:
         sampler = min(sampler, int(0.4 * memory))
-    if activations + softmaxes + logits < passing:
-        activations, softmaxes, logits = passing, 0, 0
-    return Peak(held, sampler, activations, softmaxes, logits, tokens, recomputed)
+    always, coming = held.always + (held.summed if passes > 1 else 0), held.passing
+    if passes == 1:  # the only pass leaves its gradients when its activations have gone
+        coming = max(held.summed, held.passing)
+    if activations + softmaxes + logits < coming:
+        activations, softmaxes, logits = coming, 0, 0
+    return Peak(always, sampler, activations, softmaxes, logits, tokens, recomputed)
+
+
+class Held(NamedTuple):
+    """Bytes that are there before a step, and those of gradients, which come as activations go."""
+
+    always: int
+    summed: int
+    """Gradients in float32, which stay from one micro-batch to the next."""
+    passing: int
+    """Those of one micro-batch, in the weights' own bits."""
 
 
 def held(
@@ -175,8 +187,8 @@ def held(
     masters: bool = True,
     copies: int = 0,
     base: str = "whole",
-) -> tuple[int, int]:
-    """Bytes that bfloat16 weights hold all the time, and those of gradients that pass by.
+) -> Held:
+    """What bfloat16 weights and their optimiser hold.
 
     numbers   that the optimiser keeps of a weight, in float32
     copies    of all weights for snapshots; with adapters the base is there anyway
@@ -184,21 +196,21 @@ def held(
     """
     weights = sum(map(math.prod, shapes.values()))
     if not lora:
-        moved = 4 + 4 * numbers + (4 if masters else 0)
-        return int(weights * (2 + 2 * copies + moved)), 2 * weights
+        moved = 4 * numbers + (4 if masters else 0)
+        return Held(int(weights * (2 + 2 * copies + moved)), 4 * weights, 2 * weights)
     adapted = [shape for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name]
     factors = sum(lora * sum(shape) for shape in adapted)
     inside = sum(map(math.prod, adapted))
     kept = BYTES[base] - 2 if base in BYTES else 2
-    return int(2 * weights + kept * inside + factors * (8 + 4 * numbers)), 0
+    return Held(int(2 * weights + kept * inside + factors * (8 + 4 * numbers)), 0, 0)
 
 
-def verdict(sizes: Dimensions, holding: tuple[int, int], work: Work, memory: int) -> str:
+def verdict(sizes: Dimensions, holding: Held, work: Work, memory: int) -> str:
     """What a step takes of a card, in GB, and what it takes to fit; – where it does not."""
-    found = expected(sizes, *holding, work, memory)
+    found = expected(sizes, holding, work, memory)
     if found.moving > memory - SPARE - found.held - found.sampler:
         return "–"
-    asked = _peak(sizes, *holding, work, memory, found.recomputed)
+    asked = _peak(sizes, holding, work, memory, found.recomputed)
     mark = (
         "**"
         if found.recomputed and work.recompute != "always"
@@ -207,6 +219,24 @@ def verdict(sizes: Dimensions, holding: tuple[int, int], work: Work, memory: int
         else ""
     )
     return f"{found.total / GB:.0f}{mark}"
+
+
+def experts_of(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """All experts' weights of a layer as one tensor each, [experts, …, …], however they lie on disk."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        place, there, inside = name.partition(".experts.")
+        if not there or "bias" in inside:
+            continue
+        layer = f"{place.rpartition('.')[0]}.mlp.experts"
+        if len(shape) == 3:
+            found[f"{layer}.{inside}"] = shape
+        elif inside.endswith(("down_proj.weight", "w2.weight")):
+            found[f"{layer}.down_proj"] = (found.get(f"{layer}.down_proj", (0,))[0] + 1, *shape)
+        elif inside.endswith(("gate_proj.weight", "w1.weight")):
+            many = found.get(f"{layer}.gate_up_proj", (0,))[0] + 1
+            found[f"{layer}.gate_up_proj"] = (many, 2 * shape[0], shape[1])
+    return found
 
 
 # ------------------------------------------------------------------ published sizes

@@ -30,6 +30,8 @@ class Lora:
     """s = α / rank. Left out, it is twice the rank."""
     target_modules: tuple[str, ...] = ()
     """Names of the layers that get adapters, or patterns of whole names (`*.3.mlp.*`). Left out, every linear layer."""
+    target_parameters: tuple[str, ...] = ()
+    """Tensors of experts' weights that get adapters as well: `mlp.experts.gate_up_proj`, `mlp.experts.down_proj`."""
     rslora: bool = False
     """Whether s = α / √rank, which keeps steps of one size as the rank grows."""
     dora: bool = False
@@ -45,6 +47,12 @@ class Lora:
         check_fields(self, "lora")
         if self.dora and self.base != "whole":
             raise PanoplyError(f"lora.base={self.base} is not for DoRA, whose weights go through PEFT.")
+        if self.target_parameters and self.base != "whole":
+            raise PanoplyError(
+                f"lora.base={self.base} is not for adapters on experts: leave out lora.target_parameters."
+            )
+        if self.target_parameters and self.dora:
+            raise PanoplyError("lora.dora is not for adapters on experts: leave out lora.target_parameters.")
 
     def scale(self, rank: int, asked: int) -> float:
         """s, by which the B·A of a layer is multiplied; its rank may be another than the one asked for."""
@@ -69,6 +77,26 @@ class Lora:
                 wide = " × ".join(map(str, inside[name]))
                 raise PanoplyError(
                     f"--lora {rank} is more than {name} allows, whose weight is {wide}: at most {min(inside[name])}."
+                )
+        return found
+
+    def tensors(self, experts: Mapping[str, tuple[int, ...]], rank: int) -> list[str]:
+        """Which of a model's tensors of experts, given with their shapes, get adapters of this rank."""
+        found: list[str] = []
+        for word in self.target_parameters:
+            named = [name for name in experts if _names(word, name)]
+            if not named and not experts:
+                raise PanoplyError(f"lora.target_parameters cannot name {word}: the model has no experts.")
+            if not named:
+                there = {".".join(name.split(".")[-3:]) for name in experts}
+                raise unknown("tensor in lora.target_parameters", word, there)
+            found += [name for name in named if name not in found]
+        for name in found:
+            if rank > min(experts[name][1:]):
+                wide = " × ".join(map(str, experts[name][1:]))
+                raise PanoplyError(
+                    f"--lora {rank} is more than {name} allows, whose experts are {wide}: at most "
+                    f"{min(experts[name][1:])}."
                 )
         return found
 

@@ -147,6 +147,9 @@ class Kind(Protocol):
     def shapes(self, source: str, world: Any, settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         """The weights a policy would have, by name."""
 
+    def experts_at_once(self, source: str, world: Any) -> int:
+        """How many experts of a layer a token goes through; 0 where there are none."""
+
     def lengths(self, world: Any, longest: int | None) -> Lengths:
         """How long an episode can be."""
 

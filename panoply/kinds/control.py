@@ -161,6 +161,10 @@ def shapes(source: str, world: ControlWorld, settings: Mapping[str, Any]) -> dic
     return {name: tuple(weight.shape) for name, weight in policy.named_parameters()}
 
 
+def experts_at_once(source: str, world: ControlWorld) -> int:
+    return 0
+
+
 def lengths(world: ControlWorld, longest: int | None) -> Lengths:
     steps = min(longest or world.horizon or 1000, world.horizon or 1000)
     return Lengths(0, steps, steps)

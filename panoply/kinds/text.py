@@ -139,6 +139,10 @@ def shapes(source: str, world: TextWorld, settings: Mapping[str, Any]) -> dict[s
     return build.model_shapes(source, world)
 
 
+def experts_at_once(source: str, world: TextWorld) -> int:
+    return build.experts_at_once(source, world)
+
+
 def lengths(world: TextWorld, longest: int | None) -> Lengths:
     prompt, turns = len(world.task("train", 0).prompt), world.turn_cap
     answer = turns * min(longest or world.max_tokens, world.max_tokens)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.parts import Part
+from panoply.policies.expert_adapters import LowRankExperts
 from panoply.policies.low_rank import LowRank
 from panoply.slots.schedule.schedules import at, settled
 from panoply.slots.update.solver import MiniBatchView, Solver
@@ -160,7 +161,7 @@ class Masters:
     adapted   layers whose weights follow low-rank factors that are among the `weights`
     """
 
-    def __init__(self, weights: Mapping[str, nn.Parameter], adapted: Iterable[LowRank] = ()):
+    def __init__(self, weights: Mapping[str, nn.Parameter], adapted: Iterable[LowRank | LowRankExperts] = ()):
         self.adapted = list(adapted)
         self.weights = {name: w for name, w in weights.items() if w.dtype in NARROW}
         self.masters = {name: nn.Parameter(w.detach().float()) for name, w in self.weights.items()}

@@ -16,6 +16,8 @@ from panoply.errors import PanoplyError, plain
 from panoply.files import is_file, read_json
 from panoply.lora import Lora
 from panoply.policies import hub
+from panoply.policies.expert_adapters import LowRankExperts, expert_tensors, from_peft, own_name, to_peft
+from panoply.policies.experts import TENSORS
 from panoply.policies.low_rank import adapters, linear_layers, merge, merged
 from panoply.policies.weights import listed, read_shapes, read_weights
 
@@ -42,6 +44,7 @@ class Config(TypedDict):
     base_model_name_or_path: NotRequired[str | None]
     use_rslora: NotRequired[bool]
     use_dora: NotRequired[bool]
+    target_parameters: NotRequired[list[str] | None]
 
 
 @dataclass(frozen=True)
@@ -74,16 +77,28 @@ class Adapter:
                 raise PanoplyError(
                     f"The adapter in {self.where} lacks lora_{'A' if a is None else 'B'} of {layer}."
                 )
-            outputs, inputs = linear[layer]
+            *many, outputs, inputs = linear[layer]
             rank = a.shape[0] if a.dim() else 0
-            if tuple(a.shape) != (rank, inputs) or tuple(b.shape) != (outputs, rank) or not rank:
+            fits = tuple(a.shape) == (rank, inputs) and tuple(b.shape) == (outputs, rank)
+            if not fits or not rank or (many and rank % many[0]):
                 raise PanoplyError(
-                    f"The adapter in {self.where} is of another base than {plain(self.base)}: {layer} is {outputs} × "
-                    f"{inputs} there, and has factors {tuple(b.shape)} and {tuple(a.shape)} here."
+                    f"The adapter in {self.where} is of another base than {plain(self.base)}: {layer} is "
+                    f"{' × '.join(map(str, linear[layer]))} there, and has factors {tuple(b.shape)} and "
+                    f"{tuple(a.shape)} here."
                 )
 
-    def ranks(self) -> dict[str, int]:
-        return {layer: self.weights[f"{layer}.lora_A"].shape[0] for layer in self.layers()}
+    def ranks(self, experts: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, int]:
+        """Of each layer; PEFT's matrices of experts have the rank once for each of them."""
+        shapes = experts or {}
+        return {
+            layer: self.weights[f"{layer}.lora_A"].shape[0] // shapes.get(layer, (1,))[0]
+            for layer in self.layers()
+        }
+
+    def factors(self, layer: str, experts: int = 0, paired: bool = False) -> tuple[Tensor, Tensor]:
+        """A and B of a layer, or of a tensor of so many experts."""
+        a, b = (self.weights[f"{layer}.lora_{side}"] for side in "AB")
+        return from_peft(a, b, experts, paired and layer.endswith(TENSORS[0])) if experts else (a, b)
 
 
 def is_adapter(folder: Path) -> bool:
@@ -149,7 +164,13 @@ def read_adapter(folder: Path) -> Adapter:
     if not is_file(folder / WEIGHTS):
         raise PanoplyError(f"{plain(folder)} holds no adapter: there is no {WEIGHTS}.")
     saved = read_weights([folder / WEIGHTS])
-    ours = {f"{PREFIX}{name}": name for name in map(_layer, saved) if name}
+    named = {name.rpartition(".")[0] for name in map(_layer, saved) if name}
+    targets = config.get("target_parameters") or []
+    ours = {
+        f"{PREFIX}{name}": f"{own_name(layer, named, targets)}.{side}"
+        for layer, _, side in (name.rpartition(".") for name in map(_layer, saved) if name)
+        for name in [f"{layer}.{side}"]
+    }
     factors = {}
     for name, weight in saved.items():
         own = ours.get(name.removesuffix(".weight"))
@@ -181,10 +202,12 @@ def load_factors(model: nn.Module, adapter: Adapter) -> None:
     here = dict(adapters(model))
     if missing := here.keys() - set(adapter.layers()):
         raise PanoplyError(f"The adapter in {adapter.where} lacks {listed(missing)}.")
-    adapter.check({name: (layer.out_features, layer.in_features) for name, layer in here.items()})
+    experts = expert_tensors(model)
+    adapter.check({n: experts.get(n, (layer.out_features, layer.in_features)) for n, layer in here.items()})
     for name, layer in here.items():
-        for side, factor in (("A", layer.lora_A), ("B", layer.lora_B)):
-            saved = adapter.weights[f"{name}.lora_{side}"]
+        many = experts.get(name, (0,))[0]
+        both = adapter.factors(name, many, _paired(model))
+        for side, factor, saved in zip("AB", (layer.lora_A, layer.lora_B), both, strict=True):
             if saved.shape != factor.shape:
                 raise PanoplyError(
                     f"The adapter in {adapter.where} does not fit: lora_{side} of {name} is {tuple(saved.shape)}, not "
@@ -197,11 +220,19 @@ def load_factors(model: nn.Module, adapter: Adapter) -> None:
 @torch.no_grad()
 def add_merged(model: nn.Module, adapter: Adapter) -> None:
     """Add an adapter to a plain model's weights for good."""
-    adapter.check(linear_layers(model))
-    for name, own in adapter.ranks().items():
-        layer = cast(nn.Linear, model.get_submodule(name))
-        a, b = (adapter.weights[f"{name}.lora_{side}"].to(layer.weight.device).float() for side in "AB")
-        layer.weight.copy_(merged(layer.weight, a, b, adapter.settings.scale(own, adapter.rank)))
+    experts = expert_tensors(model)
+    adapter.check(linear_layers(model) | experts)
+    for name, own in adapter.ranks(experts).items():
+        weight = model.get_parameter(name if name in experts else f"{name}.weight")
+        both = adapter.factors(name, experts.get(name, (0,))[0], _paired(model))
+        a, b = (factor.to(weight.device).float() for factor in both)
+        weight.copy_(merged(weight, a, b, adapter.settings.scale(own, adapter.rank)))
+
+
+def _paired(model: nn.Module) -> bool:
+    """Whether the layout's folders have gates and what they multiply take turns."""
+    sparse = cast(Any, model).config.layout.sparse
+    return sparse is not None and not sparse.each
 
 
 def write_adapter(
@@ -210,11 +241,17 @@ def write_adapter(
     """A folder that PEFT opens on the base model, by `AutoPeftModelForCausalLM` where a folder holds that."""
     folder.mkdir(parents=True, exist_ok=True)
     layers = dict(adapters(model))
-    weights = {
-        f"{PREFIX}{name}.lora_{side}.weight": factor.detach().cpu().contiguous()
+    experts = {name: la for name, la in layers.items() if isinstance(la, LowRankExperts)}
+    layers = {name: layer for name, layer in layers.items() if name not in experts}
+    factors: dict[str, Tensor] = {
+        f"{name}.lora_{side}": factor
         for name, layer in layers.items()
         for side, factor in (("A", layer.lora_A), ("B", layer.lora_B))
     }
+    for name, one in experts.items():
+        both = all(f"{name.rpartition('.')[0]}.{tensor}" in experts for tensor in TENSORS)
+        factors |= to_peft(name, one, both, _paired(model))
+    weights = {f"{PREFIX}{name}.weight": f.detach().cpu().contiguous() for name, f in factors.items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     config = {
         "peft_type": "LORA",
@@ -233,6 +270,8 @@ def write_adapter(
         "modules_to_save": None,
         "target_modules": _targets(layers, model),
     }
+    if experts:
+        config["target_parameters"] = sorted({f"mlp.experts.{name.rpartition('.')[2]}" for name in experts})
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 

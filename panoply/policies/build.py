@@ -130,6 +130,15 @@ def model_shapes(source: str, world: TextWorld) -> dict[str, tuple[int, ...]]:
     return {name: tuple(p.shape) for name, p in model.named_parameters()}
 
 
+def experts_at_once(source: str, world: TextWorld) -> int:
+    """How many experts a token goes through, by the model's config; 0 where there are none."""
+    folder = model_source(source, world)
+    if folder is None:
+        return 0
+    config = read_config(model_under(folder))
+    return int(config.get("num_experts_per_tok") or config.get("experts_per_token") or 0)
+
+
 def folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     read_config(folder)
     return read_shapes(weight_files(model_under(folder)))

@@ -53,6 +53,10 @@ class Router(nn.Module):
         return nn.functional.linear(x.to(wide), self.weight.to(wide), bias)
 
 
+TENSORS = ("gate_up_proj", "down_proj")
+"""Of experts' weights, which may have adapters (`expert_adapters.py`); their factors are modules beside them."""
+
+
 class Experts(nn.Module):
     """All experts' weights, [experts, outputs, inputs]; of the first product the gates come first."""
 
@@ -63,6 +67,11 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(many, width, inner))
         self.gate_up_bias = nn.Parameter(torch.empty(many, 2 * inner)) if mixing.bias else None
         self.down_bias = nn.Parameter(torch.empty(many, width)) if mixing.bias else None
+
+    @property
+    def factors(self) -> list[Any]:
+        """The adapters of both tensors, None where there is none."""
+        return [getattr(self, f"{tensor}_factors", None) for tensor in TENSORS]
 
 
 class Mixture(nn.Module):
@@ -77,8 +86,10 @@ class Mixture(nn.Module):
         flat = x.reshape(-1, x.shape[-1])
         scale, chosen = route(self.router(flat), self.mixing)
         e = self.experts
+        leaves = [leaf for one in e.factors if one is not None for leaf in (one.lora_A, one.lora_B)]
+        weights = (e.gate_up_proj, e.gate_up_bias, e.down_proj, e.down_bias)
         mixed: Tensor = _Mix.apply(  # type: ignore[no-untyped-call]
-            flat, scale, chosen, self.mixing, e.gate_up_proj, e.gate_up_bias, e.down_proj, e.down_bias
+            flat, scale, chosen, self.mixing, *weights, e.factors, *leaves
         )
         return mixed.view(x.shape)
 
@@ -127,6 +138,8 @@ class _Mix(torch.autograd.Function):
         up_bias: Tensor | None,
         down: Tensor,
         down_bias: Tensor | None,
+        factors: list[Any],
+        *_: Tensor,
     ) -> Tensor:
         kernels = _kernels(x.device)
         plan, pairs = kernels.plan(chosen, mixing.experts), chosen.numel()
@@ -134,7 +147,7 @@ class _Mix(torch.autograd.Function):
         wide = kernels.gated(both, scale.view(-1), mixing.alpha, mixing.limit)
         parts = kernels.product(wide, down, down_bias, plan, pairs, scale.view(-1))
         ctx.save_for_backward(x, scale, chosen, up, up_bias, down, down_bias, both)
-        ctx.plan, ctx.mixing = plan, mixing
+        ctx.plan, ctx.mixing, ctx.factors = plan, mixing, factors
         out: Tensor = parts.view(mixing.chosen, *x.shape).sum(0)
         return out
 
@@ -157,12 +170,15 @@ class _Mix(torch.autograd.Function):
             if needs[7]:
                 on_down_bias = _summed(torch.cat([s[:, None] * wide_g for s in scale]), chosen, down_bias)
             on_up_bias = _summed(g_both, chosen, up_bias) if needs[5] else None
+        on_leaves: list[Tensor] = []
+        for one, slope, given in zip(ctx.factors, (g_both, g), (x, wide), strict=True):
+            on_leaves += [] if one is None else one.slopes(slope, given, plan, pairs, kernels)
         on_x = (
             kernels.product(g_both, up.transpose(1, 2), None, plan, pairs)
             .view(mixing.chosen, *x.shape)
             .sum(0)
         )
-        return on_x, g_scale, None, None, on_up, on_up_bias, on_down, on_down_bias
+        return on_x, g_scale, None, None, on_up, on_up_bias, on_down, on_down_bias, None, *on_leaves
 
 
 def _summed(g: Tensor, chosen: Tensor, like: Tensor) -> Tensor:

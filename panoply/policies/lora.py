@@ -32,6 +32,7 @@ from panoply.policies.adapter_folder import (
     write_adapter,
 )
 from panoply.policies.decoder import Decoder
+from panoply.policies.expert_adapters import expert_tensors
 from panoply.policies.foreign import Foreign
 from panoply.policies.text import TextPolicy
 from panoply.policies.weights import check_fit, read_weights, weight_files
@@ -55,13 +56,14 @@ def add_lora(
     model = policy.model
     if isinstance(model, Foreign) or settings.dora:
         return _through_peft(policy, rank, seed, settings, folder)
-    linear, saved = low_rank.linear_layers(model), None if folder is None else read_adapter(folder)
+    linear, experts = low_rank.linear_layers(model), expert_tensors(model)
+    saved = None if folder is None else read_adapter(folder)
     _refuse_experts(model, settings)
     if saved is None:
-        ranks = dict.fromkeys(settings.layers(linear, rank), rank)
+        ranks = dict.fromkeys([*settings.layers(linear, rank), *settings.tensors(experts, rank)], rank)
     else:
-        saved.check(linear)
-        ranks = saved.ranks()
+        saved.check(linear | experts)
+        ranks = saved.ranks(experts)
     scales = {name: settings.scale(own, rank) for name, own in ranks.items()}
     base = low_rank.adapt(model, ranks, scales, None if settings.base == "whole" else settings.base)
     before = TextPolicy(base, policy.tokenizer, shared=policy.shared)
@@ -74,7 +76,7 @@ def add_lora(
 
 
 def _refuse_experts(model: Any, settings: Lora) -> None:
-    """A layer's experts are one tensor, which no adapter is for; attention and layers without experts have them."""
+    """A layer's experts are one tensor, which has a setting of its own."""
     if model.config.mixing is None:
         return
     inside = {part for name, _ in model.named_parameters() if ".mlp." in name for part in name.split(".")[3:]}
@@ -84,7 +86,8 @@ def _refuse_experts(model: Any, settings: Lora) -> None:
     }
     if named := [word for word in settings.target_modules if word in inside]:
         raise PanoplyError(
-            f"lora.target_modules cannot name {named[0]}: experts and routers get no adapters; attention's layers do."
+            f"lora.target_modules cannot name {named[0]}: routers get no adapters, and tensors of experts are named in "
+            "lora.target_parameters (mlp.experts.gate_up_proj, mlp.experts.down_proj)."
         )
 
 
@@ -172,6 +175,7 @@ def _through_peft(
         r=rank,
         lora_alpha=2 * rank if settings.alpha is None else settings.alpha,
         target_modules=settings.layers(linear, rank) if folder is None else adapted_layers(folder),
+        target_parameters=list(settings.target_parameters) or None,
         lora_dropout=0.0,
         use_rslora=settings.rslora,
         use_dora=settings.dora,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from panoply.kernels.low_rank import Stack, Weight, matrix, slopes
+from panoply.policies.expert_adapters import LowRankExperts, adapt_experts, expert_tensors
 from panoply.policies.quantised import Kind, Quantised, QuantisedLinear
 
 
@@ -206,11 +207,11 @@ PLAIN: tuple[type[nn.Module], ...] = (nn.Linear, LowRankLinear)
 """Types of layers that are no more than x · Wᵀ + bias in a forward pass; those that inherit from them may be."""
 
 
-def adapters(model: object) -> Iterator[tuple[str, LowRank]]:
-    """A model's layers that have adapters, by name."""
+def adapters(model: object) -> Iterator[tuple[str, LowRank | LowRankExperts]]:
+    """A model's layers, and tensors of experts, that have adapters, by name."""
     for name, layer in model.named_modules() if isinstance(model, nn.Module) else ():
-        if isinstance(layer, LowRank):
-            yield name, layer
+        if isinstance(layer, LowRank | LowRankExperts):
+            yield name.removesuffix("_factors"), layer
 
 
 def merge(model: nn.Module) -> None:
@@ -232,8 +233,10 @@ def adapt(
     Where W₀ is quantised both have it in few bits alone, and W begins as what they say.
     """
     model.requires_grad_(False)
-    layers = {name: model.get_submodule(name) for name in ranks}
+    tensors = {name: model.get_parameter(name) for name in ranks if name in expert_tensors(model)}
+    layers = {name: model.get_submodule(name) for name in ranks if name not in tensors}
     own = {id(layer.weight) for layer in layers.values()} if quantised is None else set()
+    own |= {id(tensor) for tensor in tensors.values()}
     base = copy.deepcopy(model, {id(p): p for p in model.parameters() if id(p) not in own})
     for name, layer in layers.items():
         place, _, last = name.rpartition(".")
@@ -245,6 +248,8 @@ def adapt(
             setattr(base.get_submodule(place), last, few)
             adapted = LowRankQuantised(layer, few, ranks[name], scales[name])
         setattr(model.get_submodule(place), last, adapted)
+    for name in tensors:
+        adapt_experts(model, base, name, ranks[name], scales[name])
     return base
 
 
@@ -262,16 +267,16 @@ def start(model: nn.Module, generator: torch.Generator) -> None:
 def copied(model: Any) -> Any:
     """A copy that learning does not touch. With adapters, it shares what never changes: W₀ and all frozen weights."""
     moving = {id(p) for _, layer in adapters(model) for p in (layer.lora_A, layer.lora_B)}
-    moving |= {id(layer.weight) for _, layer in adapters(model) if isinstance(layer, LowRankLinear)}
+    moving |= {id(la.like) for _, la in adapters(model) if not isinstance(la, LowRankQuantised)}
     shared = {id(p): p for p in model.parameters() if moving and id(p) not in moving}
     return copy.deepcopy(model, shared)
 
 
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     """All weights by name as a model without adapters has them: merged."""
-    factors = {f"{name}.{own}" for name, _ in adapters(model) for own in ("lora_A", "lora_B")}
     whole = {f"{n}.weight": la.weight for n, la in adapters(model) if isinstance(la, LowRankQuantised)}
-    return {name: weight for name, weight in model.state_dict().items() if name not in factors} | whole
+    held = model.state_dict().items()
+    return {name: weight for name, weight in held if not name.endswith((".lora_A", ".lora_B"))} | whole
 
 
 def linear_layers(model: nn.Module) -> dict[str, tuple[int, ...]]:

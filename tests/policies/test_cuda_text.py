@@ -212,13 +212,16 @@ def test_weights_of_few_bits_give_the_slopes_of_whole_ones(base: Kind) -> None:
             b.data.copy_(a)
     for one in (few, whole):
         low_rank.merge(one.model)
+    for (_, mine), (_, theirs) in zip(*(low_rank.adapters(p.model) for p in (few, whole)), strict=True):
+        theirs.like.data.copy_(mine.weight)  # type: ignore[union-attr]  # rounded once, and not twice
+    for one in (few, whole):
         learning = [p for p in one.parameters() if p.requires_grad]
         scores = one.score(data)["logp"]
         found.append(
             [scores, *torch.autograd.grad((scores * weight(data, "cuda")).sum(), learning, retain_graph=True)]
         )
     for a, b in zip(*found, strict=True):
-        assert (a - b).norm() < 3 * torch.finfo(torch.bfloat16).eps * b.norm()
+        assert (a - b).norm() < torch.finfo(torch.bfloat16).eps * b.norm()
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -1,0 +1,187 @@
+"""Adapters on experts: merged as the formula says, slopes without ∂W, and PEFT's folders in and out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from test_experts import CONFIGS
+from test_text import RAGGED, TOKENIZER, experience
+from torch import Tensor
+
+import panoply as pp
+from panoply.costs import cost
+from panoply.errors import PanoplyError
+from panoply.lora import Lora
+from panoply.policies import low_rank
+from panoply.policies.decoder import DecoderConfig
+from panoply.policies.experts import Mixing
+from panoply.policies.folder import load_model
+from panoply.policies.lora import add_lora, begun_with, load_adapter, save_adapter
+from panoply.policies.text import TextPolicy
+from panoply.worlds.text.chain import Chain
+
+BOTH = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+LAYOUTS: dict[str, dict[str, Any]] = {
+    **CONFIGS,
+    "all sparse": {"model_type": "qwen3_moe", "mixing": Mixing(6, 2, 20)},
+    "mixtral": {"model_type": "mixtral", "mixing": Mixing(5, 2, 20)},
+    "olmoe": {"model_type": "olmoe", "mixing": Mixing(5, 2, 20, normalised=False)},
+}
+DATA = experience(RAGGED)
+
+
+def fresh(kind: str, dtype: torch.dtype = torch.float32) -> TextPolicy:
+    config = DecoderConfig(14, width=32, layers=3, heads=4, kv_heads=2, max_positions=256, **LAYOUTS[kind])
+    return TextPolicy.fresh(config, TOKENIZER, 3, dtype)
+
+
+def moved(kind: str, targets: tuple[str, ...] = BOTH, dtype: torch.dtype = torch.float32) -> TextPolicy:
+    """A policy whose adapters have learned something."""
+    policy = add_lora(fresh(kind, dtype), 3, settings=Lora(target_parameters=targets, alpha=4.0))
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for _, layer in low_rank.adapters(policy.model):
+            for factor in (layer.lora_A, layer.lora_B):
+                factor.copy_(0.2 * torch.randn(factor.shape, generator=generator))
+    low_rank.merge(policy.model)
+    return policy
+
+
+@pytest.mark.parametrize("kind", ["experts", "sinks"])
+def test_slopes_are_those_that_the_whole_weights_give(kind: str) -> None:
+    """With W = W₀ + s·B·A: ∂A = s·Bᵀ∂W and ∂B = s·∂W·Aᵀ, an expert at a time."""
+    policy, plain = moved(kind, dtype=torch.float64), fresh(kind, torch.float64)
+    plain.model.load_state_dict(low_rank.plain_weights(policy.model))
+    weight = torch.linspace(-1, 1, len(DATA), dtype=torch.float64)
+    for one in (policy, plain):
+        (one.score(DATA)["logp"] * weight).sum().backward()
+    found = 0
+    for name, layer in low_rank.adapters(policy.model):
+        if name.endswith(BOTH):
+            whole: Tensor = plain.model.get_parameter(name).grad  # type: ignore[assignment]
+            for mine, expected in (
+                (layer.lora_A.grad, layer.scale * layer.lora_B.transpose(1, 2) @ whole),
+                (layer.lora_B.grad, layer.scale * whole @ layer.lora_A.transpose(1, 2)),
+            ):
+                assert expected.abs().max() > 1e-6
+                torch.testing.assert_close(mine, expected, rtol=1e-8, atol=1e-10)
+            found += 1
+    assert found == (4 if kind == "experts" else 6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.parametrize("kind", ["experts", "sinks"])
+def test_slopes_on_a_gpu_are_those_of_the_cpu(kind: str) -> None:
+    slopes = []
+    for device in ("cpu", "cuda"):
+        policy = moved(kind)
+        policy.model.to(device)
+        scores = policy.score(DATA)["logp"]
+        weight = torch.linspace(-1, 1, len(DATA), device=device)
+        learning = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+        found = torch.autograd.grad((scores * weight).sum(), list(learning.values()))
+        slopes.append({name: slope.cpu() for name, slope in zip(learning, found, strict=True)})
+    for name, slope in slopes[0].items():
+        assert (slopes[1][name] - slope).norm() < 1e-3 * slope.norm(), name
+
+
+def test_the_policy_begins_unchanged_and_its_base_stays() -> None:
+    plain = fresh("experts").score(DATA)["logp"]
+    policy = add_lora(fresh("experts"), 3, settings=Lora(target_parameters=BOTH))
+    torch.testing.assert_close(policy.score(DATA)["logp"], plain, rtol=1e-5, atol=1e-6)
+    before, copied = begun_with(policy), None
+    for _, layer in low_rank.adapters(policy.model):
+        layer.lora_B.data.normal_(0, 0.2)
+    low_rank.merge(policy.model)
+    copied = policy.copy()
+    assert not torch.allclose(policy.score(DATA)["logp"], plain, atol=1e-2)
+    assert before is not None
+    torch.testing.assert_close(before.score(DATA)["logp"], plain, rtol=1e-5, atol=1e-6)
+    held = copied.score(DATA)["logp"].detach()
+    for _, layer in low_rank.adapters(policy.model):
+        layer.lora_B.data.zero_()
+    low_rank.merge(policy.model)
+    assert torch.equal(copied.score(DATA)["logp"], held)
+    torch.testing.assert_close(policy.score(DATA)["logp"], plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("targets", [BOTH, BOTH[:1], BOTH[1:]], ids=["both", "first", "second"])
+@pytest.mark.parametrize("kind", [kind for kind in LAYOUTS if "dense" not in LAYOUTS[kind]])
+def test_peft_opens_what_is_written_and_what_it_writes_is_opened(
+    kind: str, targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Where all layers have experts: of a layer without, PEFT takes `down_proj` for experts' own."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    fresh(kind).save(tmp_path / "base")
+    policy = moved(kind, targets)
+    save_adapter(policy, tmp_path / "adapter", tmp_path / "base")
+    text = torch.randint(3, 14, (2, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = policy.model(text)
+        inner = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+        theirs = peft.PeftModel.from_pretrained(inner, tmp_path / "adapter").eval()
+        torch.testing.assert_close(theirs(text).logits, expected, atol=1e-4, rtol=1e-4)
+        theirs.save_pretrained(tmp_path / "again")
+        again = add_lora(fresh(kind), 3, settings=Lora(target_parameters=targets, alpha=4.0))
+        load_adapter(again, tmp_path / "again")
+        torch.testing.assert_close(again.model(text), expected, atol=1e-4, rtol=1e-4)
+        merged = load_model(tmp_path / "adapter")
+        torch.testing.assert_close(merged(text), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_run_with_adapters_on_experts_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    tokenizer = Chain(operations=2).tokenizer
+    shape = {"width": 16, "layers": 2, "heads": 2, "max_positions": 128}
+    config = DecoderConfig(tokenizer.vocab_size, model_type="qwen3_moe", mixing=Mixing(4, 2, 8), **shape)
+    TextPolicy.fresh(config, tokenizer).save(tmp_path / "model")
+    settings = {"lora.target_parameters": BOTH, "lora.target_modules": ("q_proj",), "run.checkpoint_every": 1}
+    given: dict[str, Any] = {
+        "model": str(tmp_path / "model"),
+        "lora": 2,
+        "settings": {**settings, "regularise.kl": 0.1},
+    }
+    whole = tiny.train(tmp_path / "whole", steps=3, **given)
+    rows = tiny.metrics(whole.run)
+    assert max(row["step0_gap"] for row in rows) < 1e-5
+    assert rows[-1]["loss"] != rows[0]["loss"]
+
+    def leave(step: pp.Step) -> None:
+        if step.number == 2:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        tiny.train(tmp_path / "run", on_step=leave, steps=3, **given)
+    assert tiny.resume(tmp_path / "run").fingerprint == whole.fingerprint
+    planned = cost(pp.plan("grpo", "chain", model=given["model"], lora=2, settings=settings))
+    adapted = add_lora(
+        TextPolicy.load(tmp_path / "model"),
+        2,
+        settings=Lora(target_parameters=BOTH, target_modules=("q_proj",)),
+    )
+    assert planned.trainable == sum(p.numel() for p in adapted.parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"target_parameters": ("mlp.experts.gate_proj",)}, "mlp.experts.gate_up_proj"),
+        ({"target_parameters": BOTH, "base": "nf4"}, r"lora\.base=nf4 is not for adapters on experts"),
+        ({"target_parameters": BOTH, "dora": True}, r"lora\.dora is not for adapters on experts"),
+    ],
+)
+def test_what_cannot_be_named(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(PanoplyError, match=words):
+        add_lora(fresh("experts"), 2, settings=Lora(**settings))
+
+
+def test_a_rank_is_no_more_than_an_expert_allows_and_experts_must_be_there() -> None:
+    with pytest.raises(PanoplyError, match=r"whose experts are 32 × 20: at most 20"):
+        add_lora(
+            fresh("experts"), 21, settings=Lora(target_parameters=BOTH[1:], target_modules=("gate_proj",))
+        )
+    with pytest.raises(PanoplyError, match="the model has no experts"):
+        Lora(target_parameters=BOTH).tensors({}, 2)
