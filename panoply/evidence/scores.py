@@ -103,9 +103,15 @@ def _curve(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], metr
     word = metric.removeprefix("area:")
     if word in ("success", "area") or asks(metric):
         return _held_out(result, records, unit)
-    if word.startswith("held_out_") and (name := word.removeprefix("held_out_")) in result["before"]:
+    name = word.removeprefix("held_out_")
+    if name != word and _rate(result["before"], name) is not None:
         return _held_out(result, records, unit, name)
     return _logged(records, word, unit)
+
+
+def _rate(measured: Mapping[str, Any], name: str) -> Any:
+    """A held-out mean by its name; `sampled_PART` is success on one kind of problem, where there are several."""
+    return measured.get(name, measured.get("parts", {}).get(name.removeprefix("sampled_")))
 
 
 def judged_by(measured: Mapping[str, Any]) -> str | None:
@@ -127,10 +133,10 @@ def _held_out(
     if name is None:
         return []
     measured = [r for r in records if r.get(f"held_out_{name}") is not None]
-    curve = [(0.0, float(result["before"][name]))]
+    curve = [(0.0, float(_rate(result["before"], name)))]
     curve += [(spent(r, unit), float(r[f"held_out_{name}"])) for r in measured]
     ended = records and records[-1] not in measured and "diverged" not in result
-    return [*curve, (spent(records[-1], unit), float(result["after"][name]))] if ended else curve
+    return [*curve, (spent(records[-1], unit), float(_rate(result["after"], name)))] if ended else curve
 
 
 def _logged(records: Sequence[Mapping[str, Any]], metric: str, unit: str) -> Curve:

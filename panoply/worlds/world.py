@@ -117,7 +117,8 @@ class TextWorld(Measuring, ABC):
     """Which file of panoply/kinds/ says how such a world is played."""
     access: ClassVar[frozenset[str]] = frozenset({"verify"})
     """What a method may ask for beside tasks and grades: `reference` (gold answers), `teacher`, `hint`, `pairs`,
-    `prefer` (annotators), `preference` (how likely they prefer), `judge` (which steps are right), `fork`."""
+    `prefer` (annotators), `preference` (how likely they prefer), `judge` (which steps are right), `referee` (answers
+    can be put to a policy to be scored), `fork`."""
     keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of its decisions beside those that all have: `domain`, where `part_of` tells kinds of problem apart."""
     preset: ClassVar[str] = "tiny"
@@ -296,6 +297,14 @@ class TextWorld(Measuring, ABC):
     def judge(self, task: Task, answer: Sequence[int], rng: np.random.Generator) -> list[bool]:
         """Whether a judge, who may err, finds each step of an answer right: one verdict for each of `spans`."""
         raise PanoplyError(f"{self.name} has no judge of single steps.")
+
+    def referee(self, task: Task, answers: Sequence[Sequence[int]]) -> Task | None:
+        """The task that asks a policy to score answers to an open task; None where the world can check them itself."""
+        raise PanoplyError(f"{self.name} has no question that asks for scores of answers.")
+
+    def scores(self, task: Task, answer: Sequence[int]) -> list[float] | None:
+        """What an answer to such a task gives each of the answers it was shown; None where that cannot be read."""
+        raise PanoplyError(f"{self.name} has no question that asks for scores of answers.")
 
     def play(self, task: Task) -> Play:
         """A fresh episode of a task. Worlds of several turns give their own."""

@@ -12,6 +12,7 @@ from panoply.worlds.text.copies import Copies
 from panoply.worlds.text.keydoor import Keydoor
 from panoply.worlds.text.manyanswers import ManyAnswers
 from panoply.worlds.text.mixed import Mixed
+from panoply.worlds.text.referee import Referee
 from panoply.worlds.text.strings import Strings
 from panoply.worlds.text.tools import Tools
 from panoply.worlds.world import TextWorld
@@ -23,6 +24,7 @@ WORLDS: list[TextWorld] = [
     ManyAnswers(kind="countdown"),
     Strings(),
     Copies(),
+    Referee(),
     Mixed(),
     Keydoor(),
     Tools(),
