@@ -52,6 +52,17 @@ def test_success_is_the_last_held_out_rate_and_its_curve(folder: Path) -> None:
     assert scores.read(folder, "success", "seconds", 5).curve[1] == (2.5, 0.5)
 
 
+def test_the_curve_of_one_kind_of_problem_begins_at_the_start(folder: Path) -> None:
+    rows = [{**row, "held_out_sampled_sums": 0.25} if row["step"] == 5 else row for row in RECORDS]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = json.loads((folder / "result.json").read_text())
+    result["before"]["parts"], result["after"]["parts"] = {"sums": 0.2}, {"sums": 0.5}
+    (folder / "result.json").write_text(json.dumps(result))
+    found = scores.read(folder, "area:held_out_sampled_sums", "steps", 10)
+    assert found.curve == [(0.0, 0.2), (5.0, 0.25), (10.0, 0.5)]
+    assert found.value == pytest.approx((0.225 * 5 + 0.375 * 5) / 10)
+
+
 def test_a_last_step_that_was_evaluated_is_one_point(folder: Path) -> None:
     rows = [*RECORDS[:-1], {**RECORDS[-1], "held_out_sampled": 0.7}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
