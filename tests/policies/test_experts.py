@@ -293,15 +293,34 @@ def test_kernels_are_the_host_s_functions(mixing: Mixing, tokens: int, dtype: to
     torch.testing.assert_close(shares.cpu().view(k, -1), want.t(), rtol=1e-5, atol=1e-6)
 
 
+def distances(found: Decoder, exact: Decoder) -> dict[str, float]:
+    """How far each gradient is from the exact one, as a share of it."""
+    gradients = zip(found.named_parameters(), exact.parameters(), strict=True)
+    apart = {}
+    for (name, one), other in gradients:
+        assert one.grad is not None
+        assert other.grad is not None
+        apart[name] = float((one.grad.double().cpu() - other.grad).norm() / other.grad.norm())
+    return apart
+
+
 @CUDA
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_fused_blocks_and_graphs_are_near_float64(kind: str) -> None:
-    """bf16 through packed rows, its slopes, and what a captured graph samples, against padded rows in float64."""
+def test_fused_blocks_and_graphs_are_as_near_float64_as_plain_ones(kind: str) -> None:
+    """bf16 through packed rows, its slopes, and what a captured graph samples, against padded rows in float64.
+
+    Rounding sends some tokens to other experts, which moves what a router learns by more than an ulp, and a sum of
+    slopes that nearly cancel by a third. What fused blocks may be off by is therefore what plain ones are off by, which
+    round as often.
+    """
     config = DecoderConfig(200, width=256, layers=3, heads=4, kv_heads=2, head_dim=64, **CONFIGS[kind])
-    half, exact = Decoder(config), Decoder(config)
+    half, plain, exact = (Decoder(config) for _ in range(3))
     half.initialise(0)
     half.to(torch.bfloat16)
-    exact.load_state_dict({name: weight.float() for name, weight in half.state_dict().items()})
+    weights = {name: weight.float() for name, weight in half.state_dict().items()}
+    for other in (plain, exact):
+        other.load_state_dict(weights)
+    plain.to(torch.bfloat16)
     exact.double()
     half.cuda().eval()
     tokens = torch.randint(0, 200, (4, 70), generator=torch.Generator().manual_seed(1))
@@ -313,14 +332,15 @@ def test_fused_blocks_and_graphs_are_near_float64(kind: str) -> None:
     assert (found.cpu().double() - right).abs().mean() < 1.2e-2
     aim = torch.randn(4, 70, 200, generator=torch.Generator().manual_seed(2))
     (found * aim.cuda()).sum().backward()
+    (plain(tokens).float().log_softmax(-1) * aim).sum().backward()
     (right * aim).sum().backward()
-    for (name, quick), slow in zip(half.named_parameters(), exact.parameters(), strict=True):
-        assert quick.grad is not None
-        assert slow.grad is not None
-        alike = torch.nn.functional.cosine_similarity(
-            quick.grad.double().cpu().flatten(), slow.grad.flatten(), dim=0
+    fused, usual = distances(half, exact), distances(plain, exact)
+    assert sum(fused.values()) < 1.2 * sum(usual.values())
+    typical = sorted(usual.values())[len(usual) // 2]
+    for name, apart in fused.items():
+        assert apart < 2 * max(usual[name], typical), (
+            f"{name}: {apart}, where plain blocks are off by {usual[name]}"
         )
-        assert alike > 0.98, f"{name}: {alike}"
     assert has_kernels(half)
     requests = [Request(tuple(row[:20].tolist()), (10, 11, 12)) for row in tokens]
     drawn = TextEngine(half).generate(requests, Sampling(max_tokens=20))
