@@ -27,6 +27,8 @@ SMALL = {
     "sample.pool": 8,
     "sample.random": 4,
     "sample.slots": 8,
+    "models.probe.bootstrap": 1,
+    "models.generalist.support": 4,
     "data.batch": 8,
     "data.data.batch": 8,
     "models.critic.warmup": 0,
