@@ -88,9 +88,18 @@ class Method:
         """What is maximised or minimised, and on which data, in lines."""
         raise NotImplementedError
 
-    def needs(self) -> frozenset[str]:
-        """What all parts together ask of the forward pass, of snapshots, of the policy and of the world."""
-        return frozenset().union(*(held.needs() for _, held in self.parts()))
+    def needs(self, step: int | None = None) -> frozenset[str]:
+        """What all parts together ask of the forward pass, of snapshots, of the policy and of the world.
+
+        In a run, or in a step of it, where parts act in phases.
+        """
+        held = (part if step is None else part.acting(step) for _, part in self.parts())
+        return frozenset().union(*(part.needs() for part in held))
+
+    @property
+    def phased(self) -> bool:
+        """Whether a part acts in phases, so that needs change in the course of a run."""
+        return any(held.info.acts is not None for _, held in self.parts())
 
     def snapshots(self, scores: Scores) -> list[str]:
         """Whose log-probabilities `logp@NAME` are needed, of the distribution sampled from or of the policy itself."""

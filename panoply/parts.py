@@ -55,6 +55,7 @@ class PartInfo:
     cost: Callable[..., Any] | None
     learns: tuple[str, ...] | Callable[[Any], tuple[str, ...]]
     scores: Scores
+    acts: Callable[[Any, int], Part] | None
 
     @property
     def key(self) -> str:
@@ -125,6 +126,10 @@ class Part:
         own = frozenset(own)
         return own.union(*(v.needs() for v in self.settings().values() if isinstance(v, Part)))
 
+    def acting(self, step: int) -> Part:
+        """Who acts for it in a step: itself, or of a part in phases the one whose turn it is."""
+        return self if self.info.acts is None else self.info.acts(self, step)
+
     @functools.cached_property
     def units(self) -> frozenset[str]:
         """What a term has to see whole: its unit, and more where it needs that (`whole:group`)."""
@@ -177,6 +182,7 @@ def part(
     cost: Callable[..., Any] | None = None,
     learns: tuple[str, ...] | Callable[[Any], tuple[str, ...]] = ("policy",),
     scores: Scores | None = None,
+    acts: Callable[[Any, int], Part] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Part]]:
     """Register a function as a part of `slot`.
 
@@ -202,6 +208,8 @@ def part(
               step at most, of an update `part → numbers kept for a weight`, of a model `part → how it learns, or None`;
               of one that is no network a number, the passes over a step's tokens that it asks the policy for
     learns    of a loss on transitions: what it moves, `policy`, a piece of it or networks by name
+    acts      of a surrogate, `(part, step) → part`: which of the parts in its settings acts in a step; only that one's
+              needs are met then
     inert, impossible   `(part, method) → (setting, reason)…`: settings without effect, or that cannot be; where it
               depends on the world, `(part, method, world) → …`
     """
@@ -232,7 +240,7 @@ def part(
             slot, made.__name__, function, equation, unit, stream,
             needs if callable(needs) else frozenset(needs),
             idle, state, prepare, annotate, inert, impossible, dict(bounds or {}), frozenset(gives), cost, learns,
-            scores or _scores(slot, unit),
+            scores or _scores(slot, unit), acts,
         )  # fmt: skip
         _PARTS[slot][key_of(function)] = made
         return typing.cast(Callable[..., Part], made)

@@ -90,6 +90,7 @@ def check_plan(plan: Plan) -> None:
     _check_gifts(method, {f"column:{key}" for key in world.keys} | plan.gifts, access)
     if world.medium == "text":
         typing.cast("TextWorld", world).check(method.needs())
+    kind.check_blocks(options.model, world, method.needs())
     _check_length(plan, world)
     if plan.options.decode_steps and world.medium != "text":
         raise PanoplyError(f"run.decode_steps has no effect: nothing is decoded in {plan.world_id}.")

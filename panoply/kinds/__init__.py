@@ -132,6 +132,9 @@ class Kind(Protocol):
     def runs(self, source: str, world: Any) -> str:
         """What a plan says of a starting point that needs no remark; mostly nothing."""
 
+    def check_blocks(self, source: str, world: Any, needs: frozenset[str]) -> None:
+        """Refuse outputs of a block that a starting point has not."""
+
     def check_output(self, output: str, of: str) -> None:
         """Refuse an output that the policy, or its snapshot `of`, does not have."""
 

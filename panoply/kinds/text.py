@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from panoply.costs import Lengths
 from panoply.errors import PanoplyError
 from panoply.evaluation.coverage import coverage
@@ -37,10 +39,20 @@ def _distinct(world: TextWorld, policy: TextPolicy, seed: int, k: int) -> float:
     return coverage(world, policy, MEASURED, attempts=k, ks=(k,), seed=seed).distinct
 
 
+@torch.no_grad()
+def _entropy(world: TextWorld, policy: TextPolicy, seed: int, k: int) -> float:
+    """H of what block K alone would predict, over the policy's own answers: the flow of entropy through its depth."""
+    collect = Collector(world, policy, seed, split="test")
+    answers = collect.episodes(world.held_out(MEASURED))
+    need = f"entropy:{k}"
+    return float(policy.score(answers, frozenset({need}))[need].double().mean())
+
+
 MEASURES: dict[str, Callable[..., float]] = {
     "success": _success,
     "pass@K": _pass_at,
     "distinct@K": _distinct,
+    "entropy@K": _entropy,
 }
 
 __all__ = ["Collector", "collector", "evaluate"]
@@ -117,6 +129,22 @@ def remark(source: str, world: TextWorld, settings: Lora) -> str:
 def runs(source: str, world: TextWorld) -> str:
     kind = build.layout_of(source, world)
     return f"'{kind}' runs natively, on a GPU in captured graphs and fused blocks." if kind else ""
+
+
+def check_blocks(source: str, world: TextWorld, needs: frozenset[str]) -> None:
+    asked = [(taps.block_of(need), need) for need in sorted(needs)]
+    if not any(block for block, _ in asked):
+        return
+    try:
+        shapes = build.model_shapes(source, world)
+    except PanoplyError:
+        return  # said by whoever opens the model, which need not be there yet
+    blocks = len({name.split(".layers.")[1].split(".")[0] for name in shapes if ".layers." in name})
+    for block, need in asked:
+        if block and blocks and block > blocks:
+            raise PanoplyError(
+                f"There is no block {block} to read '{need}' off: this model has the blocks 1 to {blocks}."
+            )
 
 
 def check_output(output: str, of: str) -> None:

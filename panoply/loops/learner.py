@@ -84,13 +84,8 @@ class Learner:
         self.terms = [*method.terms(), *more]
         self.reduce: Part = method.slots()["reduce"]  # type: ignore[assignment]
         update: Part = method.slots()["update"]  # type: ignore[assignment]
-        self.needs = frozenset(
-            n
-            for t in self.terms
-            for n in t.needs()
-            if not n.startswith(("world:", "column:", "whole:"))
-            if "@" not in n or n.startswith(divergence.NEED)
-        )
+        self.needs = asked_of_a_pass(self.terms)
+        """What terms ask of the policy; where they act in phases, those whose turn it is."""
         self.total_steps, self.seed = total_steps, seed
         self.micro_tokens = micro_tokens
         self.epochs: int = update.settings().get("epochs", 1)
@@ -110,8 +105,8 @@ class Learner:
         self._next: dict[str, State] = {}
         """What they will remember once the weights have moved."""
         self.watch: Watch | None = None
-        self._weights: list[float | Part] = [t.settings().get("weight", 1.0) for t in self.terms]
-        self._scheduled = any(isinstance(weight, Part) for weight in self._weights)
+        self._phased = any(t.info.acts is not None for t in self.terms)
+        self._scheduled = self._phased or any(isinstance(_weight(t), Part) for t in self.terms)
         self._acting: tuple[int, list[_Active]] | None = None
         self._weighed: tuple[Experience, list[_Active], Experience] | None = None
         """The last mini-batch with its weights: epochs without mini-batches see the same one again."""
@@ -316,8 +311,11 @@ class Learner:
     def _active(self, step: int) -> list[_Active]:
         """The terms whose weight is not 0 at this step."""
         if self._acting is None or (self._scheduled and self._acting[0] != step):
-            weights = [at(weight, step, self.total_steps) for weight in self._weights]
-            numbered = enumerate(zip(self.terms, weights, strict=True))
+            acting = [t.acting(step) for t in self.terms]
+            weights = [at(_weight(t), step, self.total_steps) for t in acting]
+            if self._phased:
+                self.needs = asked_of_a_pass(acting)
+            numbered = enumerate(zip(acting, weights, strict=True))
             self._acting = (step, [_Active(t, f"weight:{i}", w) for i, (t, w) in numbered if w])
         return self._acting[1]
 
@@ -472,6 +470,22 @@ class Learner:
         states = from_tensors(ours)
         check_states(states, self.states)
         self.states = states
+
+
+def asked_of_a_pass(terms: Sequence[Part]) -> frozenset[str]:
+    """What terms together need of the current policy's forward pass."""
+    return frozenset(
+        n
+        for t in terms
+        for n in t.needs()
+        if not n.startswith(("world:", "column:", "whole:"))
+        if "@" not in n or n.startswith(divergence.NEED)
+    )
+
+
+def _weight(term: Part) -> float | Part:
+    found: float | Part = term.settings().get("weight", 1.0)
+    return found
 
 
 def mean_metrics(found: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -108,6 +108,8 @@ class Seat:
         """Those who add to what was collected: columns of other selves and models, and before them past episodes."""
         if self.replay is not None:
             self.annotators.insert(0, self.replay.beside)
+        if self.method.phased:
+            self.annotators.insert(0, self._in_phase)
         self.collect.models = self.models.asked()
         self.members = Pool(self.policy) if "members" in needs else None
         self.collect.members = self.members
@@ -157,6 +159,10 @@ class Seat:
             if held.info.state is not None and held.info.slot not in TERMS:
                 self.states[path] = held.info.state()
                 self.parts[path] = partial(self._remembering, path, held)
+
+    def _in_phase(self, experience: Experience) -> Experience:
+        self.snapshots.begin(self.collect.version)
+        return experience
 
     def _remembering(self, path: str, held: Part, *args: Any) -> Any:
         """Call a part that remembers: it gets its state first, and hands back the next one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -31,16 +31,12 @@ class Snapshots:
     """
 
     def __init__(self, method: Method, policy: Policy, reference: Callable[[], Policy]):
-        self.policy, needs = policy, method.needs()
+        self.policy, self.method, needs = policy, method, method.needs()
         self.actors = selves.actors(needs)
         self.own = method.snapshots("policy")
         self.distributions = sorted({to for _, _, to in divergence.parse(needs)})
-        self.asked: dict[str, set[str]] = defaultdict(set)
+        self.asked = _asked(needs)
         """Outputs by snapshot, of the distribution that was sampled from."""
-        for need in needs:
-            output, _, name = need.partition("@")
-            if name and not need.startswith((selves.ACTS, divergence.NEED)):
-                self.asked[name].add(output)
         self._compared = set(method.snapshots("sampled"))
         self.compares = bool(self.asked or self.own or self.distributions)
         """Whether any column is asked of them."""
@@ -62,6 +58,10 @@ class Snapshots:
     def step_of(self, name: str) -> int:
         """The step whose policy it is; of a mean and of a mixture, that of its newest."""
         return self.kept[name].step if name in self.kept else 0
+
+    def begin(self, step: int) -> None:
+        """Where parts act in phases: be asked for what those of this step need."""
+        self.asked = _asked(self.method.needs(step))
 
     # -------------------------------------------------------------- columns
 
@@ -117,6 +117,16 @@ class Snapshots:
         for name, kept in self.kept.items():
             prefix = f"{PREFIX}{name}:"
             kept.load_state({k.removeprefix(prefix): w for k, w in named.items() if k.startswith(prefix)})
+
+
+def _asked(needs: Iterable[str]) -> dict[str, set[str]]:
+    """Outputs that columns are made of, by snapshot."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for need in needs:
+        output, _, name = need.partition("@")
+        if name and not need.startswith((selves.ACTS, divergence.NEED)):
+            found[name].add(output)
+    return found
 
 
 KEPT = ("behind", "past", "ema", "best")

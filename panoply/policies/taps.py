@@ -171,6 +171,13 @@ def parse(need: str) -> Output:
     return Output(need, name, tuple(given.values()), temperature, block, whole == "policy")
 
 
+def block_of(need: str) -> int | None:
+    """The block that a need is read off; None where it is read off none, or is no output."""
+    output, _ = split(need)
+    name = output.partition("*")[0].partition(":")[0]
+    return parse(output).block if name in _TAPS else None
+
+
 MISSING: Any = inspect.Parameter.empty
 
 

@@ -19,6 +19,7 @@ from panoply.experience import OWN, Experience, Segments
 from panoply.methods.base.grpo import grpo
 from panoply.methods.objectives.hapo import token_average, uncertain_clip, uncertainty
 from panoply.parts import Part
+from panoply.slots.surrogate.phases import in_phases
 
 QUICK = {
     "sample.prompts": 4,
@@ -52,10 +53,11 @@ METHODS = [
 ]
 PARTS: dict[str, Any] = {
     "hapo": grpo().but(select=(uncertainty(),), credit=token_average(), surrogate=uncertain_clip()),
+    "in phases": grpo().but(surrogate=in_phases(steps=4)),
 }
 STEPS = 12
 MORE: dict[str, dict[str, Any]] = {
-    "hapo": {"reduce": "token_mean", "regularise.kl": "none"},
+    **{name: {"reduce": "token_mean", "regularise.kl": "none"} for name in PARTS},
     "spo-single": {"sample.pool": 8, "models.tracker.estimate": 2},
 }
 """What a work needs beside that: the same few starts again."""

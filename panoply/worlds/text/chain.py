@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import shake_256
 from itertools import accumulate, repeat
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,7 +22,8 @@ DIGITS, END = "0123456789", "$"
 KINDS = {"+": "sums", "*": "products", "-": "differences"}
 """What a problem is called that has a sign beside `+`, or `+` alone."""
 HARD = {"operations": 8, "slip": 0.9}
-"""The settings of `chain-hard-start`."""
+"""The settings of `chain-hard-start` and, with as many layers as `DEEP`, of `chain-deep-start`."""
+DEEP = 4
 HELD_OUT = 8
 """One problem in so many is in the test split."""
 
@@ -55,6 +56,8 @@ class Chain(TextWorld):
     """Success means that every step is right; otherwise that the last digit is."""
     judge_noise: float = 0.0
     """How often the judge of single steps says the opposite of what is so."""
+    layers: int = 2
+    """Blocks of the model that it starts from, or that is made `fresh` for it."""
 
     bounds: ClassVar[Mapping[str, str]] = {
         "operations": "from 1 to 1000",
@@ -64,6 +67,7 @@ class Chain(TextWorld):
         "levels": "from 0 to 1000",
         "shares": "from 0 to 1000000",
         "judge_noise": "from 0 to 1",
+        "layers": "from 1 to 100",
     }
 
     presets: ClassVar[Mapping[str, Preset]] = {
@@ -88,6 +92,11 @@ class Chain(TextWorld):
             {**HARD, "levels": (6, 8)},
             "groups never differ, so that no gradient is left: hints, teachers, partial credit",
             0.0,
+        ),
+        "deep": Preset(
+            {**HARD, "levels": (0, 8), "layers": DEEP},
+            "a model of four layers, which has an inside: what is read off a layer, or learned there",
+            0.1,
         ),
         "kinds": Preset(
             {"operations": 4, "levels": (0, 2), "signs": "*-", "slips": (0.7, 1.0)},
@@ -125,10 +134,16 @@ class Chain(TextWorld):
     @property
     def start(self) -> str:
         """Long problems with a teacher who nearly always slips, and other signs, have models of their own."""
+        hard = {name: getattr(self, name) for name in HARD} == HARD
+        if self.layers != type(self).layers:
+            named = "chain-deep-start" if self.layers == DEEP and hard and self.signs == "*" else ""
+            return named or f"chain-start-of-{self.layers}-layers"
         if self.signs != "*":
             return "chain-kinds-start"
-        hard = {name: getattr(self, name) for name in HARD} == HARD
         return "chain-hard-start" if hard else "chain-start"
+
+    def default_model(self) -> dict[str, Any]:
+        return {**super().default_model(), "layers": self.layers}
 
     @property
     def keys(self) -> frozenset[str]:  # type: ignore[override]
