@@ -53,7 +53,7 @@ METHODS = [
 ]
 PARTS: dict[str, Any] = {
     "hapo": grpo().but(select=(uncertainty(),), credit=token_average(), surrogate=uncertain_clip()),
-    "in phases": grpo().but(surrogate=in_phases(steps=4)),
+    "bupo": grpo().but(surrogate=in_phases(steps=4)),
 }
 STEPS = 12
 MORE: dict[str, dict[str, Any]] = {
@@ -97,6 +97,10 @@ SHORT = {
 }
 
 
+LEAST = {"bupo": 0.0}
+"""Of the gain: at first an inner layer's policy learns, and the whole one by what the two share alone."""
+
+
 def gain(policy: Any, rows: Experience) -> float:
     """mean (R − mean_group(R))·Δlog π of own answers: above 0 where better answers have become likelier than worse.
 
@@ -127,7 +131,7 @@ def test_after_a_step_on_chain_right_answers_are_likelier(name: str, tmp_path: P
     choices: dict[str, Any] = {"settings": short(name), "steps": 2, "threads": 1, "progress": pp.Progress()}
     with pp.steps(name, "chain", run=tmp_path / "run", **choices) as steps:
         first = next(steps)
-        assert gain(first.policy, first.experience) > 0.05
+        assert gain(first.policy, first.experience) > LEAST.get(name, 0.05)
         second = next(steps)
     assert math.isfinite(first.metrics["loss"])
     assert math.isfinite(second.metrics["loss"])

@@ -96,7 +96,7 @@ class Chain(TextWorld):
         "deep": Preset(
             {**HARD, "levels": (0, 8), "layers": DEEP},
             "a model of four layers, which has an inside: what is read off a layer, or learned there",
-            0.1,
+            0.09,
         ),
         "kinds": Preset(
             {"operations": 4, "levels": (0, 2), "signs": "*-", "slips": (0.7, 1.0)},
