@@ -34,6 +34,7 @@ def inert(plan: Plan) -> list[Finding]:
     found += [
         *_average(plan.method),
         *_uncut(plan.method),
+        *_uncredited(plan.method),
         *((f"policy.{name}", reason) for name, reason in of_policy),
     ]
     found += [(f"run.{name}", reason) for name, reason in _of_memory(plan)]
@@ -98,6 +99,15 @@ def _average(method: Method) -> list[Finding]:
         return []
     reason = f"what is learned from is averaged over {' and '.join(map(plural, units))}, not over decisions"
     return [("reduce", reason), *((f"reduce.{name}", reason) for name in reduce.settings())]
+
+
+def _uncredited(method: Method) -> list[Finding]:
+    """Who learns from pairs alone looks at no advantage."""
+    surrogate, credit = (method.slots().get(slot) for slot in ("surrogate", "credit"))
+    if not isinstance(surrogate, Part) or not isinstance(credit, Part) or credit.info.gives:
+        return []
+    reason = f"{surrogate.info.id} learns from pairs, whatever their advantages"
+    return [(f"credit.{n}", reason) for n in credit.settings()] if surrogate.info.unit == "pair" else []
 
 
 def _uncut(method: Method) -> list[Finding]:

@@ -48,3 +48,5 @@ def test_settings_that_cannot_be() -> None:
         make_plan("online-dpo", settings={"surrogate.loss": "nll"})
     with pytest.raises(PanoplyError, match=r"surrogate\.loss\.weight has no effect"):
         make_plan("online-dpo", settings={"surrogate.loss.weight": 2.0})
+    with pytest.raises(PanoplyError, match=r"credit\.scale has no effect: .* learns from pairs"):
+        make_plan("online-dpo", settings={"credit.scale": "none"})
