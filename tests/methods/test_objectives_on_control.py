@@ -50,6 +50,7 @@ METHODS = [
     "r2vpo",
     "fiberpo",
     "apc-obj",
+    "reg-grpo",
 ]
 PARTS: dict[str, Any] = {
     "hapo": grpo().but(select=(uncertainty(),), credit=token_average(), surrogate=uncertain_clip()),
