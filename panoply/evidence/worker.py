@@ -69,18 +69,19 @@ def carry_out(plan: Mapping[str, Any], folder: Path, measures: Sequence[str], ne
     from panoply.evidence import cache, scores
     from panoply.planning import Plan
 
-    _wait_for_others(folder)
-    run = cache.finished(folder)
-    if run is None:
-        try:
-            if (folder / "run.json").is_file():
-                api.train(resume=folder, progress=news)
-            else:
-                api.train(Plan.from_json(plan), run=folder, progress=news)
-        except PanoplyError:
-            run = cache.finished(folder)
-            if run is None or run.status() != "diverged":
-                raise
+    with cache.only_one(folder):
+        cache.tidy(folder)
+        _wait_for_others(folder)
+        if cache.finished(folder) is None:
+            try:
+                if (folder / "run.json").is_file():
+                    api.train(resume=folder, progress=news)
+                else:
+                    api.train(Plan.from_json(plan), run=folder, progress=news)
+            except PanoplyError:
+                run = cache.finished(folder)
+                if run is None or run.status() != "diverged":
+                    raise
     scores.measure(folder, measures)
 
 
@@ -104,9 +105,7 @@ def carry_out_recipe(plan: Mapping[str, Any], folder: Path, measures: Sequence[s
         news.stage = turn.number - 1
         made = api.plan(turn.stage.method or asked.pop("make"), **asked)
         at = cache.place(made, folder.parent)
-        with cache.only_one(at):
-            cache.tidy(at)
-            carry_out(made.to_json(), at, (), news)
+        carry_out(made.to_json(), at, (), news)
         places[turn.folder] = at.name
         if Run.open(at).status() == "diverged":
             raise _Diverged
@@ -127,7 +126,7 @@ class _Diverged(Exception):
 
 
 def _wait_for_others(folder: Path) -> None:
-    """Another comparison may be making the same run just now."""
+    """Somebody may be going on with the same run by hand just now."""
     from panoply.run import Run
 
     while (folder / "run.json").is_file() and Run.open(folder).status() == "running":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import tiny
 
 import panoply as pp
+from panoply import training
 from panoply.evidence import cache, closure, worker
 from panoply.planning import Plan
 from panoply.run import Run
@@ -161,3 +163,25 @@ def test_a_worker_waits_for_it(finished: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("time.sleep", sleep)
     worker.carry_out({}, finished, (), worker.News(io.StringIO()))
     assert len(waited) == 1
+
+
+def test_two_workers_that_begin_the_same_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second finds it finished; it neither trains again nor says that the folder is taken."""
+    folder, begun = tmp_path / "same", threading.Event()
+    train, trained = training.train, []
+    order = (planned().to_json(), folder, (), worker.News(io.StringIO()))
+    second = threading.Thread(target=worker.carry_out, args=order)
+
+    def slowly(*given: Any, **more: Any) -> Any:
+        trained.append(more)
+        if not begun.is_set():
+            begun.set()
+            second.start()
+            second.join(timeout=0.5)  # long enough to get in the way, if it could
+        return train(*given, **more)
+
+    monkeypatch.setattr("panoply.api.train", slowly)
+    worker.carry_out(*order)
+    second.join()
+    assert len(trained) == 1
+    assert cache.finished(folder) is not None
