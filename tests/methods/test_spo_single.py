@@ -17,6 +17,7 @@ from papers import ZERO, returns_of
 from torch import Tensor
 
 import panoply as pp
+from panoply.costs import cost
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
 from panoply.methods.objectives.spo_single import Tracker, spo_single, tracker, uncertain
@@ -271,6 +272,17 @@ def test_other_refusals() -> None:
         pp.plan("spo-single", "chain", sample="groups", settings={"models.tracker.estimate": 4})
     with pytest.raises(PanoplyError, match="needs the model 'tracker'"):
         pp.plan("spo-single", "chain", models=[])
+
+
+def test_a_plan_counts_what_it_asks_the_policy_and_no_network() -> None:
+    plain, constant = (
+        cost(pp.plan("spo-single", "chain", settings={"models.tracker.least": least}))
+        for least in (0.875, 0.96)
+    )
+    assert plain.extra_forwards == ["2 forward passes of the policy for tracker"]
+    assert constant.extra_forwards == []
+    assert plain.operations - constant.operations == 4 * plain.parameters * plain.trained_tokens
+    assert "tracker" not in plain.memory_bytes
 
 
 # ------------------------------------------------------------------ estimates, and going on
