@@ -134,8 +134,6 @@ EXCEPTIONS = {
     "select.pipo/and_previous.rise": "the window of past batches is not full in a few steps",
     "select.pipo/and_previous.fall": "the window of past batches is not full in a few steps",
     "select.pipo/and_previous.floor": "the window of past batches is not full in a few steps",
-    "credit.hapo/token_average.limit": "answers of chain are of one length, and none stands out",
-    "credit.hapo/token_average.epsilon": "keeps a division by 0 finite",
     "regularise.r2vpo/ratio_variance.most": "λ is far below it for the first few updates",
     "replay.episodes.size": "what a few small steps collect fits into any memory",
 }
