@@ -135,6 +135,7 @@ EXCEPTIONS = {
     "select.pipo/and_previous.fall": "the window of past batches is not full in a few steps",
     "select.pipo/and_previous.floor": "the window of past batches is not full in a few steps",
     "regularise.r2vpo/ratio_variance.most": "λ is far below it for the first few updates",
+    "regularise.trpa/without_pairs.weight": "only a batch without any pair feels it",
     "replay.episodes.size": "what a few small steps collect fits into any memory",
 }
 """Settings that a few small steps do not feel, with the reason. All others do something, or are refused."""
