@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -50,7 +50,10 @@ class Ragged:
     def __getitem__(self, row: int) -> Tensor:
         return self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
 
-    def take(self, rows: Tensor) -> Ragged:
+    def take(self, rows: Tensor | slice) -> Ragged:
+        if isinstance(rows, slice):
+            offsets = self.offsets[rows.start : rows.stop + 1]
+            return Ragged(self.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
         lengths = self.lengths[rows]
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         start = (self.offsets[rows] - offsets[:-1]).repeat_interleave(lengths)
@@ -136,12 +139,21 @@ class Table(Mapping[str, Column]):
         return columns
 
     def take(self, rows: Tensor) -> Table:
-        """Some rows, by index. A column is gathered when it is first asked for."""
-        return _Taken(self, rows)
+        """Some rows, by index. A column is gathered when it is first asked for; of rows in a row it is a view."""
+        at = _span(rows)
+        return _Later(
+            self, len(rows), lambda whole: whole.take(at) if isinstance(whole, Ragged) else whole[at]
+        )
 
     def to(self, device: torch.device | str) -> Table:
-        moving = ((k, c.to(device) if isinstance(c, Ragged) else moved(c, device)) for k, c in self.items())
-        return Table(dict(moving))
+        """The same on another device. To a GPU a column is moved when it is first asked for there."""
+
+        def there(column: Column) -> Column:
+            return column.to(device) if isinstance(column, Ragged) else moved(column, device)
+
+        if torch.device(device).type == "cuda":
+            return _Later(self, self.rows, there)
+        return Table({name: there(column) for name, column in self.items()})
 
     @staticmethod
     def cat(tables: Sequence[Table]) -> Table:
@@ -161,17 +173,22 @@ class Table(Mapping[str, Column]):
         return Table(stacked)
 
 
-class _Taken(Table):
-    """Some rows of another table, gathered column by column: of a mini-batch only a few columns are looked at."""
+class _Later(Table):
+    """Another table's columns, each changed when it is first asked for: of a mini-batch only a few are looked at."""
 
-    def __init__(self, source: Table, at: Tensor, columns: Mapping[str, Column] | None = None):
-        self._source, self._at, self.rows = source, at, len(at)
+    def __init__(
+        self,
+        source: Table,
+        rows: int,
+        change: Callable[[Column], Column],
+        columns: Mapping[str, Column] | None = None,
+    ):
+        self._source, self.rows, self._change = source, rows, change
         self._columns = dict(columns or {})
 
     def __getitem__(self, name: str) -> Column:
         if name not in self._columns:
-            whole = self._source[name]
-            self._columns[name] = whole.take(self._at) if isinstance(whole, Ragged) else whole[self._at]
+            self._columns[name] = self._change(self._source[name])
         return self._columns[name]
 
     def __contains__(self, name: object) -> bool:
@@ -187,7 +204,17 @@ class _Taken(Table):
         return f"Table({self.rows} rows: {', '.join(self)})"
 
     def plus(self, columns: Mapping[str, Column]) -> Table:
-        return _Taken(self._source, self._at, {**self._columns, **self._checked(columns)})
+        return _Later(self._source, self.rows, self._change, {**self._columns, **self._checked(columns)})
+
+
+def _span(rows: Tensor) -> Tensor | slice:
+    """Row numbers on the host that follow one another, as a slice."""
+    if rows.device.type != "cpu" or not len(rows):
+        return rows
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 != len(rows) or not bool((rows.diff() == 1).all()):
+        return rows
+    return slice(first, last + 1)
 
 
 # ------------------------------------------------------------------ rows that share a key

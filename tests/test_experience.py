@@ -115,6 +115,21 @@ def test_take_keeps_only_what_is_needed() -> None:
     assert made.take(torch.tensor([5, 2]))["context"].tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("at", [[1, 2, 3], [3, 2, 1], [0, 2, 3], [2], [], [1, 1, 1], [0, 1, 2, 3]])
+def test_rows_that_follow_one_another_are_not_copied(at: list[int]) -> None:
+    lists = Ragged.from_lists([[1, 2], [], [3], [4, 5, 6]])
+    made = Table({"x": torch.arange(4) * 10, "lists": lists})
+    some = made.take(torch.tensor(at, dtype=torch.long))
+    assert some.rows == len(at)
+    assert some.tensor("x").tolist() == [10 * i for i in at]
+    assert some.ragged("lists").tolist() == [lists[i].tolist() for i in at]
+    assert some.plus({"y": torch.ones(len(at))}).ragged("lists").offsets[0] == 0
+    follows = bool(at) and at == list(range(at[0], at[0] + len(at)))
+    assert (
+        some.tensor("x").untyped_storage().data_ptr() == made.tensor("x").untyped_storage().data_ptr()
+    ) == follows
+
+
 def test_stacking_renumbers_the_context() -> None:
     a, b = hand(episode=[0, 1], pairs=[(0, 1)]), hand(episode=[5, 5, 6])
     both = Experience.cat([a, b])
