@@ -12,7 +12,7 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.experience import Ragged
 from panoply.policies.penalties import penalise_
-from panoply.rollout.graphs import GraphDecoder, graph_decoder
+from panoply.rollout.graphs import Glance, GraphDecoder, graph_decoder
 from panoply.rollout.hosted import host_decoder
 from panoply.rollout.masks import BatchMask, View, combined
 from panoply.rollout.prefill import Prompts, chunks, feed, padded
@@ -23,6 +23,8 @@ from panoply.rollout.stops import StopStrings
 
 _AHEAD = 256
 """Cache slots set aside for a turn at first; a longer one makes the cache grow."""
+_UNSEEN = 8
+"""Steps on a GPU that the host does not wait for when it looks: while it does, the device takes them."""
 _GRAIN = 64
 """On a GPU the number of slots seen is a multiple of this: its attention kernels are planned anew per shape."""
 
@@ -73,6 +75,8 @@ class Generation:
         self._allocate(capacity, min(longest + self.sampling.max_tokens, self.context) + 1, patience)
         self.source = Prompts(self.model, self.prompts, prefill_tokens)
         self.slots, self.reach = Slots.empty(self.device), 0
+        self.glance: Glance | None = None
+        self.left: tuple[int, int] | None = None
         self.admit()
         while len(self.slots):
             self.steps(patience)
@@ -108,10 +112,10 @@ class Generation:
     def steps(self, count: int) -> None:
         """Up to `count` tokens, no more than any turn has left, before the host looks for ended ones."""
         if count > 1:
-            slots = self.slots
-            left, end = torch.stack([(slots.limit - slots.position).max() - 1, slots.limit.max()]).tolist()
+            left, end = self._left()
             count = max(1, min(count, left))
             self._reserve(min(self.reach + count, end + 1))
+            self.left = left - count, end
         if self.graphs is not None and self.free:
             self.burst(self.graphs, count)
             return
@@ -121,6 +125,18 @@ class Generation:
             else:
                 self.burst(self.graphs, 1, self._mask())
 
+    def _left(self) -> tuple[int, int]:
+        """The most tokens that a turn has left, and the length at which the last one ends.
+
+        As long as nothing has ended they are known, and the host need not wait for the device to say so.
+        """
+        if self.left is None:
+            slots = self.slots
+            most = torch.stack([(slots.limit - slots.position).max() - 1, slots.limit.max()])
+            left, end = most.tolist()
+            return left, end
+        return self.left
+
     def burst(self, graphs: GraphDecoder, count: int, mask: Tensor | None = None) -> None:
         """As many steps, wholly on the device. What a turn said after its stop string is forgotten.
 
@@ -128,9 +144,12 @@ class Generation:
         """
         before = self.slots
         row, turn = before.row.repeat(count), before.turn.repeat(count)
-        self.slots, drawn = graphs.burst(before, count, mask)
+        looks = self.strings is not None or self.complete is not None
+        unseen = 0 if looks or self.left is None or self.left[0] <= 0 else min(_UNSEEN, count // 4)
+        self.slots, drawn, glance = graphs.burst(before, count, mask, unseen)
+        self.glance = None if looks else glance
         live = drawn.live
-        if self.strings is not None or self.complete is not None:
+        if looks:
             live = self._look_back(before, drawn.action.view(count, -1), live.view(count, -1)).flatten()
         draws = Draw(drawn.action, drawn.logp, drawn.temperature, drawn.entropy if self.entropy else None)
         if self.sampling.truncates:
@@ -251,9 +270,13 @@ class Generation:
 
     def settle(self, compact: float) -> None:
         """Deal with turns that ended; fill or close the gaps once they are `compact` of the slots."""
+        glance, self.glance = self.glance, None
+        if glance is not None and not glance.any_ended():
+            return
         ended = (self.slots.status > RUNNING).nonzero().flatten()
         if not len(ended):
             return
+        self.left = None
         self._end_turns(ended)
         live = int(self.slots.live.sum())
         if self.waiting and live <= (1 - compact) * self.size:

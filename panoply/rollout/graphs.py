@@ -25,7 +25,7 @@ from panoply.policies.fused import one_matrix, prefill
 from panoply.policies.low_rank import PLAIN
 from panoply.policies.penalties import penalise_
 from panoply.policies.scoring import has_triton, wide_product
-from panoply.rollout.rollouts import DEAD, LENGTH, STOP, Slots
+from panoply.rollout.rollouts import DEAD, LENGTH, RUNNING, STOP, Slots
 
 if TYPE_CHECKING:
     from panoply.kernels.experts import Table
@@ -173,6 +173,26 @@ class _Layer:
         )
 
 
+@dataclass(frozen=True)
+class Glance:
+    """The status of slots at some moment, on its way to the host."""
+
+    status: Tensor
+    there: torch.cuda.Event
+
+    @classmethod
+    def of(cls, status: Tensor) -> Glance:
+        seen = torch.empty(status.shape, dtype=status.dtype, pin_memory=True).copy_(status, non_blocking=True)
+        there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        there.record()
+        return cls(seen, there)
+
+    def any_ended(self) -> bool:
+        """Whether a turn had ended then; the host waits until it knows."""
+        self.there.synchronize()
+        return bool((self.status > RUNNING).any())
+
+
 class GraphDecoder:
     """Cache, history and slots at fixed addresses, and a graph for each number of slots.
 
@@ -277,20 +297,25 @@ class GraphDecoder:
         self.temperature[: len(temperature)] = temperature
         self.temperature[len(temperature) :] = temperature[-1]
 
-    def burst(self, slots: Slots, steps: int, mask: Tensor | None = None) -> tuple[Slots, Record]:
-        """Several steps without the host's looking: the slots after them, and what was drawn.
+    def burst(
+        self, slots: Slots, steps: int, mask: Tensor | None = None, unseen: int = 0
+    ) -> tuple[Slots, Record, Glance]:
+        """Several steps without the host's looking: the slots after them, what was drawn, and how things stood.
 
-        A `mask` [slots, vocabulary] marks what may be drawn in all of them.
+        A `mask` [slots, vocabulary] marks what may be drawn in all of them. The host need not wait for the last steps,
+        so many as are `unseen`: it is told what had ended before them, and the device stays busy meanwhile.
         """
         n = len(slots)
         if mask is not None:
             self._bar(mask)
         graph, out = self._graph(bucket(n), masked=mask is not None)
         self._load(slots, bucket(n))
-        for _ in range(steps):
+        for step in range(steps):
             graph.replay()
+            if step == steps - 1 - unseen:
+                glance = Glance.of(self.state.status[:n])
         moved = {name: getattr(self.state, name)[:n].clone() for name in ("token", "position", "status")}
-        return replace(slots, **moved), out.first(steps, n)
+        return replace(slots, **moved), out.first(steps, n), glance
 
     def _bar(self, mask: Tensor) -> None:
         """Put a mask where graphs read it; slots that stand idle may draw anything."""

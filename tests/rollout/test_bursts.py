@@ -12,7 +12,7 @@ from panoply.policies.tokenizer import Tokenizer
 from panoply.rollout.cuts import LISTED
 from panoply.rollout.engine import Sampling, TextEngine, Turn
 from panoply.rollout.generation import Generation
-from panoply.rollout.rollouts import LENGTH, STOP, Slots
+from panoply.rollout.rollouts import LENGTH, RUNNING, STOP, Slots
 from tests.rollout.test_engine import make_model, make_requests, same
 
 
@@ -24,8 +24,10 @@ class Stepping:
 
     def configure(self, *_: Any) -> None: ...
 
-    def burst(self, slots: Slots, steps: int, mask: torch.Tensor | None = None) -> tuple[Slots, Any]:
-        owner, drawn = self.owner, []
+    def burst(
+        self, slots: Slots, steps: int, mask: torch.Tensor | None = None, unseen: int = 0
+    ) -> tuple[Slots, Any, Any]:
+        owner, drawn, seen = self.owner, [], []
         held = (owner.slots, owner.graphs)
         owner.slots, owner.graphs = slots, None
         for _ in range(steps):
@@ -37,6 +39,7 @@ class Stepping:
                 found.action, torch.where(owner.stops[found.action], STOP, full)
             )
             drawn.append((live, at, found))
+            seen.append(owner.slots.status)
             owner.reach += 1
         after = owner.slots
         owner.slots, owner.graphs = held
@@ -46,7 +49,7 @@ class Stepping:
             columns |= {n: torch.cat([getattr(f, n) for _, _, f in drawn]) for n in ("cut", "kept")}
             columns |= _lists(drawn)
         live, position = (torch.cat([d[i] for d in drawn]) for i in (0, 1))
-        return after, _Record(live, position, **columns)
+        return after, _Record(live, position, **columns), _Glance(seen[-1 - unseen])
 
 
 def _lists(drawn: list[Any]) -> dict[str, torch.Tensor]:
@@ -60,6 +63,14 @@ def _lists(drawn: list[Any]) -> dict[str, torch.Tensor]:
     return {"ids": ids, "count": count.int()}
 
 
+class _Glance:
+    def __init__(self, status: torch.Tensor):
+        self.status = status
+
+    def any_ended(self) -> bool:
+        return bool((self.status > RUNNING).any())
+
+
 class _Record:
     def __init__(self, live: torch.Tensor, position: torch.Tensor, **columns: torch.Tensor):
         self.live, self.position, self.temperature = live, position, None
@@ -69,6 +80,42 @@ class _Record:
 @pytest.fixture
 def model() -> Decoder:
     return make_model()
+
+
+def in_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let generations draw by the stand-in from now on."""
+    allocate = Generation._allocate
+
+    def with_bursts(self: Generation, *sizes: int) -> None:
+        allocate(self, 128, 128, sizes[2])
+        self.host = None
+        self.graphs = Stepping(self, self.cache, self.history)  # type: ignore[assignment]
+
+    monkeypatch.setattr(Generation, "_allocate", with_bursts)
+
+
+@pytest.mark.parametrize("patience", [4, 9, 16])
+@pytest.mark.parametrize("turns", [False, True])
+def test_what_ends_unseen_is_neither_lost_nor_sampled_on(
+    model: Decoder, patience: int, turns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reply(turn: Turn) -> list[int] | None:
+        return [3, 4] if turn.turn < 2 else None
+
+    def run(**engine: Any) -> Any:
+        sampling = Sampling(max_tokens=24, stop_tokens=(5, 7))
+        return TextEngine(model, slots=9, **engine).generate(
+            make_requests(6, 4), sampling, reply if turns else None, entropy=True
+        )
+
+    whole = run(patience=1)
+    in_bursts(monkeypatch)
+    unseen: list[int] = []
+    burst = Stepping.burst
+    monkeypatch.setattr(Stepping, "burst", lambda *a: unseen.append(a[-1]) or burst(*a))  # type: ignore[func-returns-value]
+    assert same(whole, run(patience=patience))
+    assert any(unseen)
+    assert {STOP, LENGTH} & set(whole.reasons.values.tolist()) == {STOP, LENGTH}
 
 
 @pytest.mark.parametrize("patience", [1, 4, 9])
@@ -91,14 +138,7 @@ def test_turns_end_at_their_first_stop_string_however_seldom_the_host_looks(
         return asked.generate(make_requests(6, 4), sampling, ending, complete=complete, entropy=True)
 
     whole = run(patience=1)
-    allocate = Generation._allocate
-
-    def with_bursts(self: Generation, *sizes: int) -> None:
-        allocate(self, 64, 64, sizes[2])
-        self.host = None
-        self.graphs = Stepping(self, self.cache, self.history)  # type: ignore[assignment]
-
-    monkeypatch.setattr(Generation, "_allocate", with_bursts)
+    in_bursts(monkeypatch)
     found = run(patience=patience)
     assert same(whole, found)
     torch.testing.assert_close(whole.decisions["logp"], found.decisions["logp"], atol=1e-5, rtol=1e-5)
