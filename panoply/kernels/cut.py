@@ -1,8 +1,9 @@
 """The threshold of top-k, top-p and min-p for every row, without a sort: the sets that `rollout/cuts.py` defines.
 
-A token's rank is a whole number of 20 bits. Each of five passes over the logits finds four bits of a threshold:
-pieces of the vocabulary sum what lies in each of 16 ranges of ranks, and the next pass goes on inside the range where
-the sum from above reaches its goal, a count or a share of the mass. A last pass sums what is kept.
+A token's rank is a whole number of 20 bits. Of every row a program looks for the rank at which a sum from above reaches
+its goal, a count or a share of the mass. Every few tokens, a sample, tell about where that is. A pass over the logits
+then sums what lies above, and in a table what has each of 8,192 ranks, or ranges of ranks, around there; where the goal
+was not among them, or ranges have several ranks, another pass goes on. A last pass sums what is kept.
 """
 # mypy: disable-error-code="import-not-found,no-untyped-def,untyped-decorator,no-untyped-call"
 # ruff: noqa: N803 (constants of a kernel are in capitals)
@@ -19,8 +20,8 @@ from torch import Tensor
 from panoply.kernels.decode import begin, chained
 from panoply.rollout.cuts import FARTHEST, LISTED, SLACK, farthest
 
-PASSES, PART = 5, 512
-"""Passes of a search, and how many tokens are sorted into ranges at a time."""
+CELLS, BLOCK, WARPS = 8192, 4096, 32
+"""Ranges of ranks whose sums a pass finds, tokens that it reads at a time, and warps that do so."""
 
 
 @triton.jit
@@ -45,77 +46,132 @@ def _summit(highest, row, pieces, PIECES: tl.constexpr):
 
 
 @triton.jit
-def _found(
-    table, base, above, goal, rule, row, rows, pieces, PASS: tl.constexpr, COUNT: tl.constexpr, PIECES: tl.constexpr
-):  # fmt: skip
-    """After so many passes: the first rank of the range that is left, what lies above it, and the goal."""
-    first = (row * 0).to(tl.int32)
-    over, wanted = first.to(tl.float64), first.to(tl.float64)
-    if PASS > 0:
-        piece, cell = tl.arange(0, PIECES), tl.arange(0, 16)
-        at = ((PASS - 1) * rows + row) * pieces + piece
-        cells = tl.load(table + at[:, None] * 16 + cell[None, :], mask=piece[:, None] < pieces, other=0.0)
-        cells = tl.sum(cells.to(tl.float64), axis=0)
-        if PASS == 1:
-            wanted = tl.load(rule)
-            if not COUNT:
-                wanted = wanted * tl.sum(cells, axis=0)
-        else:
-            before = (PASS - 1) * rows + row
-            first, over, wanted = tl.load(base + before), tl.load(above + before), tl.load(goal + before)
-        reached = over + tl.cumsum(cells, axis=0)
-        index = tl.minimum(tl.sum((reached < wanted).to(tl.int32), axis=0), 15)
-        over += tl.sum(tl.where(cell < index, cells, 0.0), axis=0)
-        first += index << (20 - 4 * PASS)
-    return first, over, wanted
+def _weighed(line, column, temperature, summit, last, vocab, COUNT: tl.constexpr):
+    """Tokens' ranks, what they weigh in a sum (a share, or 1), and whether they are summed at all."""
+    z = tl.load(line + column, mask=column < vocab, other=float("-inf")) / temperature
+    rank = rank_of(z, summit)
+    weight = tl.exp(z - summit)
+    if COUNT:
+        weight = tl.full(z.shape, 1.0, tl.float32)
+    return rank, weight, rank <= last
 
 
 @triton.jit
-def _narrow(
-    logits, temperatures, start, position, highest, rule, ceiling, table, base, above, goal, rows, vocab, pieces,
-    PASS: tl.constexpr, COUNT: tl.constexpr, CEILING: tl.constexpr, CHAIN: tl.constexpr, PIECES: tl.constexpr,
-    PIECE: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
-    begin(CHAIN)
-    row, piece = tl.program_id(0), tl.program_id(1)
-    first, over, wanted = _found(table, base, above, goal, rule, row, rows, pieces, PASS, COUNT, PIECES)
-    leader = piece == 0
-    tl.store(base + PASS * rows + row, first, mask=leader)
-    tl.store(above + PASS * rows + row, over, mask=leader)
-    tl.store(goal + PASS * rows + row, wanted, mask=leader)
-    summit = _summit(highest, row, pieces, PIECES)
-    _, temperature = temperature_of(temperatures, start, position, row)
-    last = 0xFFFFF
-    if CEILING:
-        last = tl.load(ceiling + row)
-    cell = tl.arange(0, 16)
-    total = tl.zeros([PART, 16], tl.float32)
-    for low in range(0, PIECE, PART):
-        column = piece * PIECE + low + tl.arange(0, PART)
-        z = (
-            tl.load(logits + row.to(tl.int64) * vocab + column, mask=column < vocab, other=float("-inf"))
-            / temperature
+def _add_to_cells(table, rank, weight, counted, first, shift, UNIT: tl.constexpr, CELLS: tl.constexpr):
+    """Whole numbers, so that sums do not depend on who comes first."""
+    place = (rank - first) >> shift
+    inside = counted & (rank >= first) & (place < CELLS)
+    tl.atomic_add(table + place, (weight * UNIT).to(tl.int64), mask=inside, sem="relaxed")
+
+
+@triton.jit
+def _meet(THREADS: tl.constexpr):
+    """All threads of a program wait until what each has written, or added to, is there for the others."""
+    if THREADS > 0:
+        tl.inline_asm_elementwise(
+            "fence.acq_rel.gpu; mov.u32 $0, $1;",
+            "=r,r",
+            [tl.arange(0, THREADS)],
+            tl.int32,
+            is_pure=False,
+            pack=1,
         )
-        rank = rank_of(z, summit)
-        place = rank - first
-        place = tl.where((place >= 0) & (rank <= last), place >> (16 - 4 * PASS), 16)
-        weight = tl.exp(z - summit)
-        if COUNT:
-            weight = tl.full([PART], 1.0, tl.float32)
-        total += tl.where(place[:, None] == cell[None, :], weight[:, None], 0.0)
-    at = ((PASS * rows + row) * pieces + piece) * 16
-    tl.store(table + at + cell, tl.sum(total, axis=0))
+    tl.debug_barrier()
 
 
 @triton.jit
-def _settle(
-    table, base, above, goal, rule, limit, rows, pieces,
-    COUNT: tl.constexpr, CHAIN: tl.constexpr, PIECES: tl.constexpr, PASSES: tl.constexpr,
+def _cells(table, UNIT: tl.constexpr, CELLS: tl.constexpr, THREADS: tl.constexpr):
+    """What the cells hold, from the first up to each; they are emptied."""
+    cell = tl.arange(0, CELLS)
+    _meet(THREADS)
+    held = tl.load(table + cell, cache_modifier=".cg")
+    tl.debug_barrier()  # who reads a cell need not be who empties it
+    tl.store(table + cell, tl.zeros([CELLS], tl.int64))
+    _meet(THREADS)
+    return tl.cumsum(held, axis=0).to(tl.float64) * (1.0 / UNIT)
+
+
+@triton.jit
+def _shift(width, CELLS: tl.constexpr):
+    """The least one with which so many ranks fit into the cells."""
+    shift = width * 0
+    for bits in tl.static_range(13):
+        shift += (width > CELLS * (1 << bits)).to(tl.int32)
+    return shift
+
+
+@triton.jit
+def _guess(
+    line, temperature, summit, last, share, vocab, table,
+    COUNT: tl.constexpr, UNIT: tl.constexpr, CELLS: tl.constexpr, THREADS: tl.constexpr,
+):  # fmt: skip
+    """The ranks between which a sum probably reaches its share, by every few tokens of a row."""
+    index = tl.arange(0, CELLS)
+    column = (index // 8) * (vocab // (CELLS // 8)) + index % 8
+    rank, weight, counted = _weighed(line, column, temperature, summit, last, vocab, COUNT)
+    coarse = _shift(last * 0 + 0x100000, CELLS)
+    _add_to_cells(table, rank, weight, counted, 0, coarse, UNIT, CELLS)
+    weight = tl.where(counted, weight, 0.0)
+    whole, squares = tl.sum(weight, axis=0), tl.sum(weight * weight, axis=0)
+    noise = squares / tl.maximum(whole * whole, 1e-30)
+    slack = 4.0 * tl.sqrt(share * (1.0 - share) * noise) + 2.0 * noise
+    reached = _cells(table, UNIT, CELLS, THREADS) / tl.maximum(whole, 1e-30)
+    first = tl.sum((reached < share - slack).to(tl.int32), axis=0)
+    after = tl.sum((reached < share + slack).to(tl.int32), axis=0) + 1
+    return first << coarse, tl.minimum(after << coarse, last + 1)
+
+
+@triton.jit
+def _search(
+    logits, temperatures, start, position, highest, rule, ceiling, limit, tables, vocab, pieces,
+    COUNT: tl.constexpr, CEILING: tl.constexpr, SAMPLE: tl.constexpr, CHAIN: tl.constexpr, UNIT: tl.constexpr,
+    PIECES: tl.constexpr, CELLS: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     begin(CHAIN)
     row = tl.program_id(0)
-    first, _, _ = _found(table, base, above, goal, rule, row, rows, pieces, PASSES, COUNT, PIECES)
-    tl.store(limit + row, first)
+    line, table = logits + row.to(tl.int64) * vocab, tables + row * CELLS
+    summit = _summit(highest, row, pieces, PIECES)
+    _, temperature = temperature_of(temperatures, start, position, row)
+    tl.store(table + tl.arange(0, CELLS), tl.zeros([CELLS], tl.int64))
+    _meet(THREADS)
+    last = row * 0 + 0xFFFFF
+    if CEILING:
+        last = tl.minimum(last, tl.load(ceiling + row))
+    wanted = tl.load(rule)
+    low, high = row * 0 - 1, last
+    if COUNT:
+        share = (wanted / vocab).to(tl.float32)
+    else:
+        share = wanted.to(tl.float32)
+        # Beyond this gap all tokens together weigh less than what may lack.
+        gap = tl.log(vocab / (1.0 - share))
+        high = tl.minimum(high, rank_of(summit - gap, summit) + 1)
+    first, after = low + 1, high + 1
+    if SAMPLE:
+        first, after = _guess(
+            line, temperature, summit, high, tl.minimum(share, 1.0), vocab, table, COUNT, UNIT, CELLS, THREADS
+        )
+    while high - low > 1:
+        shift = _shift(after - first, CELLS)
+        below, total = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+        for begins in range(0, vocab, BLOCK):
+            column = begins + tl.arange(0, BLOCK)
+            rank, weight, counted = _weighed(line, column, temperature, summit, last, vocab, COUNT)
+            weight = tl.where(counted, weight, 0.0)
+            total += weight
+            below += tl.where(rank < first, weight, 0.0)
+            _add_to_cells(table, rank, weight, counted, first, shift, UNIT, CELLS)
+        goal = wanted
+        if not COUNT:
+            goal = wanted * tl.sum(total.to(tl.float64), axis=0)
+        over = tl.sum(below.to(tl.float64), axis=0)
+        index = tl.sum((over + _cells(table, UNIT, CELLS, THREADS) < goal).to(tl.int32), axis=0)
+        end = first + (index << shift)  # where the cell begins in which the sum reaches its goal
+        past = tl.where(index == CELLS, high, tl.minimum(high, end + (1 << shift) - 1))
+        high = tl.where(over >= goal, tl.minimum(high, first - 1), past)
+        low = tl.where(over >= goal, low, tl.minimum(end - 1, high - 1))
+        first, after = low + 1, high + 1
+    tl.store(limit + row, high)
 
 
 @triton.jit
@@ -156,16 +212,16 @@ def _list(
     counts = tl.load(count + row * pieces + each, mask=each < pieces, other=0)
     before = tl.sum(tl.where(each < piece, counts, 0), axis=0)
     own = tl.sum(tl.where(each == piece, counts, 0), axis=0)
-    wanted = (tl.sum(counts, axis=0) <= LISTED) & (own > 0)
-    summit = _summit(highest, row, pieces, PIECES)
-    _, temperature = temperature_of(temperatures, start, position, row)
-    column = piece * PIECE + tl.arange(0, PIECE)
-    read = (column < vocab) & wanted
-    z = tl.load(logits + row.to(tl.int64) * vocab + column, mask=read, other=float("-inf")) / temperature
-    inside = (rank_of(z, summit) <= tl.load(limit + row)) & read
-    place = before + tl.cumsum(inside.to(tl.int32), axis=0) - 1
-    at = (tl.load(tick + row) * rows + row) * LISTED
-    tl.store(ids + at + place, column.to(tl.int32), mask=inside)
+    if (tl.sum(counts, axis=0) <= LISTED) & (own > 0):
+        summit = _summit(highest, row, pieces, PIECES)
+        _, temperature = temperature_of(temperatures, start, position, row)
+        column = piece * PIECE + tl.arange(0, PIECE)
+        here = column < vocab
+        z = tl.load(logits + row.to(tl.int64) * vocab + column, mask=here, other=float("-inf")) / temperature
+        inside = (rank_of(z, summit) <= tl.load(limit + row)) & here
+        place = before + tl.cumsum(inside.to(tl.int32), axis=0) - 1
+        at = (tl.load(tick + row) * rows + row) * LISTED
+        tl.store(ids + at + place, column.to(tl.int32), mask=inside)
 
 
 @dataclass(frozen=True)
@@ -226,7 +282,7 @@ def keep(
     searched = None
     for wanted, goal, counts in ((rule.counts, rule.top_k, True), (rule.shares, rule.top_p, False)):
         if wanted:
-            searched = _search(shared, goal, searched, counts, piece)
+            searched = _searched(shared, goal, searched, counts)
     limit = torch.empty(rows, dtype=torch.int32, device=logits.device)
     count = torch.empty(rows, pieces, dtype=torch.int32, device=logits.device)
     mass, least, next_best = (torch.empty_like(highest) for _ in range(3))
@@ -239,27 +295,17 @@ def keep(
     return Kept(limit, mass, count, least, next_best)
 
 
-def _search(
-    shared: tuple[Tensor, ...], goal: Tensor, ceiling: Tensor | None, counts: bool, piece: int
-) -> Tensor:
+def _searched(shared: tuple[Tensor, ...], goal: Tensor, ceiling: Tensor | None, counts: bool) -> Tensor:
     """The last rank that is needed for a sum over ranks, up to a `ceiling`, to reach a goal."""
     logits, highest = shared[0], shared[-1]
-    rows, pieces = highest.shape
-    table = logits.new_empty(PASSES, rows, pieces, 16)
-    base = torch.empty(PASSES, rows, dtype=torch.int32, device=logits.device)
-    above, wanted = (torch.empty(PASSES, rows, dtype=torch.float64, device=logits.device) for _ in range(2))
-    wide = triton.next_power_of_2(pieces)
-    for index in range(PASSES):
-        _narrow[(rows, pieces)](
-            *shared, goal, base if ceiling is None else ceiling, table, base, above, wanted, rows,
-            logits.shape[1], pieces,
-            PASS=index, COUNT=counts, CEILING=ceiling is not None, CHAIN=chained(), PIECES=wide, PIECE=piece,
-            PART=min(PART, piece), num_warps=8, launch_pdl=chained(),
-        )  # fmt: skip
+    (rows, vocab), pieces = logits.shape, highest.shape[1]
     limit = torch.empty(rows, dtype=torch.int32, device=logits.device)
-    _settle[(rows,)](
-        table, base, above, wanted, goal, limit, rows, pieces,
-        COUNT=counts, CHAIN=chained(), PIECES=wide, PASSES=PASSES, num_warps=4, launch_pdl=chained(),
+    table = torch.empty(rows, CELLS, dtype=torch.int64, device=logits.device)
+    _search[(rows,)](
+        *shared, goal, limit if ceiling is None else ceiling, limit, table, vocab, pieces,
+        COUNT=counts, CEILING=ceiling is not None, SAMPLE=vocab >= 4 * CELLS, CHAIN=chained(),
+        UNIT=1.0 if counts else 2.0**40, PIECES=triton.next_power_of_2(pieces), CELLS=CELLS, BLOCK=BLOCK,
+        THREADS=32 * WARPS if logits.is_cuda else 0, num_warps=WARPS, launch_pdl=chained(),
     )  # fmt: skip
     return limit
 

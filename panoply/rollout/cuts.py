@@ -2,8 +2,8 @@
 
 All three keep the likeliest tokens, so each is a threshold: what lies no further below the likeliest token than some
 `gap` is kept. Gaps are compared as whole numbers (`ranks`), which hold about 1e-5 of a nat and are made by the same
-arithmetic on every device. Equal ranks are ties, and ties are kept together. A GPU then finds the threshold in five
-passes over the logits, 16 candidates each, where a CPU sorts.
+arithmetic on every device. Equal ranks are ties, and ties are kept together. A GPU finds the threshold in a few passes
+over the logits (`kernels/cut.py`), where a CPU sorts.
 
 A decision records the ids that could have been drawn where they are at most `LISTED`. Of a larger set it records
 the log-probability that separates what was kept from what was not (`cut`), and the mass of what was kept (`kept`).
