@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from panoply.kernels.decode import _add_norm, gated, gelu_parts
+from panoply.kernels.launching import Often
 from panoply.kernels.low_rank import Stack, Weight, slopes
 
 
@@ -40,6 +41,9 @@ def _norm_back(
     tl.store(partial + tl.program_id(0) * width + column, total, mask=inside)
 
 
+_ADD_NORM, _NORM_BACK = Often(_add_norm), Often(_norm_back)
+
+
 class _AddNorm(torch.autograd.Function):
     """(x + change, RMSNorm of it)."""
 
@@ -52,7 +56,8 @@ class _AddNorm(torch.autograd.Function):
         normed = torch.empty_like(x)
         block = triton.next_power_of_2(width)
         warps = 4 if block <= 2048 else 8
-        _add_norm[(rows,)](
+        _ADD_NORM(
+            (rows,), (x.dtype, weight.dtype, x.device, width, change is not None),
             x, added, total, x, weight, normed, rows, width, eps, offset, 1.0, change is not None, 1, False, True,
             False, block, num_warps=warps,
         )  # fmt: skip
@@ -72,10 +77,10 @@ class _AddNorm(torch.autograd.Function):
         out, partial = torch.empty_like(x), torch.empty(programs, width, dtype=torch.float32, device=x.device)
         more = g if g_total is None else g_total.contiguous()
         block = triton.next_power_of_2(width)
-        _norm_back[(programs,)](
+        _NORM_BACK(
+            (programs,), (x.dtype, weight.dtype, x.device, width, g_total is not None),
             x, weight, g.contiguous(), more, out, partial, rows, width, ctx.eps, ctx.offset, g_total is not None,
-            block,
-            num_warps=4 if block <= 2048 else 8,
+            block, num_warps=4 if block <= 2048 else 8,
         )  # fmt: skip
         return out, out if ctx.added else None, partial.sum(0).to(weight.dtype), None, None
 
@@ -116,6 +121,9 @@ def _turn(
         tl.store(out + row * out_stride + head * D + rest, kept.to(kind), mask=there)
 
 
+_TURN = Often(_turn)
+
+
 def turn(
     x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, sign: float = 1.0, interleaved: bool = False
 ) -> None:
@@ -127,9 +135,11 @@ def turn(
     pad, still = triton.next_power_of_2(heads), size - 2 * half
     step, apart = (2, 1) if interleaved else (1, half)
     rest = triton.next_power_of_2(still) if still and x.data_ptr() != out.data_ptr() else 0
-    _turn[(rows,)](
-        x, x.stride(0), cos, sin, out, out.stride(0), sign, heads, size, half, triton.next_power_of_2(half), pad, step,
-        apart, rest, num_warps=2,
+    shape = size, half, triton.next_power_of_2(half), pad, step, apart, rest
+    strides = x.stride(0), out.stride(0)
+    _TURN(
+        (rows,), (x.dtype, cos.dtype, x.device, heads, *shape, *strides),
+        x, strides[0], cos, sin, out, strides[1], sign, heads, *shape, num_warps=2,
     )  # fmt: skip
 
 
@@ -154,6 +164,9 @@ def _gate_back(both, g, out, g_both, inner, GELU: tl.constexpr, BLOCK: tl.conste
     tl.store(g_both + at, (slope * y * bent).to(kind), mask=inside)
 
 
+_GATE_BACK = Often(_gate_back)
+
+
 class _GatedDown(torch.autograd.Function):
     """(act(gate) · up) Wᵀ. The product in brackets, the widest tensor of a block, is computed again, not kept."""
 
@@ -175,7 +188,8 @@ class _GatedDown(torch.autograd.Function):
         wide, g_both = torch.empty_like(slope), torch.empty_like(both)
         rows, inner = slope.shape
         grid = (rows, triton.cdiv(inner, 1024))
-        _gate_back[grid](both, slope, wide, g_both, inner, ctx.gelu, 1024, num_warps=4)
+        kind = (both.dtype, both.device, inner, ctx.gelu)
+        _GATE_BACK(grid, kind, both, slope, wide, g_both, inner, ctx.gelu, 1024, num_warps=4)
         on_weight = g.t() @ wide if ctx.needs_input_grad[1] else None
         on_factors = slopes(wide, g, ctx.stack) if ctx.stack else ()
         return g_both, on_weight, None, None, *on_factors

@@ -10,6 +10,7 @@ from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -191,14 +192,27 @@ def one_matrix(layers: Sequence[Any]) -> tuple[Weight, Tensor | None]:
     return low_rank.matrix_of(layers), None if biases[0] is None else _joined(biases)
 
 
+_joints: WeakKeyDictionary[nn.Linear, tuple[tuple[object, ...], Tensor, Tensor | None]] = WeakKeyDictionary()
+"""By the first of some layers: where all of them lay when they were joined, and what they were joined to."""
+
+
 def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """The layers' weights and biases as one tensor each, of which the layers' own become views.
 
     That is done once; from then on an update of either is an update of both.
     """
-    biases: list[Tensor] = [layer.bias for layer in layers]
-    weight = _joined([layer.weight for layer in layers])
-    return weight, None if biases[0] is None else _joined(biases)
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    known = _joints.get(layers[0])
+    if known is None or known[0] != _lying(weights, biases):
+        weight = _joined(weights)
+        bias = None if biases[0] is None else _joined(biases)
+        known = _lying(weights, biases), weight, bias
+        _joints[layers[0]] = known
+    return known[1:]
+
+
+def _lying(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[object, ...]:
+    return weights[0].dtype, *(x.data_ptr() for x in (*weights, *biases) if x is not None)
 
 
 def _joined(parameters: Sequence[Tensor]) -> Tensor:
