@@ -261,7 +261,7 @@ def answer_of(tokens: Sequence[int], tokenizer: Tokenizer) -> Answer:
     return {"tokens": list(tokens), "text": tokenizer.decode(said), "ended": ended}
 
 
-def tokens_of(answer: Answer, same: bool, tokenizer: Tokenizer, most: int) -> list[int]:
+def tokens_of(answer: Answer, same: bool, tokenizer: Tokenizer) -> list[int]:
     """The answer in the reader's own tokens: as they are in the `same` vocabulary, elsewhere encoded from its text."""
     if same:
         tokens = answer["tokens"]
@@ -269,8 +269,8 @@ def tokens_of(answer: Answer, same: bool, tokenizer: Tokenizer, most: int) -> li
         end = tokenizer.eos_id
         ended = [end] if answer["ended"] and end is not None else []
         tokens = [*tokenizer.encode(answer["text"]), *ended]
-    if not 0 < len(tokens) <= most:
-        raise PanoplyError(f"An answer of {len(tokens)} tokens is none, or does not fit the model's context.")
+    if not tokens:
+        raise PanoplyError("An answer without a token is none.")
     if not all(0 <= token < tokenizer.vocab_size for token in tokens):
         raise PanoplyError("An answer has a token that the vocabulary does not have.")
     return tokens

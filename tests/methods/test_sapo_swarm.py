@@ -137,6 +137,8 @@ def test_even_groups_are_passed_over_before_the_lot_is_drawn(
     assert tiny_collector.notes["swarm_taken"] == 1
     assert 0 < tiny_collector.notes["swarm_even"] <= 19
     assert tiny_collector.notes["swarm_dropped"] == 0, "to be even is no fault"
+    assert tiny_collector.state["episodes"] == 8 + 4, "what is passed over was not collected"
+    assert sorted(found["episode"].unique().tolist()) == list(range(12))
 
 
 def _head(collect: Collector, **more: Any) -> dict[str, Any]:
@@ -347,6 +349,8 @@ def test_what_another_run_took_is_not_taken_for_ones_own(tiny_collector: Collect
     assert exchange.noted(0, head["own"]) is not None
     assert exchange.noted(0, hashlib.sha256(b"other").hexdigest()[:32]) is None
     assert exchange.noted(1, head["own"]) is None
+    (tmp_path / "taken/a/0000000.jsonl").write_text(json.dumps({**head, "schema": 2}))
+    assert exchange.noted(0, head["own"]) is None
     (tmp_path / "taken/a/0000000.jsonl").write_text("{")
     assert exchange.noted(0, head["own"]) is None
 

@@ -219,7 +219,7 @@ def _refused(
     except FAULTS as problem:
         return "foreign", f"{collect.world.name} has no problem {group['task']}: {problem}"
     try:
-        _tokens(group, task, collect)
+        _tokens(group, collect)
     except FAULTS as problem:
         return "malformed", str(problem)
     try:
@@ -234,11 +234,11 @@ def _refused(
         collect.state.update(counted)
 
 
-def _tokens(group: Group, task: Task, collect: Collector) -> list[list[int]]:
+def _tokens(group: Group, collect: Collector) -> list[list[int]]:
     """The answers of a group in the node's own tokens."""
-    tokenizer, room = collect.policy.tokenizer, collect.policy.context_length - len(task.prompt)
+    tokenizer = collect.policy.tokenizer
     same = group.get("vocabulary") == vocabulary_of(tokenizer)
-    return [tokens_of(answer, same, tokenizer, room) for answer in group["answers"]]
+    return [tokens_of(answer, same, tokenizer) for answer in group["answers"]]
 
 
 def _played(collect: Collector, groups: Sequence[Group]) -> Experience:
@@ -247,9 +247,7 @@ def _played(collect: Collector, groups: Sequence[Group]) -> Experience:
     first, sizes = collect.state["groups"], torch.tensor([len(group["answers"]) for group in groups])
     collect.state["groups"] += len(groups)
     every = torch.arange(len(groups)).repeat_interleave(sizes)
-    answers = [
-        tokens for group, task in zip(groups, tasks, strict=True) for tokens in _tokens(group, task, collect)
-    ]
+    answers = [tokens for group in groups for tokens in _tokens(group, collect)]
     return collect.answers([tasks[i] for i in every.tolist()], answers, into=first + every, source=REPLAY)
 
 
