@@ -14,6 +14,7 @@ from kit import hand, shuffled
 import panoply as pp
 from panoply.batch import Batch
 from panoply.errors import PanoplyError
+from panoply.evaluation.pairs import _labels
 from panoply.experience import Experience
 from panoply.kinds import kind_of
 from panoply.methods.objectives.multi_label_grpo import ASPECTS, each_aspect
@@ -127,6 +128,17 @@ def test_a_judge_says_several_things_and_is_saved_with_their_names(tmp_path: Pat
         torch.testing.assert_close(again[name], said[name])
 
 
+def test_a_label_is_right_where_it_orders_two_answers_as_they_are() -> None:
+    """Of three neighbours one is equal by its label and is not asked; of the rest one is ordered right."""
+
+    class Said:
+        def judgements(self, experience: Experience) -> dict[str, torch.Tensor]:
+            return {"a": torch.tensor([0.0, 1.0, 3.0, 4.0])}
+
+    found = _labels(hand(**{"label:a": [0.0, 0.5, 0.5, 0.1]}), Said())  # type: ignore[arg-type]
+    assert found["a"].tolist() == [True, False]
+
+
 # ------------------------------------------------------------------ what is made of it
 
 
@@ -212,6 +224,7 @@ def test_settings_that_cannot_be(name: str, settings: dict[str, Any], said: str)
 def test_a_judge_with_other_outputs_is_refused(tmp_path: Path) -> None:
     _, collect, _ = collector(noise=0.0)
     ValueModel.of(collect.policy, ("a", "b")).save(tmp_path / "judge")
+    settings: dict[str, Any]
     for settings, said in (
         ({"reward.name": "model"}, "name those to be used"),
         ({"models.reward_model.outputs": ("c",), "reward.name": "model_c"}, "Unknown output"),
@@ -219,6 +232,20 @@ def test_a_judge_with_other_outputs_is_refused(tmp_path: Path) -> None:
         settings = {"models.reward_model.folder": str(tmp_path / "judge"), **settings}
         with pytest.raises(PanoplyError, match=said):
             tiny.bare(tmp_path / "run", "grpo", world="strings", model="fresh", steps=1, settings=settings)
+    loud = ValueModel.load(tmp_path / "judge")
+    with torch.no_grad():
+        loud.head.weight.fill_(100.0)
+    loud.save(tmp_path / "loud")
+    settings = {
+        "models.reward_model.folder": str(tmp_path / "loud"),
+        "models.reward_model.outputs": ("a",),
+        "models.reward_model.within": (0.25, 0.5),
+        "reward.name": "model_a",
+        "sample.prompts": 1,
+        "run.held_out": 4,
+    }
+    tiny.bare(tmp_path / "bounded", "grpo", world="strings", model="fresh", steps=1, settings=settings)
+    assert 0.25 <= tiny.metrics(tmp_path / "bounded")[0]["model_a"] <= 0.5
     settings = {"models.critic.start": str(tmp_path / "judge")}
     with pytest.raises(PanoplyError, match="A critic gives one number"):
         tiny.bare(tmp_path / "run", "ppo", world="strings", model="fresh", steps=1, settings=settings)
