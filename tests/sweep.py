@@ -29,6 +29,7 @@ SMALL = {
     "sample.slots": 8,
     "models.probe.bootstrap": 1,
     "models.generalist.support": 4,
+    "sample.warmup": 0,
     "data.batch": 8,
     "data.data.batch": 8,
     "models.critic.warmup": 0,

@@ -25,6 +25,7 @@ SMALL = {
     "sample.prompts": 8,
     "sample.group": 4,
     "sample.slots": 8,
+    "sample.warmup": 0,
     "sample.demonstrations": 8,
     "data.batch": 8,
     "data.data.batch": 8,
