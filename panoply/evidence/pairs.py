@@ -18,6 +18,7 @@ import numpy as np
 from panoply.checkpoint import write_atomically
 from panoply.errors import PanoplyError
 from panoply.evidence.catalogue import table
+from panoply.evidence.races import find
 from panoply.files import is_file, read_json
 
 CREDITS = {
@@ -40,7 +41,7 @@ SURROGATES = {
 }
 """Columns: methods whose surrogate is taken."""
 WORLD, BUDGET, SEEDS = "chain:frontier", "episodes=7680", 3
-SETTINGS = {"sample.by": "behind:20", "update.lr": 1.5e-3}
+SETTINGS = dict(find("stale").settings)
 """Answers up to twenty steps old at a high rate, as in the race `stale`: at ratios of 1 surrogates hardly differ."""
 RESULT, PAGE = Path("results") / "pairs.json", Path("docs") / "pairs.md"
 
