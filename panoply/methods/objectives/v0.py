@@ -113,14 +113,15 @@ class Generalist(Remembered):
         dice = torch_rng("generalist", self.seed, step, i)
         right = scores >= RIGHT
         sides = [side.nonzero().flatten() for side in (right, ~right)]
-        known = self.scores[~torch.isin(self.tasks, tasks)] >= RIGHT
-        if len(known) == 0 or bool((known == known[0]).all()) or not all(len(side) for side in sides):
+        if not all(len(side) for side in sides):
             return None
         drawn = [side[torch.randint(len(side), (self.settings["pairs"],), generator=dice)] for side in sides]
         chosen = torch.cat(drawn)
         loss = pair_loss(
             self._logits(prompts.take(chosen), tasks[chosen], dice), scores[chosen], self.settings["alpha"]
         )
+        if not loss.requires_grad:  # a support without both sides says the same of all prompts
+            return None
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.adapter.parameters(), 1.0)
