@@ -202,7 +202,9 @@ def test_a_step_without_both_sides_teaches_the_adapter_nothing() -> None:
     assert "loss" in model.learn(step_of(SHORT, [1.0, 0.0, 1.0, 0.0], first=90), 2)
     short = valuing(fit=1, support=2)
     short.learn(step_of(SHORT, [1.0, 0.0, 1.0, 1.0]), 0)
-    assert "loss" not in short.learn(step_of(SHORT, [1.0, 0.0, 1.0, 0.0], first=50), 1), "the last two went well"
+    assert "loss" not in short.learn(step_of(SHORT, [1.0, 0.0, 1.0, 0.0], first=50), 1), (
+        "the last two went well"
+    )
 
 
 def test_groups_are_prompts() -> None:
