@@ -191,7 +191,7 @@ class Experience:
                 kind = kinds[name]
                 if isinstance(kind, Ragged):
                     absent[name] = Ragged(kind.values[:0], torch.zeros(len(p) + 1, dtype=torch.long))
-                elif kind.is_floating_point():
+                elif kind.is_floating_point() or name in ALTERING:
                     empty = ALTERING.get(name, torch.nan)
                     absent[name] = torch.full((len(p),), empty, dtype=kind.dtype)
                 else:

@@ -25,7 +25,10 @@ KEY_UNITS: tuple[KeyUnit, ...] = get_args(KeyUnit)
 Unit = Literal["decision", KeyUnit, "pair", "list", "batch", "transition"]
 KEYS = {*KEY_UNITS, "state", "context", "next", "source", "train"}
 """Columns that segments, streams and look-ups depend on: who replaces one of them starts these anew."""
-ALTERING = {"temperature": 1.0, "repetition_penalty": 1.0, "allowed": 0.0, "cut": -math.inf, "kept": 1.0}
+ALTERING = {
+    "temperature": 1.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "within": 0.0,
+    "allowed": 0.0, "cut": -math.inf, "kept": 1.0,
+}  # fmt: skip
 """How the distribution drawn from differs from the policy's own, by columns, and what they hold where it does not."""
 COMMON_KEYS: tuple[KeyUnit, ...] = ("turn", "episode", "group", "task")
 """Keys that all decisions have. Others exist only where a world or a part gives them."""

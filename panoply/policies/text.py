@@ -123,7 +123,7 @@ class TextPolicy:
     def score(self, experience: Experience, needs: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """What the model says of each decision: `logp`, and the outputs that `needs` names (see taps.py).
 
-        Under the distribution that was sampled from: the columns `temperature`, `repetition_penalty`,
+        Under the distribution that was sampled from: the columns `temperature`, the penalties,
         `allowed` and `cut` apply (see scoring.Head).
         `divergence:Q@SNAPSHOT` compares the whole distribution with that of a snapshot (see `remember`).
         """
@@ -222,7 +222,7 @@ class TextPolicy:
         allowed = None
         if "allowed" in experience:
             allowed = experience.decisions.ragged("allowed").take(at).to(device)
-        said = Said.before(experience, at, device) if "repetition_penalty" in experience else None
+        said = Said.before(experience, at, device)
         return Head(temperature, allowed, self.model.softcap, cut, action, said)
 
     def _check_length(self, experience: Experience) -> None:

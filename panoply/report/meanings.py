@@ -20,6 +20,8 @@ SHARED = {
     "sample.top_k": "draw from so many of the likeliest tokens; 0 from all",
     "sample.min_p": "draw from tokens that have at least this share of the likeliest one's probability; 0 from all",
     "sample.repetition_penalty": "logits of tokens said before are divided by it, negative ones multiplied; 1 none",
+    "sample.presence_penalty": "what is taken from logits of tokens that the turn has said",
+    "sample.frequency_penalty": "the same, once for each time that the turn has said it",
     "sample.max_tokens": "longest answer; none means as long as the world allows",
     "sample.rounds": "how often to ask for more tasks at most",
     "sample.name": "the signal that must vary inside a group",

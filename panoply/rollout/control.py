@@ -65,6 +65,8 @@ class ControlCollector(InOrder[Start]):
         top_k: int = 0,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
         max_tokens: int | None = None,
     ) -> Experience:
         """A group of whole episodes from each start; `max_tokens` decisions at most.
@@ -72,9 +74,10 @@ class ControlCollector(InOrder[Start]):
         group   how many episodes, or games: one number for all starts, or one for each
         into    keys of groups that the episodes join, one a start and seat; left out, each of these has a new group
         """
-        if top_p != 1.0 or top_k or min_p or repetition_penalty != 1.0:
+        penalised = repetition_penalty != 1.0 or presence_penalty or frequency_penalty
+        if top_p != 1.0 or top_k or min_p or penalised:
             raise PanoplyError(
-                "top_p, top_k, min_p and repetition_penalty act on a vocabulary; a control policy has none."
+                "top_p, top_k, min_p and penalties act on a vocabulary; a control policy has none."
             )
         waiting = self._games(tasks, group, into)
         size = min(len(waiting), MOST - MOST % self.world.seats)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.experience import Ragged
-from panoply.policies.penalties import penalise_
+from panoply.policies.penalties import NEUTRAL, count_, penalise_
 from panoply.rollout.graphs import Glance, GraphDecoder, graph_decoder
 from panoply.rollout.hosted import host_decoder
 from panoply.rollout.masks import BatchMask, View, combined
@@ -91,8 +91,8 @@ class Generation:
 
     def _constants(self) -> dict[str, float]:
         """Columns of decisions that are the same in all of them."""
-        penalty = self.sampling.repetition_penalty
-        return {} if penalty == 1 else {"repetition_penalty": penalty}
+        given = {name: float(getattr(self.sampling, name)) for name in NEUTRAL}
+        return {name: value for name, value in given.items() if value != NEUTRAL[name]}
 
     def _allocate(self, capacity: int, whole: int, patience: int) -> None:
         """Cache and history: what turns need at first or, at the fixed addresses graphs want, the `whole`."""
@@ -160,7 +160,8 @@ class Generation:
                 mask = _narrowed(mask, drawn.ids, drawn.count)
         if mask is not None:
             draws = replace(draws, allowed=listed(mask))
-        self.recorder.step(row, drawn.position, turn, live, draws)
+        start = before.start.repeat(count) if self.sampling.counts else None
+        self.recorder.step(row, drawn.position, turn, live, draws, start)
         self.reach = min(self.reach + count, self.history.shape[1])
 
     def step(self) -> None:
@@ -171,8 +172,13 @@ class Generation:
         logits = self._logits()
         if (penalty := self.sampling.repetition_penalty) != 1:
             logits = penalise_(logits, self.history[: len(slots), : self.reach], position, penalty)
+        if (sampling := self.sampling).counts:
+            said = self.history[: len(slots), : self.reach]
+            by = sampling.presence_penalty, sampling.frequency_penalty
+            logits = count_(logits, said, slots.start, position, *by)
         drawn = self._draw(logits, position)
-        self.recorder.step(slots.row, position, slots.turn, slots.live, drawn)
+        start = slots.start if self.sampling.counts else None
+        self.recorder.step(slots.row, position, slots.turn, slots.live, drawn, start)
         self.history[: len(slots)].scatter_(1, position[:, None], drawn.action[:, None])
         full = (position + 1 >= slots.limit) * LENGTH
         self.slots = slots.advance(drawn.action, torch.where(self.stops[drawn.action], STOP, full))

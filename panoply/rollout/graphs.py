@@ -23,7 +23,7 @@ from panoply.policies.decoder import Block, Decoder, FeedForward
 from panoply.policies.experts import Mixture
 from panoply.policies.fused import one_matrix, prefill
 from panoply.policies.low_rank import PLAIN
-from panoply.policies.penalties import penalise_
+from panoply.policies.penalties import count_, penalise_
 from panoply.policies.scoring import has_triton, wide_product
 from panoply.rollout.rollouts import DEAD, LENGTH, RUNNING, STOP, Slots
 
@@ -215,7 +215,8 @@ class GraphDecoder:
         self.rule, self.penalises = Rule.empty(self.device), False
         self.allowed: Tensor | None = None
         """What slots may draw next, [rows, vocabulary]; there once a mask is."""
-        self.penalty = torch.ones((), device=self.device)
+        self.penalty, self.presence, self.frequency = (torch.ones((), device=self.device) for _ in range(3))
+        self.counts = False
         self._resize()
         self.setup_seconds = time.perf_counter() - began
 
@@ -262,6 +263,9 @@ class GraphDecoder:
         self.rule = self.rule.set(sampling.top_k, sampling.top_p, sampling.min_p)
         self.penalty.fill_(sampling.repetition_penalty)
         self.penalises = sampling.repetition_penalty != 1
+        self.presence.fill_(sampling.presence_penalty)
+        self.frequency.fill_(sampling.frequency_penalty)
+        self.counts = sampling.counts
         self.temperature.fill_(1.0)
         if temperatures is not None:
             n = min(len(temperatures), len(self.temperature))
@@ -334,7 +338,7 @@ class GraphDecoder:
         self.state.tick.zero_()
 
     def _graph(self, size: int, masked: bool = False) -> tuple[torch.cuda.CUDAGraph, Record]:
-        kind = (size, *self.rule.kind, self.penalises, masked)
+        kind = (size, *self.rule.kind, self.penalises, self.counts, masked)
         if kind not in self._graphs:
             began = time.perf_counter()
             self._graphs[kind] = self._capture(size, masked)
@@ -372,6 +376,9 @@ class GraphDecoder:
         logits = self._logits(size)
         if self.penalises:
             penalise_(logits, self.history[:size], self.state.position[:size] + 1, self.penalty)
+        if self.counts:
+            start, length = self.state.start[:size], self.state.position[:size] + 1
+            count_(logits, self.history[:size], start, length, self.presence, self.frequency)
         if masked and self.allowed is not None:
             logits.masked_fill_(~self.allowed[:size], -torch.inf)
         draw_and_move(logits, self.temperature, self.stops, self.state, record, STOP, LENGTH, self.rule)

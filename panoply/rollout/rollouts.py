@@ -24,7 +24,7 @@ class Rollouts:
 
     `decisions` has one row a sampled token, ordered by row and position: `context` (the row), `position`,
     `turn`, `action`, `logp`, `end`, and where they apply `temperature`, `allowed`, `cut`, `kept`,
-    `repetition_penalty`, `entropy`. `context` has one row each: `tokens` (prompt, samples and observations), `prompt`
+    penalties and `within`, `entropy`. `context` has one row each: `tokens` (prompt, samples and observations), `prompt`
     (equal for equal prompts) and `shared` (its length). They are an Experience's tables but for the keys that only a
     collector knows.
     """
@@ -66,9 +66,18 @@ class Recorder:
         self._turns: list[tuple[Tensor, Tensor, Tensor]] = []
         self._rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
-    def step(self, row: Tensor, position: Tensor, turn: Tensor, live: Tensor, draw: Draw) -> None:
-        """One draw a slot; those that are not live are dropped at the end."""
+    def step(
+        self,
+        row: Tensor,
+        position: Tensor,
+        turn: Tensor,
+        live: Tensor,
+        draw: Draw,
+        start: Tensor | None = None,
+    ) -> None:
+        """One draw a slot; those that are not live are dropped at the end. `start` is where its turn began."""
         columns = {"context": row, "position": position, "turn": turn, "live": live}
+        columns |= {} if start is None else {"within": position - start}
         columns |= {"action": draw.action, "logp": draw.logp}
         for name in ("temperature", "entropy", "cut", "kept"):
             if (column := getattr(draw, name)) is not None:

@@ -40,6 +40,8 @@ class Sampling:
     top_k: int | None = None
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     max_tokens: int = 128
     min_tokens: int = 0
     stop_tokens: tuple[int, ...] = ()
@@ -59,6 +61,9 @@ class Sampling:
             raise PanoplyError(f"min_p must be from 0 up to 1, not {self.min_p}.")
         if not 0 < self.repetition_penalty < float("inf"):
             raise PanoplyError(f"repetition_penalty must be above 0, not {self.repetition_penalty}.")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -100 <= getattr(self, name) <= 100:
+                raise PanoplyError(f"{name} must be from -100 to 100, not {getattr(self, name)}.")
         if self.max_tokens < 1:
             raise PanoplyError(f"max_tokens must be at least 1, not {self.max_tokens}.")
         if not 0 <= self.min_tokens <= self.max_tokens:
@@ -67,6 +72,11 @@ class Sampling:
             )
         if isinstance(self.stop_strings, str) or "" in self.stop_strings:
             raise PanoplyError("stop_strings must be a tuple of strings that are not empty.")
+
+    @property
+    def counts(self) -> bool:
+        """Whether what a turn has said is penalised."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
     def truncates(self) -> bool:

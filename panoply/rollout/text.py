@@ -83,6 +83,8 @@ class Collector(Given):
         top_k: int = 0,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
         max_tokens: int | None = None,
     ) -> Experience:
         """A group of the policy's own episodes for each task, with the world's signals on their last decisions.
@@ -90,7 +92,8 @@ class Collector(Given):
         group   how many episodes: one number for all tasks, or one for each
         into    keys of groups that the episodes join, one a task; left out, every task has a new group
         """
-        sampling = self._sampling(temperature, top_p, top_k, min_p, repetition_penalty, max_tokens)
+        penalties = (repetition_penalty, presence_penalty, frequency_penalty)
+        sampling = self._sampling(temperature, top_p, top_k, min_p, *penalties, max_tokens)
         asked, keys = self._groups(tasks, group, into)
         first = self.state["episodes"]
         seeds = [self._draw(first + i) for i in range(len(asked))]
@@ -236,6 +239,8 @@ class Collector(Given):
         top_k: int = 0,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
         max_tokens: int | None = None,
     ) -> Sampling:
         longest = self.world.max_tokens
@@ -245,6 +250,8 @@ class Collector(Given):
             top_k=top_k or None,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
             max_tokens=min(max_tokens or longest, longest),
             stop_tokens=self.world.stop_tokens,
             heat=self._heat,

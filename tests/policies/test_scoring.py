@@ -140,13 +140,19 @@ def test_another_temperature_leaves_what_could_be_drawn_as_it_was() -> None:
     torch.testing.assert_close(scored(hidden, weight, ACTIONS, hot)["logp"], expected["logp"])
 
 
+@pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
-def test_a_penalty_acts_once_on_what_was_said_and_has_its_gradient(softcap: float) -> None:
+def test_penalties_act_on_what_was_said_and_have_their_gradient(softcap: float, counted: bool) -> None:
+    """On all of a context once; on what a turn has said of it once more, and for each time."""
     hidden, weight, temperature = inputs()
     tokens = torch.tensor([[3, 3, 8, 1, 9], [4, 0, 0, 0, 10]])
     context, length = torch.tensor([0, 0, 1, 1, 0, 1, 1]), torch.tensor([1, 3, 2, 5, 4, 1, 5])
     penalty = torch.tensor([1.0, 1.5, 1.5, 0.7, 2.0, 1.2, 1.2], dtype=torch.float64)
-    head = Head(temperature, ALLOWED, softcap, CUT, ACTIONS, Said(tokens, context, length, penalty))
+    start, presence = torch.tensor([0, 0, 2, 1, 2, 1, 1]), torch.linspace(-1, 1, ROWS, dtype=torch.float64)
+    frequency = presence.flip(0) * 0.3
+    more = (presence, frequency) if counted else (None, None)
+    said = Said(tokens, context, length, start, penalty, *more)
+    head = Head(temperature, ALLOWED, softcap, CUT, ACTIONS, said)
     logits = hidden @ weight.t()
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
@@ -154,7 +160,13 @@ def test_a_penalty_acts_once_on_what_was_said_and_has_its_gradient(softcap: floa
     for row in range(ROWS):
         for token in set(tokens[context[row], : length[row]].tolist()):
             factor[row, token] = 1 / penalty[row] if logits[row, token] > 0 else penalty[row]
-    whole = logits * factor / temperature[:, None]
+    taken = torch.zeros_like(factor)
+    for row in range(ROWS) if counted else ():
+        turn = tokens[context[row], start[row] : length[row]].tolist()
+        for token in set(turn):
+            taken[row, token] = presence[row] + turn.count(token) * frequency[row]
+    assert (taken != 0).any() == counted
+    whole = (logits * factor - taken) / temperature[:, None]
     barred = head.barred(whole.detach(), slice(0, ROWS))
     assert barred is not None
     expected = naive_scores(whole.masked_fill(barred, -torch.inf), ACTIONS)

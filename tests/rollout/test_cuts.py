@@ -23,6 +23,9 @@ CUTS = {
     "top_p": Sampling(max_tokens=9, top_p=0.95, temperature=3.0),
     "top_k": Sampling(max_tokens=9, top_k=100, temperature=3.0),
     "min_p": Sampling(max_tokens=9, min_p=0.2, temperature=3.0),
+    "counted": Sampling(
+        max_tokens=9, presence_penalty=1.0, frequency_penalty=0.5, top_p=0.9, temperature=3.0
+    ),
     "all": Sampling(max_tokens=9, top_k=200, top_p=0.9, min_p=1e-3, temperature=3.0, repetition_penalty=1.2),
 }
 

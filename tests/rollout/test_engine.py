@@ -50,6 +50,11 @@ def rescored(model: Decoder, rollouts: Rollouts) -> Tensor:
             penalty = decisions["repetition_penalty"][index]
             for token in set(tokens[:at].tolist()):
                 logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+        if "within" in set(decisions):
+            said = tokens[at - int(decisions["within"][index]) : at].tolist()
+            for name in {"presence_penalty", "frequency_penalty"} & set(decisions):
+                for token in set(said) if name == "presence_penalty" else said:
+                    logits[token] -= decisions[name][index]
         if "temperature" in set(decisions):
             logits = logits / decisions["temperature"][index]
         if "allowed" in set(decisions) and len(ids := decisions.ragged("allowed")[index]):
@@ -80,6 +85,9 @@ SETTINGS = {
     "top_k": Sampling(max_tokens=12, top_k=4),
     "min_p": Sampling(max_tokens=12, min_p=0.1),
     "penalty": Sampling(max_tokens=12, repetition_penalty=1.3, top_k=9, stop_tokens=(3,)),
+    "counted": Sampling(max_tokens=12, presence_penalty=1.5, frequency_penalty=-0.7, stop_tokens=(3,)),
+    "present": Sampling(max_tokens=12, presence_penalty=-2.0, repetition_penalty=1.2, temperature=0.8),
+    "frequent": Sampling(max_tokens=12, frequency_penalty=3.0),
     "top_p": Sampling(max_tokens=12, temperature=1.3, top_p=0.8),
     "both": Sampling(max_tokens=12, temperature=0.9, top_k=6, top_p=0.9, stop_tokens=(3,)),
     "schedule": Sampling(max_tokens=12, temperature=lambda t: 1.5 - t / 10),
@@ -97,7 +105,9 @@ def test_log_probabilities_are_those_of_a_full_forward_pass(model: Decoder, name
     assert ("allowed" in set(rollouts.decisions)) == (
         masked or name in {"top_k", "min_p", "penalty", "top_p", "both", "min_tokens"}
     )
-    assert ("temperature" in set(rollouts.decisions)) == (name in {"cool", "top_p", "both", "schedule"})
+    assert ("temperature" in set(rollouts.decisions)) == (
+        name in {"cool", "present", "top_p", "both", "schedule"}
+    )
 
 
 def test_sliding_windows_and_key_norms_decode_as_they_train() -> None:

@@ -64,6 +64,8 @@ def test_the_mask_acts_before_truncation() -> None:
         ({"top_k": 0}, "top_k must be at least 1"),
         ({"min_p": 1.0}, "min_p must be from 0 up to 1"),
         ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
+        ({"presence_penalty": float("nan")}, "presence_penalty must be from -100 to 100"),
+        ({"frequency_penalty": -101}, "frequency_penalty must be from -100 to 100"),
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens must be from 0 to max_tokens"),
         ({"stop_strings": ("",)}, "stop_strings"),

@@ -54,6 +54,8 @@ def with_demonstrations(
     top_k: int = 0,
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
     max_tokens: int | None = None,
     demonstrations: int = 128,
 ) -> Experience:
@@ -66,6 +68,8 @@ def with_demonstrations(
         top_k=top_k,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
         max_tokens=max_tokens,
     )
     return Experience.mix([own, collect.demonstrations(collect.tasks(demonstrations))])

@@ -240,6 +240,8 @@ def uncertain(
     top_k: int = 0,
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
     max_tokens: int | None = None,
 ) -> Experience:
     """Prompts of a fixed pool, none twice in a step, the likelier the less certain it is whether they succeed.
@@ -268,6 +270,8 @@ def uncertain(
         top_k=top_k,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
         max_tokens=max_tokens,
     )
 

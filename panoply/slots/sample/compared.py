@@ -65,6 +65,8 @@ def compared(
     top_k: int = 0,
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
     max_tokens: int | None = None,
     asked: Literal["once", "all"] = "once",
     soft: bool = False,
@@ -89,6 +91,8 @@ def compared(
         "top_k": top_k,
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
         "max_tokens": max_tokens,
     }
     found = collect.episodes(tasks, group, **how)

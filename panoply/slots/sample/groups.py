@@ -20,6 +20,8 @@ LIMITS = {
     "top_k": "at least 0",
     "min_p": "from 0 up to 1",
     "repetition_penalty": "above 0",
+    "presence_penalty": "from -100 to 100",
+    "frequency_penalty": "from -100 to 100",
     "max_tokens": "at least 1",
 }
 
@@ -35,7 +37,8 @@ def greedy_cuts(held: Any, method: Any, world: Any) -> list[Finding]:
     """The likeliest token is in every cut, and only text has tokens."""
     cuts = ("top_p", "top_k", "min_p")
     if world.medium != "text":
-        return [(name, f"{world.name} has no tokens to draw") for name in (*cuts, "repetition_penalty")]
+        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        return [(name, f"{world.name} has no tokens to draw") for name in (*cuts, *penalties)]
     if held.temperature != 0:
         return []
     return [(name, "at temperature 0 the likeliest token is taken") for name in cuts]
@@ -62,6 +65,8 @@ def groups(
     top_k: int = 0,
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
     max_tokens: int | None = None,
     by: str = LEARNER,
 ) -> Experience:
@@ -78,5 +83,7 @@ def groups(
             top_k=top_k,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
             max_tokens=max_tokens,
         )
