@@ -69,10 +69,8 @@ class Said:
     frequency: Tensor | None
 
     @classmethod
-    def before(cls, experience: Experience, at: Tensor, device: torch.device) -> Said | None:
-        """Before the decisions `at`; None where no penalty acts."""
-        if not any(name in experience for name in NEUTRAL):
-            return None
+    def before(cls, experience: Experience, at: Tensor, device: torch.device) -> Said:
+        """Before the decisions `at`, which have some of the penalties."""
         row, context = distinct(experience["context"][at])
         held = experience.context.ragged("tokens").take(row)
         tokens = held.padded(held.values, 0) if len(row) else held.values.new_zeros(0, 1)

@@ -20,7 +20,7 @@ from panoply.policies.folder import generation_config, load_model, save_model
 from panoply.policies.foreign import Foreign
 from panoply.policies.layout import Rows, lay_out
 from panoply.policies.low_rank import copied
-from panoply.policies.penalties import Said
+from panoply.policies.penalties import NEUTRAL, Said
 from panoply.policies.scoring import Head, scored
 from panoply.policies.tokenizer import Tokenizer
 
@@ -222,7 +222,8 @@ class TextPolicy:
         allowed = None
         if "allowed" in experience:
             allowed = experience.decisions.ragged("allowed").take(at).to(device)
-        said = Said.before(experience, at, device)
+        penalised = any(name in experience for name in NEUTRAL)
+        said = Said.before(experience, at, device) if penalised else None
         return Head(temperature, allowed, self.model.softcap, cut, action, said)
 
     def _check_length(self, experience: Experience) -> None:
