@@ -166,6 +166,8 @@ def test_penalties_act_on_what_was_said_and_have_their_gradient(softcap: float, 
         for token in set(turn):
             taken[row, token] = presence[row] + turn.count(token) * frequency[row]
     assert (taken != 0).any() == counted
+    penalised = said.penalise(logits.detach(), slice(0, ROWS))[0]
+    torch.testing.assert_close(penalised, (logits * factor - taken).detach())
     whole = (logits * factor - taken) / temperature[:, None]
     barred = head.barred(whole.detach(), slice(0, ROWS))
     assert barred is not None
