@@ -159,7 +159,7 @@ def test_state_of_the_collector_goes_on(collector: Collector) -> None:
     assert second["episode"].unique().tolist() == [4, 5, 6, 7]
     assert second["group"].unique().tolist() == [2, 3]
     resumed = Collector(collector.world, collector.policy, seed=3)
-    resumed.state = {"tasks": 2, "groups": 2, "episodes": 4}
+    resumed.state |= {"tasks": 2, "groups": 2, "episodes": 4}
     again = resumed.episodes(resumed.tasks(2), 2)
     assert torch.equal(again["action"], second["action"])
     assert not torch.equal(first["task"].unique(), second["task"].unique())

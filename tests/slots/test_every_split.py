@@ -47,10 +47,11 @@ def turns_apart() -> Experience:
     made = Experience(made.decisions.plus({"context": turns.index}), Table({"tokens": tokens}), made.pairs)
     dice = torch.Generator().manual_seed(1)
     more = {name: torch.rand(len(made), generator=dice, dtype=torch.float64) - 0.5 for name in COLUMNS}
-    return made.with_columns(**{"logp@old": made["logp"], "position": torch.arange(len(made)), **more})
+    more |= {"logp@old": made["logp"], "position": torch.arange(len(made)), "alone": made["episode"] % 3 - 1}
+    return made.with_columns(**more)
 
 
-COLUMNS = ("value", "target", "mean_logp@old", "logp:0@old", "logp:1@old", "logp:2@old")
+COLUMNS = ("value", "target", "uncertainty", "mean_logp@old", "logp:6:raw@old", "logp:6:normed@old")
 
 
 def choices(cls: type[Part]) -> Iterator[tuple[str, Part]]:

@@ -221,7 +221,6 @@ TINY = {
     "update.minibatches": 4,
 }
 CONTROL = {path: value for path, value in GRPO_CONTROL.items() if path not in _BARRED}
-PRESETS = {"tiny": TINY, "control": CONTROL}
 PORT = "an unofficial port, package fiberpo"
 PUBLISHED: Published = {
     f"{PORT}, fiber_po.py": {
@@ -237,7 +236,7 @@ PUBLISHED: Published = {
     "fiberpo@1",
     paper=73,
     base="grpo",
-    presets=PRESETS,
+    presets={"tiny": TINY, "control": CONTROL},
     claim=Learns(
         "With answers of a policy up to twenty steps old at a rate of 1.5e-3, budgets for episodes and for tokens "
         "learn more than GRPO's clip of tokens.",
@@ -298,7 +297,6 @@ def fiberpo_domain() -> OnPolicy:
     "apc-obj@1",
     paper=73,
     base="fiberpo",
-    presets=PRESETS,
     claim=Identity(
         "The best that APC-Obj finds without a constraint is the best inside of the trust region of total variation.",
         trust_region_gap,

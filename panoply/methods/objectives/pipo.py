@@ -10,8 +10,6 @@ from panoply.episodes import as_tensors, earlier, from_tensors
 from panoply.evidence.claims import Ranks, Shows
 from panoply.evidence.races import find
 from panoply.experience import Experience, Segments
-from panoply.methods.base.grpo import CONTROL as GRPO_CONTROL
-from panoply.methods.base.grpo import TINY as GRPO_TINY
 from panoply.methods.base.grpo import grpo
 from panoply.parts import Finding, Part, part
 from panoply.regimes import OnPolicy
@@ -120,8 +118,6 @@ def _shares(before: Experience, advantage: torch.Tensor) -> torch.Tensor:
     return advantage * episodes.rows(groups.rows(share)) * before["improvement"].to(advantage.dtype)
 
 
-TINY = {path: value for path, value in GRPO_TINY.items() if path != "regularise.kl"}
-CONTROL = {path: value for path, value in GRPO_CONTROL.items() if path != "regularise.kl"}
 PUBLISHED: Published = {
     "the authors' page (index.html)": {
         "select.and_previous.window": 8,
@@ -152,7 +148,6 @@ CLAIM = Ranks(
     "pipo@1",
     paper=45,
     base="grpo",
-    presets={"tiny": TINY, "control": CONTROL},
     claim=CLAIM,
     published=PUBLISHED,
 )
