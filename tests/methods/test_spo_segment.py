@@ -41,8 +41,8 @@ def test_prefix_values_are_shares_of_success(tiny_collector: Collector) -> None:
     gold = [world.gold(t) for t in tasks]
     state = dict(tiny_collector.state)
     whole = tiny_collector.prefix_values(tasks, [g[:-1] for g in gold], 40)
-    drawn = tiny_collector.state["decisions"]
-    assert tiny_collector.state == {**state, "decisions": drawn}
+    drawn, waited = (tiny_collector.state[name] for name in ("decisions", "decode_steps"))
+    assert tiny_collector.state == {**state, "decisions": drawn, "decode_steps": waited}
     assert drawn >= 3 * 40
     # only the end token is missing: the share of continuations that draw it at once
     prompts = [[*t.prompt, *g[:-1]] for t, g in zip(tasks, gold, strict=True)]

@@ -36,7 +36,7 @@ def _cost(held: Any, of: Lengths) -> Tokens:
 
 @part(
     "sample",
-    equation="{prompts} prompts × {group} episodes at temperature {temperature:g}, and {demonstrations} demonstrations",
+    equation="{prompts} prompts × {group} episodes at temperature {temperature}, and {demonstrations} demonstrations",
     needs={"world:teacher"},
     gives={"stream:imitation"},
     bounds={**LIMITS, "demonstrations": "at least 1"},
@@ -100,7 +100,7 @@ def _entropy_prepare(batch: Batch, *, weight: float | Part, target: float) -> Te
 
 @part(
     "regularise",
-    equation="|mean entropy − {target:g}|",
+    equation="|mean entropy − {target}|",
     needs={"entropy"},
     prepare=_entropy_prepare,
     bounds={"weight": "above 0", "target": "at least 0"},

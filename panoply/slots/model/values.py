@@ -73,12 +73,12 @@ def critic(
 
     Beside a language model it is the policy's start with a head of zeros; in control a network like the policy's.
 
-    update   how it learns, or `none`: with the policy, on the same mini-batches, in one backward pass and one
-             optimiser step, its loss one more term with its own weight
-    warmup   steps in which it learns alone
-    finished whether it learns only from episodes that have ended, and then from all their rows; where episodes go on
-             beyond a batch, it learns of each once and knows what it came to
-    start    a run of reward-model, or a folder, whose weights it begins with
+    update     how it learns, or `none`: with the policy, on the same mini-batches, in one backward pass and one
+               optimiser step, its loss one more term with its own weight
+    warmup     steps in which it learns alone
+    finished   whether it learns only from episodes that have ended, and then from all their rows; where episodes go on
+               beyond a batch, it learns of each once and knows what it came to
+    start      a run of reward-model, or a folder, whose weights it begins with
     """
     found = _begun_as(seat, start, (loss,), update, warmup) if start else made(seat, (loss,), update, warmup)
     found.among = finished_episodes if finished else None
