@@ -58,14 +58,15 @@ def method_of(given: Any) -> tuple[str, Slots]:
 
 @functools.cache
 def nearest(method: Method) -> registry.Entry:
-    """The registered method that differs in the fewest slots; of several rather a base than what is built on it, and
-    then the one that differs in the fewest settings."""
+    """The registered method that differs in the fewest slots; of several rather one that is at home anywhere, then the
+    one that differs in the fewest settings, and rather a base than what is built on it."""
 
-    def distance(entry: registry.Entry) -> tuple[int, int, int, int, str]:
+    def distance(entry: registry.Entry) -> tuple[int, bool, int, int, int, str]:
         other = built(entry.id)
         mine, theirs = method.slots(), other.slots()
         apart = sum(mine.get(slot) != theirs.get(slot) for slot in method.slot_of)
-        return apart, _depth(entry), len(method.diff(other)), -entry.version, entry.id
+        away = entry.world is not None
+        return apart, away, len(method.diff(other)), _depth(entry), -entry.version, entry.id
 
     same = [e for e in registry.entries("method") if isinstance(built(e.id), type(method))]
     return min(same, key=distance)
