@@ -135,9 +135,7 @@ def test_after_a_step_on_chain_right_answers_are_likelier(name: str, tmp_path: P
     with pp.steps(name, ELSEWHERE.get(name, "chain"), run=tmp_path / "run", **choices) as steps:
         first = next(steps)
         assert gain(first.policy, first.experience) > LEAST.get(name, 0.05)
-        second = next(steps)
     assert math.isfinite(first.metrics["loss"])
-    assert math.isfinite(second.metrics["loss"])
 
 
 def test_all_that_can_learn_by_control_is_among_those_that_do() -> None:
