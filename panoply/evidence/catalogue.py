@@ -288,10 +288,12 @@ def _measured(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _gap(gap: Mapping[str, Any]) -> str:
-    low, high = gap["interval"]
     sides = ", ".join(
         f"{k} {v:.4g}" for k, v in gap.items() if k not in ("margin", "difference", "interval", "p")
     )
+    if "interval" not in gap:
+        return f"{sides}; the other side does not measure it"
+    low, high = gap["interval"]
     return f"{gap['difference']:+.3g} ({low:+.3g} to {high:+.3g}); {sides}"
 
 

@@ -189,7 +189,7 @@ class Contest:
     def judge(self, heats: Sequence[Heat]) -> tuple[Verdict, Found, dict[str, Any]]:
         """The verdict, the gap that decides it, and what became of every part of the claim."""
         claim, (first, second) = self.claim, self.labels[:2]
-        values = {metric: self.values(heats, metric) for metric in (claim.metric, *claim.keeps, *claim.also)}
+        values = {metric: self.values(heats, metric, self.labels) for metric in (claim.metric, *claim.keeps)}
 
         def gap(metric: str, ahead: str = first, behind: str = second, sign: float = 1.0) -> Found:
             both = zip(values[metric][ahead], values[metric][behind], strict=True)
@@ -198,6 +198,14 @@ class Contest:
         def reported(metric: str) -> dict[str, Any]:
             sides = {label: round(fmean(values[metric][label]), 6) for label in (first, second)}
             return {**gap(metric).to_json(), **sides}
+
+        def told(metric: str) -> dict[str, Any]:
+            """The same of what decides nothing, and may be measured by one side alone: the strength of its own brake."""
+            having = [label for label in (first, second) if self.has(heats, label, metric)] or [first]
+            values[metric] = self.values(heats, metric, having)
+            if len(having) == 2:
+                return reported(metric)
+            return {having[0]: round(fmean(values[metric][having[0]]), 6)}
 
         pairs = [(first, other) for other in self.labels[1:]] if claim.leads else []
         pairs = pairs or list(itertools.pairwise(self.labels))
@@ -214,7 +222,7 @@ class Contest:
             "keeps": {
                 metric: {"margin": margin, **reported(metric)} for metric, margin in claim.keeps.items()
             },
-            "also": {metric: reported(metric) for metric in claim.also},
+            "also": {metric: told(metric) for metric in claim.also},
             **mark,
         }
         if len(pairs) > 1:
@@ -231,9 +239,16 @@ class Contest:
             facts["room"] = {"size": round(room, 6), "filled": round(gaps[weakest].difference / room, 4)}
         return together(list(parts.values())), gaps[weakest], facts
 
-    def values(self, heats: Sequence[Heat], metric: str) -> dict[str, list[float]]:
-        """A metric of every arm on every seed; a run that diverged counts as the worst that was seen."""
-        found = {label: [self.read(side[label], metric) for _, side in heats] for label in self.labels}
+    def has(self, heats: Sequence[Heat], label: str, metric: str) -> bool:
+        """Whether an arm measures something."""
+        try:
+            return all(self.read(side[label], metric) for _, side in heats)
+        except PanoplyError:
+            return False
+
+    def values(self, heats: Sequence[Heat], metric: str, labels: Sequence[str]) -> dict[str, list[float]]:
+        """A metric of these arms on every seed; a run that diverged counts as the worst that was seen."""
+        found = {label: [self.read(side[label], metric) for _, side in heats] for label in labels}
         worst = min if self.sign > 0 or metric != self.claim.metric else max
         least = worst(scored.value for side in found.values() for scored in side)
         return {a: [least if f.diverged else f.value for f in side] for a, side in found.items()}
@@ -267,7 +282,7 @@ class Contest:
 
     def records(self, heats: Sequence[Heat]) -> dict[str, Any]:
         """The numbers of every seed, and the curves."""
-        values = self.values(heats, self.claim.metric)
+        values = self.values(heats, self.claim.metric, self.labels)
         found = [
             (s, {a: self.read(order, self.claim.metric) for a, order in side.items()}) for s, side in heats
         ]

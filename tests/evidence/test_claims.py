@@ -11,6 +11,7 @@ import pytest
 from pretended import CLAIM, DESK, ENTRY, PRETENDED, Pretended, bracket, plain
 
 import panoply as pp
+from panoply.errors import PanoplyError
 from panoply.evidence import pool, scores, trials
 from panoply.evidence.claims import (
     Ahead,
@@ -144,6 +145,24 @@ def test_what_must_be_kept_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = trials.put_to_test(ENTRY, keeping, DESK)
     assert facts["verdict"] == "fails", "it is better, and loses too much of what it must keep"
     assert trials.sentence(facts).endswith("; kept -0.5 (-0.5 to -0.5), which may lose 0.02")
+
+
+def test_what_one_side_alone_measures_is_told_of_that_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After all runs are made nothing is lost to a metric that the baseline has not; what nobody has is an error."""
+    Pretended(monkeypatch, lambda name, rate, seed: float(name == "gigpo"))
+    read = scores.read
+
+    def own(folder: Path, metric: str, *rest: Any) -> scores.Scored:
+        if metric == "nobody's" or (metric == "own" and not folder.name.startswith("gigpo")):
+            raise PanoplyError(f"Unknown metric {metric}.")
+        return read(folder, metric, *rest)
+
+    monkeypatch.setattr(scores, "read", own)
+    facts = trials.put_to_test(ENTRY, dataclasses.replace(_ranks(CLAIM), also=("own", "success")), DESK)
+    assert facts["also"]["own"] == {"gigpo": 1.0}
+    assert facts["also"]["success"]["difference"] == 1.0
+    with pytest.raises(PanoplyError, match="nobody's"):
+        trials.put_to_test(ENTRY, dataclasses.replace(_ranks(CLAIM), also=("nobody's",)), DESK)
 
 
 def test_a_ranking_is_as_strong_as_its_weakest_step(monkeypatch: pytest.MonkeyPatch) -> None:

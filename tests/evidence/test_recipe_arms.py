@@ -132,7 +132,8 @@ def test_a_claim_about_a_recipe(compared: tuple[Comparison, Path], registries: N
         claim, ("toy-two", "toy-two:told.answers=3"), Desk(place / ".cache", 1, pool.Watch(), most=1)
     )
     heats = contest.heats(contest.arms, [0])
-    assert contest.values(heats, "area")["toy-two"] == contest.values(heats, "area")["toy-two:told.answers=3"]
+    areas = contest.values(heats, "area", contest.labels)
+    assert areas["toy-two"] == areas["toy-two:told.answers=3"]
 
 
 def test_the_default_budget_of_a_recipe_is_all_its_steps() -> None:
