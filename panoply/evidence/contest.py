@@ -200,7 +200,7 @@ class Contest:
             return {**gap(metric).to_json(), **sides}
 
         def told(metric: str) -> dict[str, Any]:
-            """The same of what decides nothing, and may be measured by one side alone: the strength of its own brake."""
+            """The same of what decides nothing, and may be measured by one side alone, as its own brake is."""
             having = [label for label in (first, second) if self.has(heats, label, metric)] or [first]
             values[metric] = self.values(heats, metric, having)
             if len(having) == 2:
