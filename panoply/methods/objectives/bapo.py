@@ -19,7 +19,7 @@ from panoply.slots.credit.groups import group
 from panoply.slots.reduce.averages import token_mean
 from panoply.slots.sample.groups import groups
 from panoply.slots.schedule.schedules import constant
-from panoply.slots.surrogate.ratios import STAYS, _needs, clip, stays_at_one
+from panoply.slots.surrogate.ratios import STAYS, clip, needs_against, stays_at_one
 from panoply.slots.update.optimisers import adam
 
 STILL = 1e-4
@@ -112,7 +112,7 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
     "surrogate",
     equation=_equation,
     idle="advantage",
-    needs=_needs,
+    needs=needs_against,
     prepare=_searched,
     inert=_inert,
     impossible=_impossible,

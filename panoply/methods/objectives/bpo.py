@@ -25,8 +25,7 @@ from panoply.slots.reduce.averages import token_mean
 from panoply.slots.regularise.terms import kl
 from panoply.slots.sample.groups import groups
 from panoply.slots.schedule.schedules import cosine
-from panoply.slots.surrogate.ratios import _needs as _snapshot
-from panoply.slots.surrogate.ratios import ratio_stats
+from panoply.slots.surrogate.ratios import needs_against, ratio_stats
 from panoply.slots.update.optimisers import adam
 
 if TYPE_CHECKING:
@@ -50,7 +49,10 @@ def _pulled(batch: Batch, advantage: Tensor, aim: Tensor, low: float, high: floa
 
 
 def _needs(held: Any) -> frozenset[str]:
-    return _snapshot(held) | {"column:target", "column:median" if held.centre == "median" else "column:value"}
+    return needs_against(held) | {
+        "column:target",
+        "column:median" if held.centre == "median" else "column:value",
+    }
 
 
 def _gives_median(method: Any) -> bool:
@@ -260,7 +262,7 @@ def _alone(held: Any, method: Any) -> list[Finding]:
         " over the group"
     ),
     idle="advantage",
-    needs=lambda held: _snapshot(held) | {"whole:group"},
+    needs=lambda held: needs_against(held) | {"whole:group"},
     impossible=_alone,
     bounds={**BAND, "epsilon": "from 0 to 1", "weight": "above 0"},
 )

@@ -17,7 +17,7 @@ from panoply.parts import Finding, Part, part
 from panoply.regimes import OnPolicy
 from panoply.registry import Published, method
 from panoply.seeds import torch_rng
-from panoply.slots.surrogate.ratios import STAYS, _needs, log_likelihood, ratio_stats, stays_at_one
+from panoply.slots.surrogate.ratios import STAYS, log_likelihood, needs_against, ratio_stats, stays_at_one
 from panoply.slots.update.optimisers import adam
 
 LEVELS = ("domain", "group", "episode")
@@ -68,7 +68,7 @@ def _gate(x: Tensor, budget: float, advantage: Tensor, restore: float) -> Tensor
     "surrogate",
     equation=_equation,
     idle="advantage",
-    needs=lambda held: _needs(held) | {f"whole:{level}" for level in _budgets(held)},
+    needs=lambda held: needs_against(held) | {f"whole:{level}" for level in _budgets(held)},
     inert=_inert,
     impossible=_impossible,
     bounds={**dict.fromkeys((*LEVELS, "token", "weight"), "above 0"), "restore": "at least 0"},
@@ -136,7 +136,7 @@ def fibred(
     "surrogate",
     equation="(1 + clip(ρ − 1, ±B))·A,  B = {budget}·T − Σ |ρ − 1| of the episode's other tokens, at least 0",
     idle="advantage",
-    needs=lambda held: _needs(held) | {"whole:episode"},
+    needs=lambda held: needs_against(held) | {"whole:episode"},
     inert=lambda held, method: [("budget", STAYS)] if stays_at_one(held.against, method) else [],
     bounds={"budget": "above 0", "weight": "above 0"},
 )

@@ -23,8 +23,7 @@ from panoply.slots.reward.shaping import overlong, verdict
 from panoply.slots.sample.dynamic import dynamic
 from panoply.slots.sample.groups import LIMITS, greedy_cuts, greedy_groups
 from panoply.slots.schedule.schedules import constant
-from panoply.slots.surrogate.ratios import STAYS, ratio_stats, stays_at_one
-from panoply.slots.surrogate.ratios import _needs as _against
+from panoply.slots.surrogate.ratios import STAYS, needs_against, ratio_stats, stays_at_one
 from panoply.slots.update.optimisers import adam
 
 if TYPE_CHECKING:
@@ -201,7 +200,7 @@ def _clip_inert(held: Any, method: Any) -> list[Finding]:
         + f",  A′ = A·(1 + {held.beta:g}·ĥ) if ĥ > 0 and ρ is out of the inner half, or ĥ ≤ 0 and it is inside"
     ),
     idle="advantage",
-    needs=lambda held: _against(held) | {"column:uncertainty"},
+    needs=lambda held: needs_against(held) | {"column:uncertainty"},
     inert=_clip_inert,
     bounds={
         "low": "from 0 to 1",

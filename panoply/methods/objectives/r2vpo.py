@@ -15,7 +15,7 @@ from panoply.parts import Finding, part
 from panoply.regimes import OnPolicy
 from panoply.registry import Published, method
 from panoply.slots.reduce.averages import token_mean
-from panoply.slots.regularise.terms import _to as snapshot
+from panoply.slots.regularise.terms import needs_to
 from panoply.slots.replay.episodes import episodes
 from panoply.slots.surrogate.ratios import STAYS, ratio, stays_at_one
 from panoply.slots.update.optimisers import adam
@@ -51,7 +51,7 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
 @part(
     "regularise",
     equation=_equation,
-    needs=snapshot,
+    needs=needs_to,
     state=lambda: {"lam": None},
     prepare=_risen,
     inert=_inert,

@@ -21,7 +21,7 @@ from panoply.seeds import numpy_rng
 from panoply.slots.regularise.terms import kl
 from panoply.slots.sample.groups import LIMITS, greedy_groups, groups
 from panoply.slots.sample.repair import episodes_of, replaced, tasks_of
-from panoply.slots.surrogate.ratios import _needs, ratio_stats
+from panoply.slots.surrogate.ratios import needs_against, ratio_stats
 from panoply.slots.update.optimisers import adam
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     equation="−mean_group (A − {scale}·Â)²,  Â = (s − mean_group(s)) / √(var_group(s) + {floor}²),  s = Σ log ρ",
     unit="group",
     idle="advantage",
-    needs=_needs,
+    needs=needs_against,
     bounds=dict.fromkeys(("scale", "floor", "weight"), "above 0"),
 )
 def standardised(

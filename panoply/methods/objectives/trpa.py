@@ -19,7 +19,7 @@ from panoply.registry import Published, method
 from panoply.slots.credit.groups import episode_returns
 from panoply.slots.loss.pairs import episode_scores, pair_stats, snapshot_needs
 from panoply.slots.reduce.averages import token_mean
-from panoply.slots.regularise.terms import estimate, kl, one_update
+from panoply.slots.regularise.terms import estimate, kl, needs_to, one_update
 from panoply.slots.sample.groups import groups
 from panoply.slots.surrogate.preferences import preference
 from panoply.slots.update.optimisers import adam
@@ -143,10 +143,6 @@ def _root_prepare(batch: Batch, *, weight: float | Part, shift: float, to: str) 
     return estimate(batch.log_ratio(to), "k3").mean()
 
 
-def _root_needs(held: Any) -> frozenset[str]:
-    return frozenset() if held.to == "behaviour" else frozenset({f"logp@{held.to}"})
-
-
 def _root_inert(held: Any, method: Any) -> list[Finding]:
     return [(name, why) for why in one_update(held.to, method) for name in ("weight", "shift", "to")]
 
@@ -154,7 +150,7 @@ def _root_inert(held: Any, method: Any) -> list[Finding]:
 @part(
     "regularise",
     equation="√(KL + {shift}),  KL the mean of k3 to π_{to} over a mini-batch",
-    needs=_root_needs,
+    needs=needs_to,
     prepare=_root_prepare,
     inert=_root_inert,
     bounds={"weight": "above 0", "shift": "above 0"},

@@ -47,8 +47,13 @@ def _kl_inert(held: Any, method: Any) -> list[Finding]:
     ]
 
 
+def needs_to(held: Any) -> frozenset[str]:
+    """What a penalty pulls to: a snapshot's log-probabilities; who acted has recorded its own."""
+    return frozenset() if held.to == "behaviour" else frozenset({f"logp@{held.to}"})
+
+
 def _kl_needs(held: Any) -> frozenset[str]:
-    return frozenset() if held.weight == 0 or held.to == "behaviour" else frozenset({f"logp@{held.to}"})
+    return frozenset() if held.weight == 0 else needs_to(held)
 
 
 @part("regularise", bounds={"weight": "at least 0"}, equation=_kl_equation, needs=_kl_needs, inert=_kl_inert)
@@ -81,11 +86,7 @@ def entropy(batch: Batch, *, weight: float | Part = 0.01) -> Values:
     return -batch.now["entropy"], {}
 
 
-def _to(held: Any) -> frozenset[str]:
-    return frozenset() if held.to == "behaviour" else frozenset({f"logp@{held.to}"})
-
-
-@part("regularise", equation="(log π/π_{to})²", needs=_to, bounds={"weight": "above 0"})
+@part("regularise", equation="(log π/π_{to})²", needs=needs_to, bounds={"weight": "above 0"})
 def squared_log_ratio(batch: Batch, *, weight: float | Part = 0.1, to: str = "behaviour") -> Values:
     """(log π − log π_old)² of every decision: OPMD as in Kimi k1.5, whose ½ is in the weight."""
     squared = batch.log_ratio(to) ** 2

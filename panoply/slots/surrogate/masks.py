@@ -8,7 +8,7 @@ import torch
 
 from panoply.batch import Batch, Values
 from panoply.parts import Finding, Part, part
-from panoply.slots.surrogate.ratios import STAYS, _needs, ratio_stats, stays_at_one
+from panoply.slots.surrogate.ratios import STAYS, needs_against, ratio_stats, stays_at_one
 
 Mask = Literal["none", "one_side", "two_side", "ring", "episode"]
 MASKS = {
@@ -59,7 +59,7 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
     "surrogate",
     equation=_equation,
     idle="advantage",
-    needs=lambda held: _needs(held) | ({"whole:episode"} if held.mask == "episode" else frozenset()),
+    needs=lambda held: needs_against(held) | ({"whole:episode"} if held.mask == "episode" else frozenset()),
     inert=_inert,
     impossible=_impossible,
     bounds={

@@ -23,7 +23,8 @@ def ratio_stats(batch: Batch, against: str) -> dict[str, torch.Tensor]:
     }
 
 
-def _needs(held: Any) -> frozenset[str]:
+def needs_against(held: Any) -> frozenset[str]:
+    """What a ratio is taken against: a snapshot's log-probabilities; who acted has recorded its own."""
     return frozenset() if held.against == "behaviour" else frozenset({f"logp@{held.against}"})
 
 
@@ -33,7 +34,7 @@ def log_likelihood(batch: Batch, *, weight: float | Part = 1.0) -> Values:
     return batch["advantage"] * batch.now["logp"], ratio_stats(batch, "behaviour")
 
 
-@part("surrogate", equation="ρ·A", idle="advantage", needs=_needs, bounds={"weight": "above 0"})
+@part("surrogate", equation="ρ·A", idle="advantage", needs=needs_against, bounds={"weight": "above 0"})
 def ratio(batch: Batch, *, against: str = "behaviour", weight: float | Part = 1.0) -> Values:
     """ρ·A: importance sampling without a bound."""
     return batch.log_ratio(against).exp() * batch["advantage"], ratio_stats(batch, against)
@@ -79,7 +80,7 @@ def _clip_equation(held: Any) -> str:
     "surrogate",
     equation=_clip_equation,
     idle="advantage",
-    needs=_needs,
+    needs=needs_against,
     inert=_clip_inert,
     impossible=_clip_impossible,
     bounds={"low": "from 0 to 1", "high": "at least 0", "dual": "above 1", "weight": "above 0"},

@@ -8,7 +8,7 @@ import torch
 
 from panoply.batch import Batch, Values
 from panoply.parts import Part, part
-from panoply.slots.surrogate.ratios import _clip_inert, _needs, ratio_stats
+from panoply.slots.surrogate.ratios import _clip_inert, needs_against, ratio_stats
 
 
 def _equation(held: Any) -> str:
@@ -24,7 +24,7 @@ def _equation(held: Any) -> str:
     equation=_equation,
     unit="episode",
     idle="advantage",
-    needs=_needs,
+    needs=needs_against,
     inert=_clip_inert,
     bounds={"low": "from 0 to 1", "high": "at least 0", "weight": "above 0"},
 )

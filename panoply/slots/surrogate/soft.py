@@ -8,7 +8,7 @@ import torch
 
 from panoply.batch import Batch, Values
 from panoply.parts import Finding, Part, part
-from panoply.slots.surrogate.ratios import STAYS, _needs, ratio_stats, stays_at_one
+from panoply.slots.surrogate.ratios import STAYS, needs_against, ratio_stats, stays_at_one
 
 POSITIVE = dict.fromkeys(("weight", "positive", "negative"), "above 0")
 
@@ -17,7 +17,7 @@ POSITIVE = dict.fromkeys(("weight", "positive", "negative"), "above 0")
     "surrogate",
     equation="4/τ·σ(τ·(ρ − 1))·A,  τ = {positive} if A > 0 else {negative}",
     idle="advantage",
-    needs=_needs,
+    needs=needs_against,
     bounds=POSITIVE,
 )
 def soft_gate(
@@ -66,7 +66,7 @@ LOWEST = -18.420680743952367
     "surrogate",
     equation=_gamma_equation,
     idle="advantage",
-    needs=lambda held: _needs(held) | {"whole:episode"},
+    needs=lambda held: needs_against(held) | {"whole:episode"},
     inert=_moves,
     bounds={"weight": "above 0"}
     | dict.fromkeys(("k_positive", "lam_positive", "k_negative", "lam_negative"), "at least 0"),
