@@ -306,6 +306,18 @@ def test_all_that_is_remembered_goes_on_bit_for_bit(credit: str, tmp_path: Path)
     assert tiny.metrics(again.run) == rows
 
 
+def test_the_adapters_optimiser_goes_on_as_well() -> None:
+    """What a run shows of a step is of weights before it: here the weights after one more step are compared."""
+    first, second = valuing(fit=2), valuing(fit=2)
+    for step in range(2):
+        first.learn(step_of(SHORT, [1.0, 0.0, 1.0, 0.0], first=50 * step), step)
+    second.load_state({name: tensor.clone() for name, tensor in first.state().items()})
+    for model in (first, second):
+        assert "loss" in model.learn(step_of(SHORT, [0.0, 1.0, 1.0, 0.0], first=100), 2)
+    after = second.adapter.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in first.adapter.state_dict().items())
+
+
 def test_what_cannot_be_is_refused() -> None:
     for settings, why in (
         ({"sample.group": 33}, "groups of 2 to 32 episodes have another mean size"),
