@@ -15,7 +15,7 @@ from torch import Tensor
 
 import panoply as pp
 from panoply.errors import PanoplyError
-from panoply.experience import Experience, Ragged, Segments, Table
+from panoply.experience import OWN, Experience, Ragged, Segments, Table
 from panoply.methods.objectives.poise import Probe, crossed, crossed_targets, poise, probe
 from panoply.policies.decoder_config import DecoderConfig
 from panoply.policies.text import TextPolicy
@@ -296,6 +296,22 @@ def test_whole_groups_leave_and_kinds_of_problems_keep_to_themselves() -> None:
     assert kept == [(5, g) for g in (0, 1, 2, 3) for _ in "ab"] + [(7, g) for g in range(6, 12) for _ in "ab"]
     assert set(model.fits) == {5, 7}
     assert expected_of(model, batch(3, first=60, domain=9)).isnan().all(), "another kind has no probe yet"
+
+
+def test_answers_of_others_are_not_kept_and_skill_is_of_squares() -> None:
+    """Their states are of a policy that did not give them. Skill is 1 − mean square error / variance."""
+    model, first, second = probing(), batch(0), batch(7, first=40)
+    lent = second["group"] == second["group"].max()
+    second = second.with_columns(source=torch.where(lent, OWN + 1, OWN))
+    expected_of(model, first)
+    model.learn(first, 0)
+    value = expected_of(model, second).double()
+    own = value[second.by("episode").first(second["source"]) == OWN]
+    told_of = model.learn(second, 1)
+    assert int(second["group"].max()) not in model.rows["group"].tolist()
+    target = model.rows["target"][-len(own) :].double()
+    off, spread = (own - target).square().mean(), target.var(correction=0)
+    assert told_of["skill"] == pytest.approx(float(1 - off / spread), abs=1e-5)
 
 
 def test_it_is_fitted_to_what_the_others_earned() -> None:
