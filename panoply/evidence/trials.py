@@ -100,12 +100,13 @@ def sentence(facts: Mapping[str, Any]) -> str:
         name, found = facts["id"].split("@")[0], f"{facts['metric']} at most {facts['difference']:.2g}"
         return f"{name} {facts['verdict']}: {found} over {facts['seeds']} seeds"
     low, high = facts["interval"]
-    enough = f", where {-facts['margin']:+g} is enough," if facts.get("margin") else ""
-    filled = f", {facts['room']['filled']:.0%} of the room there was," if facts.get("room") else ""
+    asides = [f", {facts['room']['filled']:.0%} of the room there was"] if facts.get("room") else []
+    asides += [f", where {-facts['margin']:+g} is enough"] if facts.get("margin") else []
+    aside = "".join(asides) + "," if asides else ""
     level = 95 if by_former_rule(facts) else 98
     return (
         f"{facts['id'].split('@')[0]} {facts['verdict']}: {facts['metric']} {facts['difference']:+.4g} "
-        f"({level} % interval {low:+.4g} to {high:+.4g}){filled}{enough} over {facts['seeds']} seeds{not_kept(facts)}"
+        f"({level} % interval {low:+.4g} to {high:+.4g}){aside} over {facts['seeds']} seeds{not_kept(facts)}"
     )
 
 
