@@ -36,12 +36,14 @@ SIX_PROMPTS = (
 UNTRAINED_COST = (
     "untrained orders cost many times what any sensible ones do, so that all sides come near the best"
 )
+AT_THE_WALL = "that a baseline without hints or teachers stays at 0 is the regime: see what it must show"
 """Why some claims waive a gate."""
 RACES: dict[str, Race] = {
     "chain": Race("grpo", "chain", "decisions=80k"),
     "chain-answers": Race("grpo", "chain", "episodes=2560"),
     "frontier": Race("grpo", "chain:frontier", "episodes=7680"),
     "skew": Race("grpo", "chain:skew", "episodes=15360"),
+    "wall": Race("grpo", "chain:wall", "decisions=150k", more={"waives": {"room": AT_THE_WALL}}),
     "coverage": Race("grpo", "manyanswers:coverage", "episodes=25600"),
     "keydoor": Race(
         "grpo", "keydoor", "episodes=2560", {"world.size": 6, "world.quest": (7, 12), "world.cap": 14}
