@@ -84,7 +84,8 @@ def rescued(
     start: steps in the beginning that give no hints at all, as the authors' code has it
     name: the signal that nobody has in a group that fails
     """
-    tasks, drawn = collect.tasks(prompts), {"temperature": temperature, "max_tokens": max_tokens}
+    tasks = collect.tasks(prompts)
+    drawn: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
     found = collect.episodes(tasks, group, **drawn)
     ladder = () if collect.version < start else (first,) if collect.version < cold else levels
     given: dict[int, float] = {}
