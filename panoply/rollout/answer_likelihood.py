@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -36,23 +35,35 @@ def answer_likelihood(
         bridge, answer = world.conclusion(tasks[row])
         question = (*tokens[c][:at].tolist(), *bridge)
         index.append(asked.setdefault((question, tuple(answer)), len(asked)))
-    left, found = iter(asked), []
-    while some := list(itertools.islice(left, ROWS)):
-        found.append(likelihoods(policy, some))
-    return turns.rows(torch.cat(found).exp()[torch.tensor(index)])
+    return turns.rows(_means(policy, list(asked)).exp()[torch.tensor(index)])
+
+
+def likelihoods(policy: TextPolicy, asked: Sequence[Question]) -> Tensor:
+    """The mean log-probability of each answer's tokens."""
+    return _means(policy, asked)
+
+
+def probabilities(policy: TextPolicy, asked: Sequence[Question]) -> Tensor:
+    """The mean probability of each answer's tokens: one that is out of the question does not make it 0."""
+    return _means(policy, asked, Tensor.exp)
 
 
 @torch.no_grad()
-def likelihoods(policy: TextPolicy, asked: Sequence[Question]) -> Tensor:
-    """The mean log-probability of each answer's tokens."""
-    lengths = torch.tensor([len(answer) for _, answer in asked])
-    row = torch.arange(len(asked)).repeat_interleave(lengths)
-    inside = torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row]
-    columns: dict[str, Column] = {
-        "context": row,
-        "position": torch.tensor([len(question) for question, _ in asked])[row] + inside,
-        "action": torch.tensor([token for _, answer in asked for token in answer]),
-    }
-    tokens = Ragged.from_lists([[*question, *answer] for question, answer in asked])
-    logp = policy.score(Experience(Table(columns), Table({"tokens": tokens})))["logp"]
-    return Segments(row).mean(logp.cpu().float())
+def _means(
+    policy: TextPolicy, asked: Sequence[Question], of: Callable[[Tensor], Tensor] = Tensor.float
+) -> Tensor:
+    """The mean over each answer's tokens of something of their log-probabilities."""
+    found = []
+    for some in (asked[i : i + ROWS] for i in range(0, len(asked), ROWS)):
+        lengths = torch.tensor([len(answer) for _, answer in some])
+        row = torch.arange(len(some)).repeat_interleave(lengths)
+        inside = torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row]
+        columns: dict[str, Column] = {
+            "context": row,
+            "position": torch.tensor([len(question) for question, _ in some])[row] + inside,
+            "action": torch.tensor([token for _, answer in some for token in answer]),
+        }
+        tokens = Ragged.from_lists([[*question, *answer] for question, answer in some])
+        logp = policy.score(Experience(Table(columns), Table({"tokens": tokens})))["logp"]
+        found.append(Segments(row).mean(of(logp.cpu().float())))
+    return torch.cat(found)

@@ -116,9 +116,10 @@ class TextWorld(Measuring, ABC):
     medium: ClassVar[str] = "text"
     """Which file of panoply/kinds/ says how such a world is played."""
     access: ClassVar[frozenset[str]] = frozenset({"verify"})
-    """What a method may ask for beside tasks and grades: `reference` (gold answers), `teacher`, `hint`, `pairs`,
-    `prefer` (annotators), `preference` (how likely they prefer), `judge` (which steps are right), `referee` (answers
-    can be put to a policy to be scored), `fork`."""
+    """What a method may ask for beside tasks and grades: `reference` (gold answers), `teacher`, `teachers`
+    (right answers of several), `hint`, `pairs`, `conclusion` (a final answer that can be asked for), `prefer`
+    (annotators), `preference` (how likely they prefer), `judge` (which steps are right), `referee` (answers can be put
+    to a policy to be scored), `fork`."""
     keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of its decisions beside those that all have: `domain`, where `part_of` tells kinds of problem apart."""
     preset: ClassVar[str] = "tiny"
@@ -237,6 +238,10 @@ class TextWorld(Measuring, ABC):
     def gold(self, task: Task) -> list[int]:
         """The reference answer, from where the prompt ends."""
         raise PanoplyError(f"{self.name} has no reference answers.")
+
+    def solutions(self, task: Task) -> list[list[int]]:
+        """Right answers to a task, one of each teacher: the reference alone, unless a world has several teachers."""
+        return [self.gold(task)]
 
     def demonstrate(self, task: Task, rng: np.random.Generator) -> list[int]:
         """The answer of a careless teacher, who has the skill but not the habit."""

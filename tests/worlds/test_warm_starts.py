@@ -14,6 +14,7 @@ from panoply.worlds.text.manyanswers import ManyAnswers
 from panoply.worlds.text.mixed import Mixed
 from panoply.worlds.text.referee import Referee
 from panoply.worlds.text.strings import Strings
+from panoply.worlds.text.styles import Styles
 from panoply.worlds.text.tools import Tools
 from panoply.worlds.world import TextWorld
 
@@ -25,6 +26,7 @@ WORLDS: list[TextWorld] = [
     Strings(),
     Copies(),
     Referee(),
+    Styles(),
     Mixed(),
     Keydoor(),
     Tools(),
