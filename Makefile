@@ -11,8 +11,9 @@ PIP_ARGS ?=
 SEED     ?= 0
 ARGS     ?=
 BIN      := $(VENV)/bin
-# most modules of what is installed are never imported: Python compiles the others when it first needs them
-export PIP_NO_COMPILE = 1
+# most modules of what is installed are never imported: Python compiles the others when it first needs them, and keeps that
+PIP      := $(BIN)/pip install --quiet --no-compile $(PIP_ARGS)
+export PYTHONDONTWRITEBYTECODE =
 WHEEL_VENV := build/wheel-venv
 
 .DEFAULT_GOAL := help
@@ -24,12 +25,11 @@ help: ## show this list
 $(VENV)/core: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Panoply needs Python 3.11 or newer: make PYTHON=python3.12 …"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(PIP_ARGS) "$(TORCH)"
-	$(BIN)/pip install --quiet $(PIP_ARGS) -e .
+	$(PIP) "$(TORCH)" -e .
 	@touch $@
 
 $(VENV)/dev: $(VENV)/core
-	$(BIN)/pip install --quiet $(PIP_ARGS) -e ".[dev]"
+	$(PIP) "panoply-rl[dev]"
 	@touch $@
 
 demo: $(VENV)/core ## set up, then teach a tiny model arithmetic with GRPO (about a minute)
@@ -62,7 +62,7 @@ wheel: $(VENV)/dev ## build the wheel, install it into an empty environment, try
 	$(BIN)/python -m build --wheel --outdir dist .  > /dev/null
 	$(BIN)/python -m venv $(WHEEL_VENV)
 	$(BIN)/python .ci/borrow.py panoply-rl $$($(WHEEL_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-	$(WHEEL_VENV)/bin/pip install --quiet --no-index dist/*.whl
+	$(WHEEL_VENV)/bin/pip install --quiet --no-compile --no-index dist/*.whl
 	cd build && ../$(WHEEL_VENV)/bin/panoply train grpo --world chain --steps 2 --quiet --run smoke
 	cd build && ../$(WHEEL_VENV)/bin/panoply sample smoke "3+4*2+1*5+6*2+7=" --temperature 0
 	cd build && ../$(WHEEL_VENV)/bin/panoply report smoke -o smoke.html
@@ -78,7 +78,7 @@ bench-text: $(VENV)/dev ## GRPO on text beside TRL's, equal work, on this machin
 	$(BIN)/python -m benchmarks.gpu table
 
 bench-control: $(VENV)/dev ## control beside Stable-Baselines3 and d3rlpy, equal work, on this machine's CPU (minutes; nothing else should run), then docs/performance.md
-	$(BIN)/pip install --quiet $(PIP_ARGS) -e ".[bench]"
+	$(PIP) "panoply-rl[bench]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.control
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.control_worlds
 	$(BIN)/python -m benchmarks.gpu table
