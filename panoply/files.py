@@ -274,22 +274,25 @@ def lines_of(
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """What YAML makes of a text. References are refused: a short text with them can stand for an endless value."""
+    """What YAML makes of a text. References are refused: a short text with them can stand for an endless value.
+
+    How deep it is nested is seen before it is made, since the time PyYAML takes grows with the square of that.
+    """
     import yaml
 
     if len(text) > 100_000:
         raise BadFile(f"{where} is longer than 100,000 letters.")
+    depth = 0
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise BadFile(f"{where} uses references (*name), which are not allowed.")
-        value = yaml.safe_load(io.StringIO(text))
-    except RecursionError as error:
-        raise BadFile(f"{where} is nested too deep.") from error
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise BadFile(f"{where} uses references (*name), which are not allowed.")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise BadFile(f"{where} is nested too deep.")
+        return yaml.safe_load(io.StringIO(text))
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise NotYaml(f"{where} is not valid YAML: {str(error).splitlines()[0].rstrip('.')}.") from error
-    if _is_deep(value):
-        raise BadFile(f"{where} is nested too deep.")
-    return value
 
 
 # ------------------------------------------------------------------ tensors

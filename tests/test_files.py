@@ -199,8 +199,12 @@ def test_a_copy_of_a_folder_ends(to: str, tmp_path: Path) -> None:
 
 def test_yaml() -> None:
     assert files.parse_yaml("{a: [1, x]}", "--set") == {"a": [1, "x"]}
+    assert files.parse_yaml("[" * 64 + "]" * 64, "--set")
+    for deep in ("[" * 65 + "]" * 65, "[" * 5000, "- " * 5000, "? " * 5000):
+        with pytest.raises(BadFile, match="--set is nested too deep"):
+            files.parse_yaml(deep, "--set")
     laughs = "[" + ", ".join(f"&a{i} [*a{i - 1}, *a{i - 1}]" if i else "&a0 [1]" for i in range(40)) + "]"
-    for text in ("[" * 5000, "{a: [", "2020-13-45", laughs, "!!python/object:os.system x", "x" * 200_000):
+    for text in ("{a: [", "2020-13-45", laughs, "!!python/object:os.system x", "x" * 200_000):
         with pytest.raises(BadFile, match="--set"):
             files.parse_yaml(text, "--set")
 
