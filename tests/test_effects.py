@@ -136,6 +136,9 @@ EXCEPTIONS = {
     "select.pipo/and_previous.floor": "the window of past batches is not full in a few steps",
     "regularise.r2vpo/ratio_variance.most": "λ is far below it for the first few updates",
     "regularise.trpa/without_pairs.weight": "only a batch without any pair feels it",
+    "sample.v0/allocated.least": "a model that has seen a few answers expects the same of all prompts: equal groups",
+    "sample.v0/allocated.most": "a model that has seen a few answers expects the same of all prompts: equal groups",
+    "sample.v0/allocated.weigh": "a model that has seen a few answers expects the same of all prompts: equal groups",
     "replay.episodes.size": "what a few small steps collect fits into any memory",
 }
 """Settings that a few small steps do not feel, with the reason. All others do something, or are refused."""

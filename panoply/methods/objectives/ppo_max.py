@@ -198,7 +198,7 @@ def ppo_max_alone() -> OnPolicy:
 
 
 CLAIM = Learns(
-    "With a reward model of sixty pairs, a fifth of them labelled wrong, plain PPO raises what the model says and ends "
+    "With a reward model of thirty pairs, a fifth of them labelled wrong, plain PPO raises what the model says and ends "
     "with answers that are worth less than before. PPO-max, at the same rate and for as many steps, ends with answers "
     "that are worth more.",
     over="plain PPO=rlhf:optimise.reward.beta=1e-6",
@@ -208,7 +208,7 @@ CLAIM = Learns(
     best=1.0,
     settings={
         "world.noise": 0.2,
-        "judge.data.pairs": 60,
+        "judge.data.pairs": 30,
         "judge.run.steps": 80,
         "optimise.sample.prompts": 64,
         "optimise.update.lr": 1e-3,
@@ -220,7 +220,7 @@ CLAIM = Learns(
     shows=(Shows("true", most=0.56), Shows("from_reference", least=1.0)),
     waives={"problems": races.SIX_PROMPTS},
 )
-"""Answers of the imitator are worth 0.57 to 0.58."""
+"""Answers of the imitator are worth 0.57 to 0.58. With sixty pairs plain PPO is not led astray: it ends at 0.61."""
 
 
 @recipe("ppo-max@1", paper=78, world="strings", claim=CLAIM)
