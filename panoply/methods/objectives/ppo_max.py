@@ -198,9 +198,9 @@ def ppo_max_alone() -> OnPolicy:
 
 
 CLAIM = Learns(
-    "With a reward model of thirty pairs, a fifth of them labelled wrong, plain PPO raises what the model says and ends "
-    "with answers that are worth less than before. PPO-max, at the same rate and for as many steps, ends with answers "
-    "that are worth more.",
+    "With a reward model of thirty pairs, a fifth of them labelled wrong, plain PPO raises what the model says and "
+    "ends with answers that are worth less than before. PPO-max, at the same rate and for as many steps, ends with "
+    "answers that are worth more.",
     over="plain PPO=rlhf:optimise.reward.beta=1e-6",
     world="strings",
     budget="optimise.steps=60",
