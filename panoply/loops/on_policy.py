@@ -28,7 +28,7 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
     with job.phase("credit"):
         collected = collected.with_columns(reward=seat.parts["reward"](collected))
         job.watch(seat, collected)
-        experience = collected
+        experience, trained = collected, 0
         for part in method.select:
             kept = seat.parts[f"select.{part.info.name}"](experience)
             experience = kept if isinstance(kept, Experience) else experience.take(kept)
@@ -36,12 +36,14 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
             credited = seat.parts["credit"](experience)
             columns = credited if isinstance(credited, dict) else {"advantage": credited}
             experience = experience.with_columns(**columns)
+            learns = experience.stream("own")
+            trained = int((learns & (columns["advantage"] != 0) if "advantage" in columns else learns).sum())
     with job.phase("learn"):
         metrics = seat.models.fit(experience, step)
         if step >= seat.models.warmup:
             metrics |= learn(seat, experience, step)
         metrics |= seat.models.learn(collected, step)
-    metrics |= {"groups_asked": asked, **seat.collect.notes}
+    metrics |= {"groups_asked": asked, "trained": trained, **seat.collect.notes}
     seat.collect.notes = {}
     return Stepped(collected if len(experience) < len(collected) else experience, metrics, experience)
 

@@ -32,6 +32,7 @@ from panoply.policies.adapter_folder import model_under
 from panoply.policies.build import model_source
 from panoply.policies.lora import begun_with, load_adapter, open_adapted, save_adapter
 from panoply.policies.value import ValueModel, outputs_of
+from panoply.slots.schedule.schedules import at, scheduled
 from panoply.states import handed_back
 
 COLLECTOR, MEMBERS, WAITING = "collector", "members", "waiting"
@@ -155,18 +156,24 @@ class Seat:
     def take(self, parts: Iterable[tuple[str, Any]]) -> None:
         """Have parts ready to be called; what terms remember is their learner's."""
         for path, held in parts:
-            self.parts[path] = held.filled
+            called = partial(self._scheduled, held) if scheduled(held) else held.filled
+            self.parts[path] = called
             if held.info.state is not None and held.info.slot not in TERMS:
                 self.states[path] = held.info.state()
-                self.parts[path] = partial(self._remembering, path, held)
+                self.parts[path] = partial(self._remembering, path, held, called)
 
     def _in_phase(self, experience: Experience) -> Experience:
         self.snapshots.begin(self.collect.version)
         return experience
 
-    def _remembering(self, path: str, held: Part, *args: Any) -> Any:
+    def _scheduled(self, held: Part, *args: Any) -> Any:
+        """Call a part of which some numbers follow schedules, with what they are in this step."""
+        step, total = self.collect.version, self.options.steps
+        return held.but(**{name: at(value, step, total) for name, value in scheduled(held).items()})(*args)
+
+    def _remembering(self, path: str, held: Part, called: Callable[..., Any], *args: Any) -> Any:
         """Call a part that remembers: it gets its state first, and hands back the next one."""
-        self.states[path], result = handed_back(held.info.id, held.filled(self.states[path], *args))
+        self.states[path], result = handed_back(held.info.id, called(self.states[path], *args))
         return result
 
     def conclude(self, step: int, stepped: Stepped) -> Stepped:

@@ -41,6 +41,16 @@ def linear(step: int, total: int, *, end: float = 0.0, warmup: int | float = 0, 
 
 @part(
     "schedule",
+    equation="{first} to {last} in a line",
+    bounds={"first": "any number", "last": "any number"},
+)
+def ramp(step: int, total: int, *, first: float = 0.0, last: float = 1.0) -> float:
+    """In a line over the whole budget, from `first` at the first step to `last` at the last one."""
+    return first + (last - first) * min(1.0, step / max(1, total - 1))
+
+
+@part(
+    "schedule",
     equation="1/t, t = {start}·(1 − k/N), at least {floor}",
     bounds={"start": "above 0", "floor": "above 0"},
 )
@@ -75,6 +85,11 @@ def decaying(step: int, total: int, *, power: float = 1.0) -> float:
 def at(value: float | Part, step: int, total: int) -> float:
     """A number, or a schedule's value at `step` of `total`."""
     return float(value.filled(step, total)) if isinstance(value, Part) else value
+
+
+def scheduled(held: Part) -> dict[str, Part]:
+    """Those settings of a part that are schedules."""
+    return {n: v for n, v in held.settings().items() if isinstance(v, Part) and v.info.slot == "schedule"}
 
 
 def settled(value: float | Part, total: int) -> list[float]:
