@@ -30,6 +30,7 @@ SMALL = {
     "models.probe.bootstrap": 1,
     "models.generalist.support": 4,
     "sample.warmup": 0,
+    "sample.cold": 1,
     "data.batch": 8,
     "data.data.batch": 8,
     "models.critic.warmup": 0,

@@ -117,9 +117,9 @@ class TextWorld(Measuring, ABC):
     """Which file of panoply/kinds/ says how such a world is played."""
     access: ClassVar[frozenset[str]] = frozenset({"verify"})
     """What a method may ask for beside tasks and grades: `reference` (gold answers), `teacher`, `teachers`
-    (right answers of several), `hint`, `pairs`, `conclusion` (a final answer that can be asked for), `prefer`
-    (annotators), `preference` (how likely they prefer), `judge` (which steps are right), `referee` (answers can be put
-    to a policy to be scored), `fork`."""
+    (right answers of several), `hint`, `knowledge` and `plan` (aids that stand before a problem), `pairs`, `conclusion`
+    (a final answer that can be asked for), `prefer` (annotators), `preference` (how likely they prefer), `judge` (which
+    steps are right), `referee` (answers can be put to a policy to be scored), `fork`."""
     keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of its decisions beside those that all have: `domain`, where `part_of` tells kinds of problem apart."""
     preset: ClassVar[str] = "tiny"
@@ -348,6 +348,17 @@ class TextWorld(Measuring, ABC):
         given = tuple(gold[: round(fraction * (len(gold) - 1) / self.step_tokens) * self.step_tokens])
         return dataclasses.replace(task, prompt=bare + given, data={**task.data, "given": given})
 
+    def aid(self, task: Task, kind: str) -> list[list[int]]:
+        """What helps with a task and is no part of its answer, in pieces: `knowledge`, facts that it needs, in an
+        order that tells nothing; `plan`, what is to be done, without results."""
+        raise PanoplyError(f"{self.name} has no {kind} that could help with a problem.")
+
+    def aided(self, task: Task, kind: str, fraction: float = 1.0) -> Task:
+        """The same problem after that share of an aid, in whole pieces. It is graded as it was."""
+        pieces = self.aid(task, kind)
+        told = [token for piece in pieces[: round(fraction * len(pieces))] for token in piece]
+        return dataclasses.replace(task, prompt=(*told, *task.prompt))
+
     def render(self, task: Task, answer: Sequence[int]) -> str:
         """Prompt and answer as text, for people."""
         return f"{self.tokenizer.decode(list(task.prompt))} → {self.tokenizer.decode(list(answer))}"
@@ -366,6 +377,9 @@ class TextWorld(Measuring, ABC):
             if "hint" in self.access:
                 hinted = self.hint(task, 0.5)
                 self._expect(hinted, self.gold(hinted), success=1)
+            for kind in self.access & {"knowledge", "plan"}:
+                aided = self.aided(task, kind)
+                self._expect(aided, self.gold(aided), success=1)
 
     def _expect(self, task: Task, answer: Sequence[int], *, success: int) -> None:
         graded = self.grade(task, answer).get("success")

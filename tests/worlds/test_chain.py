@@ -230,12 +230,38 @@ def test_self_test_catches_a_broken_verifier(sabotaged: type[Chain], complaint: 
         sabotaged().self_test(3)
 
 
+@pytest.mark.parametrize(
+    ("problem", "knowledge", "plan"),
+    [
+        (SHORT, ["7*2=4"], ["+4", "*2"]),
+        (LONG, ["3*4=2", "4*9=6", "6*1=6", "7*2=4"], ["*4", "+5", "*2", "*9", "*1", "+8"]),
+        ("9*9*9=", ["1*9=9", "9*9=1"], ["*9", "*9"]),
+        ("1+2+3=", [], ["+2", "+3"]),
+    ],
+)
+def test_knowledge_is_facts_in_no_order_and_a_plan_has_no_results(
+    problem: str, knowledge: list[str], plan: list[str]
+) -> None:
+    """They stand before the problem, whose answer and hints stay what they are."""
+    world = Chain(operations=problem.count("+") + problem.count("*"))
+    task = task_of(world, problem)
+    for kind, pieces in (("knowledge", knowledge), ("plan", plan)):
+        assert world.aid(task, kind) == [tokens(world, piece) for piece in pieces]
+        half = world.aided(task, kind, 0.5)
+        assert half.prompt == (*tokens(world, "".join(pieces[: round(len(pieces) / 2)])), *task.prompt)
+        aided = world.hint(world.aided(task, kind), 0.5)
+        assert world.grade(aided, world.gold(aided))["success"] == 1
+        assert aided.given == world.hint(task, 0.5).given
+    with pytest.raises(PanoplyError, match="no proverbs"):
+        world.aid(task, "proverbs")
+
+
 # ------------------------------------------------------------------ facts and options
 
 
 def test_facts() -> None:
     world = Chain()
-    assert world.access == {"verify", "reference", "teacher", "pairs", "hint", "judge"}
+    assert world.access == {"verify", "reference", "teacher", "pairs", "hint", "judge", "knowledge", "plan"}
     assert (world.preset, world.max_tokens, world.stop_tokens) == ("tiny", 19, (world.tokenizer.eos_id,))
     model = DecoderConfig(**world.default_model())
     assert (model.vocab_size, model.width, model.inner, model.tied) == (14, 64, 192, True)

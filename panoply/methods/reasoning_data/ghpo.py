@@ -112,8 +112,8 @@ def rescued(
 RACE = find("wall")
 CLAIM = Ranks(
     "Where no answer ever succeeds, groups asked again with a growing part of the answer teach problems without any "
-    "hint: after as many decisions GHPO solves more of them than GRPO, which learns nothing, and more than half of the "
-    "answer given to every problem.",
+    "hint: after as many decisions GHPO solves more of them than GRPO, which learns nothing, and more than GRPO with "
+    "half of the answer given to every problem.",
     ("", RACE.baseline, "half of every answer=grpo:sample=hinted"),
     RACE.world,
     RACE.budget,

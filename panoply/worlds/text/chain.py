@@ -105,7 +105,9 @@ class Chain(TextWorld):
         ),
     }
 
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "hint", "judge"})
+    access: ClassVar[frozenset[str]] = frozenset(
+        {"verify", "reference", "teacher", "pairs", "hint", "judge", "knowledge", "plan"}
+    )
     step_tokens: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
@@ -202,6 +204,21 @@ class Chain(TextWorld):
         verdicts = [at < len(right) and right[at] for at in range(len(spans))]
         flips = rng.random(len(spans)) < self.judge_noise
         return [bool(verdict != flip) for verdict, flip in zip(verdicts, flips, strict=True)]
+
+    def aid(self, task: Task, kind: str) -> list[list[int]]:
+        """Of `3+4*2=` the knowledge is `7*2=4`, what signs beside `+` give, smallest first; the plan is `+4`, `*2`."""
+        problem = task.data["problem"]
+        if kind == "plan":
+            return [self._tokens(sign + operand) for sign, operand in _steps(problem)]
+        if kind != "knowledge":
+            return super().aid(task, kind)
+        results = [problem[0], *self._trace(problem)[self.step_tokens - 1 :: self.step_tokens]]
+        facts = {
+            f"{before}{sign}{operand}={after}"
+            for before, after, (sign, operand) in zip(results, results[1:], _steps(problem), strict=False)
+            if sign != "+"
+        }
+        return [self._tokens(fact) for fact in sorted(facts)]
 
     def gold(self, task: Task) -> list[int]:
         return self._answer(task, self._trace(task.data["problem"]))

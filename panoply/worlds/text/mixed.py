@@ -62,6 +62,8 @@ class Mixed(TextWorld):
             "prefer",
             "preference",
             "judge",
+            "knowledge",
+            "plan",
         }
 
     @property
