@@ -127,6 +127,13 @@ def test_learned_after_the_prompt_without(under: str) -> None:
     assert collect.notes["level"] == 3
 
 
+def test_steps_of_the_solution_stay_in_a_bare_prompt() -> None:
+    """The answer goes on from them: without them it would be another one, and wrong."""
+    collect, found = collected(under="bare")
+    assert given_steps(found, collect.world)[1] == [0, 0, 0, 3]
+    assert found["logp"][-1] == -2.0
+
+
 def test_nothing_is_asked_again_in_the_warm_up_or_where_nobody_fails() -> None:
     assert len(collected(49, warmup=50)[0].asked) == 1
     assert len(collected(50, warmup=50)[0].asked) == 2
