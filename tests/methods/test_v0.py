@@ -23,7 +23,6 @@ from panoply.methods.objectives.v0 import (
     Generalist,
     allocated,
     allocation,
-    asked_about,
     differs,
     generalist,
     pair_loss,
@@ -33,6 +32,7 @@ from panoply.policies.decoder_config import DecoderConfig
 from panoply.policies.text import TextPolicy
 from panoply.policies.tokenizer import Tokenizer
 from panoply.slots.model.in_context import QueryAdapter, kernel_logits
+from panoply.slots.model.prompts import asked_about
 from panoply.worlds.world import Task
 
 TOKENIZER = Tokenizer.of_characters("0123456789+=.")

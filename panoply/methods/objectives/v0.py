@@ -19,6 +19,7 @@ from panoply.registry import Published, method
 from panoply.seeds import torch_rng
 from panoply.slots.model.in_context import QueryAdapter
 from panoply.slots.model.model import Model
+from panoply.slots.model.prompts import asked_about
 from panoply.slots.model.remembered import Remembered
 from panoply.slots.reduce.averages import prompt_mean
 from panoply.slots.sample.groups import LIMITS, greedy_cuts, greedy_groups
@@ -149,18 +150,6 @@ class Generalist(Remembered):
                 held.setdefault(int(number), {})[key] = tensor
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": held, "param_groups": groups})
-
-
-def asked_about(experience: Experience) -> tuple[Ragged, Tensor, Segments]:
-    """The prompt and the task of each group, and the groups."""
-    of = experience.by("group")
-    first = of.first(experience["context"])
-    whole, shared = (
-        experience.context.ragged("tokens").take(first),
-        experience.context.tensor("shared")[first],
-    )
-    prompts = [row[:n] for row, n in zip(whole.tolist(), shared.tolist(), strict=True)]
-    return Ragged.from_lists(prompts), of.first(experience["task"]), of
 
 
 def pair_loss(logits: Tensor, scores: Tensor, alpha: float) -> Tensor:
