@@ -150,6 +150,7 @@ SMALL = {
     "sample.prompts": 4,
     "sample.group": 2,
     "sample.among": 3,
+    "sample.uniform": 1,
     "reward.name": "ended",
     "models.prompt_value.update.lr": 0.01,
 }
@@ -179,7 +180,7 @@ def test_a_plan_counts_the_value() -> None:
 def test_what_cannot_be_is_refused() -> None:
     for settings, why in (
         ({"sample.among": 0}, "among"),
-        ({"sample.among": 1, "sample.target": 0.3}, "all that is drawn is asked"),
+        ({"sample.among": 1, "sample.uniform": 0, "sample.target": 0.3}, "all that is drawn is asked"),
         ({"sample.uniform": 16}, "none of 16 prompts would be chosen"),
     ):
         with pytest.raises(PanoplyError, match=why):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import shake_256
 from itertools import accumulate, repeat
@@ -15,6 +15,7 @@ from panoply.errors import PanoplyError, plain, unknown
 from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
 from panoply.seeds import stable_hash
+from panoply.worlds.measures import measures
 from panoply.worlds.presets import Preset
 from panoply.worlds.world import SPLITS, Task, TextWorld
 
@@ -26,6 +27,8 @@ HARD = {"operations": 8, "slip": 0.9}
 DEEP = 4
 HELD_OUT = 8
 """One problem in so many is in the test split."""
+HARDEST = 128
+"""Held-out problems of the hardest levels on which `world:hardest` is measured."""
 
 
 @world("chain@1")
@@ -236,6 +239,15 @@ class Chain(TextWorld):
         results = range(size - 1, len(trace), size) if self.strict else [len(trace) - 1]
         changed = (trace[:at] + self._digit(int(trace[at]) + 1) + trace[at + 1 :] for at in results)
         return [*super().mistakes(task), *(self._answer(task, text) for text in changed)]
+
+    @measures("hardest")
+    def hardest(self, policy: Any, seed: int) -> float:
+        """Success of sampled answers on the hardest third of the levels alone: of 0 to 8, on those from 6 on."""
+        from panoply.evaluation.held_out import evaluate
+
+        low, high = self._levels
+        hard = replace(self, levels=(high - (high - low) // 3, high), shares=())
+        return evaluate(hard, policy, HARDEST, seed=seed, greedy=False).sampled
 
     @property
     def _levels(self) -> tuple[int, int]:
