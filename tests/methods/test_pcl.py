@@ -75,7 +75,7 @@ def test_what_was_drawn_twice_is_asked_twice_only_in_need() -> None:
 
 def test_some_are_asked_whatever_is_expected() -> None:
     collect = Asked([1.0, 0.4, 0.1, 0.55, 0.0, 0.7])
-    found = [asked(collect, uniform=1) for _ in range(200)]
+    found = [asked(collect, uniform=0.5) for _ in range(200)]
     assert {pair[0] for pair in found} == {3}
     assert {pair[1] for pair in found} == {0, 1, 2, 4, 5}
 
@@ -150,7 +150,7 @@ SMALL = {
     "sample.prompts": 4,
     "sample.group": 2,
     "sample.among": 3,
-    "sample.uniform": 1,
+    "sample.uniform": 0.25,
     "reward.name": "ended",
     "models.prompt_value.update.lr": 0.01,
 }
@@ -181,7 +181,7 @@ def test_what_cannot_be_is_refused() -> None:
     for settings, why in (
         ({"sample.among": 0}, "among"),
         ({"sample.among": 1, "sample.uniform": 0, "sample.target": 0.3}, "all that is drawn is asked"),
-        ({"sample.uniform": 16}, "none of 16 prompts would be chosen"),
+        ({"sample.uniform": 1.0}, "uniform"),
     ):
         with pytest.raises(PanoplyError, match=why):
             pp.plan("pcl", "chain", settings=settings)

@@ -94,12 +94,6 @@ def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
     return found
 
 
-def _impossible(held: Any, method: Any) -> list[Finding]:
-    if held.uniform >= held.prompts:
-        return [("uniform", f"none of {held.prompts} prompts would be chosen")]
-    return greedy_groups(held, method)
-
-
 @part(
     "sample",
     equation=lambda held: (
@@ -108,8 +102,8 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
     ),
     needs={"model:prompt_value"},
     inert=_inert,
-    impossible=_impossible,
-    bounds={**LIMITS, "among": "at least 1", "target": "any number", "uniform": "at least 0"},
+    impossible=greedy_groups,
+    bounds={**LIMITS, "among": "at least 1", "target": "any number", "uniform": "from 0 up to 1"},
 )
 def nearest(
     collect: Collector,
@@ -118,7 +112,7 @@ def nearest(
     group: int = 16,
     among: int = 4,
     target: float = 0.5,
-    uniform: int = 0,
+    uniform: float = 0.0,
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
@@ -135,14 +129,15 @@ def nearest(
 
     among     how many times as many are drawn
     target    the mean reward that is looked for
-    uniform   prompts that are asked whatever is expected of them, so that V learns of others too
+    uniform   the share of those asked that chance chooses and not V, which so learns of others too
     """
     drawn = collect.tasks(among * prompts)
     value = collect.models["prompt_value"](drawn)
     dice = torch_rng("nearest", collect.seed, collect.state["groups"])
     order = repeats_last(nearest_to(value, target, dice), [task.id for task in drawn])
-    chosen, rest = order[: prompts - uniform], order[prompts - uniform :]
-    chosen += [rest[i] for i in torch.randperm(len(rest), generator=dice)[:uniform].tolist()]
+    by_chance = int(uniform * prompts)
+    chosen, rest = order[: prompts - by_chance], order[prompts - by_chance :]
+    chosen += [rest[i] for i in torch.randperm(len(rest), generator=dice)[:by_chance].tolist()]
     asked = [drawn[i] for i in chosen]
     collect.notes = {
         "groups_asked": len(asked),
@@ -168,7 +163,7 @@ TINY = {
     "sample.prompts": 16,
     "sample.group": 8,
     "sample.among": 8,
-    "sample.uniform": 4,
+    "sample.uniform": 0.25,
     "models.prompt_value.update.lr": 3e-4,
     "models.prompt_value.update.epochs": 4,
     "update.lr": 3e-4,
