@@ -16,12 +16,12 @@ _CLIP = clip()
 SHAPES = {
     "probability": "p",
     "shaped": "p/(p + γ)",
-    "mixture": "2p/(p_old + ½(p_old + 1))",
+    "mixture": "2p/(p_old + ½(p_old + u))",
 }
 
 
 def _equation(held: Any) -> str:
-    shape = SHAPES[held.shape].replace("γ", f"{held.gamma:g}")
+    shape = SHAPES[held.shape].replace("γ", f"{held.gamma:g}").replace("u", f"{held.guess:g}")
     focus = f"·(1 − sg(p))^{held.focus:g}" if held.focus else ""
     return f"own: {held.own.equation()}; teacher: {shape}·A{focus},  p = π(a|s)"
 
@@ -42,9 +42,13 @@ def _inert(held: Any, method: Any) -> list[Finding]:
     if all("stream:imitation" not in other.info.gives for _, other in method.parts()):
         return [
             *found,
-            *((name, "no part brings a teacher's answers") for name in ("shape", "gamma", "focus")),
+            *((name, "no part brings a teacher's answers") for name in ("shape", "gamma", "guess", "focus")),
         ]
-    return found if held.shape == "shaped" else [*found, ("gamma", f"shape={held.shape} has no γ")]
+    absent = {"gamma": ("shaped", "γ"), "guess": ("mixture", "guess at the teacher")}
+    return [
+        *found,
+        *((n, f"shape={held.shape} has no {w}") for n, (s, w) in absent.items() if held.shape != s),
+    ]
 
 
 @part(
@@ -55,7 +59,7 @@ def _inert(held: Any, method: Any) -> list[Finding]:
     needs=_needs,
     inert=_inert,
     impossible=_impossible,
-    bounds={"gamma": "above 0", "focus": "at least 0", "weight": "above 0"},
+    bounds={"gamma": "above 0", "guess": "above 0 to 1", "focus": "at least 0", "weight": "above 0"},
 )
 def hybrid(
     batch: Batch,
@@ -63,6 +67,7 @@ def hybrid(
     own: Part = _CLIP,
     shape: Literal["probability", "shaped", "mixture"] = "shaped",
     gamma: float = 0.1,
+    guess: float = 1.0,
     focus: float = 0.0,
     weight: float | Part = 1.0,
 ) -> Values:
@@ -74,7 +79,9 @@ def hybrid(
     own     the surrogate of the policy's own rows
     shape   what stands for the ratio on the teacher's: `probability` p; `shaped` p/(p + γ), whose gradient is largest
             for unlikely tokens (LUFFY, arXiv 2504.14945); `mixture`, p over the mean of the old policy and of a
-            guess at the teacher (RL-PLUS, arXiv 2508.00222)
+            guess at the teacher (RL-PLUS, arXiv 2508.00222), at most 4/`guess`
+    guess   in `mixture`: the teacher is taken for the mean of the old policy and of one that knows nothing, which gives
+            every decision this probability; a uniform one gives 1/|V|
     focus   power of 1 − p, by which an advantage counts the more the less likely the policy finds the decision
     """
     logp = batch.now["logp"]
@@ -89,10 +96,12 @@ def hybrid(
         p = logp[theirs].exp()
         if shape == "mixture":
             before = batch["logp@old"][theirs].exp()
-            factor = 2 * p / (before + (before + 1) / 2)
+            factor = 2 * p / (before + (before + guess) / 2)
         else:
             factor = p if shape == "probability" else p / (p + gamma)
-        worth = batch["advantage"][theirs] * (1 - p.detach()) ** focus
+        worth = (
+            batch["advantage"][theirs] * (1 - p.detach()).clamp(min=0) ** focus
+        )  # p may be rounded to above 1
         value = value.index_copy(0, theirs, (factor * worth).to(value.dtype))
         stats["teacher_p"] = p.detach()
     return value, stats
