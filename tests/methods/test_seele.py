@@ -77,6 +77,7 @@ def test_rounds_with_one_share_count_with_their_mean_and_rows_are_their_own() ->
         ([0], [0.0], 1, 0),  # a single step leaves nothing to give
         ([6, 2], [1.0, 0.0], 8, 4),  # between them, by a curve
         ([4], [0.5], 8, 4),
+        ([7], [0.1], 8, 7),  # more would be needed than there is to give
     ],
 )
 def test_the_next_hint(tried: list[int], rates: list[float], steps: int, wanted: int) -> None:
@@ -145,6 +146,7 @@ def test_no_hint_no_imitation() -> None:
         "the last hint of a prompt is where it begins when it comes back"
     )
     assert bool((found["source"] == OWN).all())
+    assert collect.state["episodes"] == 4 * 2 + 3 + 2, "a hint of nothing is no episode"
 
 
 def test_what_is_remembered_is_of_each_prompt() -> None:
