@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from panoply.errors import PanoplyError
 from panoply.tables import Column, Ragged, Segments, Table, distinct, moved, segment_mean
 from panoply.units import (
     ALTERING,
@@ -128,7 +129,10 @@ class Experience:
 
         Columns that a policy has computed are dropped (`logp`, `entropy`, all `…@SNAPSHOT`): they hold for the old
         prompt, and a ratio would compare two different contexts. Score the answers again, and divide by `logp@old`.
+        Answers with vectors stay where they are: those were made of what the old prompt said.
         """
+        if "vectors" in self.context:
+            raise PanoplyError("Answers with vectors in them cannot be put after other prompts.")
         tokens, shared = self.context.ragged("tokens").tolist(), self.context.tensor("shared").tolist()
         number = self.context.tensor("prompt").tolist()
         known = {tuple(row[:n]): p for row, n, p in zip(tokens, shared, number, strict=True)}
@@ -197,6 +201,9 @@ class Experience:
                 else:
                     raise ValueError(f"column '{name}' is missing from some rows and has no number for that")
             filled.append(p.with_columns(**absent))
+        if any("vectors" in p.context for p in parts):
+            width = next(p.context.ragged("vectors").values.shape[1] for p in parts if "vectors" in p.context)
+            filled = [_with_no_vectors(p, width) for p in filled]
         return Experience.cat(filled)
 
     @staticmethod
@@ -223,6 +230,18 @@ class Experience:
             Table.cat(pairs) if pairs else None,
             Table.cat(lists) if lists else None,
         )
+
+
+def _with_no_vectors(experience: Experience, width: int) -> Experience:
+    """The same, in contexts that say they have none, where they do not say it."""
+    context = experience.context
+    if "vectors" in context:
+        return experience
+    none = torch.zeros(context.rows + 1, dtype=torch.long)
+    said: dict[str, Column] = {
+        "vectors": Ragged(torch.zeros(0, width), none), "vectors_at": Ragged(none[:0], none)
+    }  # fmt: skip
+    return Experience(experience.decisions, context.plus(said), experience.pairs, experience.lists)
 
 
 def _whole(compared: Table, episodes: Tensor) -> Table:

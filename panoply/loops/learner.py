@@ -93,7 +93,10 @@ class Learner:
         learning = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         self.masters = mover.masters if mover is not None else self._masters(learning, masters)
         self.parameters = self.masters.moving
-        self.mover, self._alone = mover or Mover(self.masters, update, total_steps), mover is None
+        thoughts = getattr(getattr(policy, "model", None), "thoughts", None)
+        rates = {} if thoughts is None else {f"thoughts.{name}": rate for name, rate in thoughts.rates.items()}
+        self.mover = mover or Mover(self.masters, update, total_steps, rates=rates)
+        self._alone = mover is None
         if self.mover.solver is not None and not self._alone:
             raise PanoplyError(f"{update.info.id} wants more than gradients, which learners cannot share.")
         if self.mover.solver is not None and not masters:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from panoply.slots.model.model import Model
 
 if TYPE_CHECKING:
     from panoply.loops.seat import Seat
+    from panoply.policies.thoughts import Thoughts
 
 
 class Kept(Protocol):
@@ -72,6 +73,14 @@ class Models:
             if c.fit is not None
         }
         self.warmup = max((c.warmup for c in self.held.values()), default=0)
+        for held in self.held.values():
+            if held.thinks:
+                cast(Any, seat.policy).think(held.model)
+
+    @property
+    def thoughts(self) -> Thoughts | None:
+        """What has become a part of the policy."""
+        return next((held.model for held in self.held.values() if held.thinks), None)
 
     def joined(self, policy: Scorer) -> Scorer:
         """The policy, with the models that learn together with it."""
@@ -137,4 +146,6 @@ class Models:
             learner.load_state({k.removeprefix(prefix): v for k, v in named.items() if k.startswith(prefix)})
 
     def _learning(self) -> list[tuple[str, Model]]:
-        return [(name, c) for name, c in self.held.items() if c.fit is not None or c.losses or c.learn]
+        """What is saved here; thoughts are the policy's, and saved with it."""
+        learning = ((n, c) for n, c in self.held.items() if c.fit is not None or c.losses or c.learn)
+        return [(name, held) for name, held in learning if not held.thinks]

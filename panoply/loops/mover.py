@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,14 +38,24 @@ class Mover:
     a step along one whose norm was above `skip` is not taken (0: all are).
 
     schedule   in place of the part's own
+    rates      of weights, by name, that have another than the part's
     """
 
-    def __init__(self, masters: Masters, update: Part, total_steps: int, schedule: Part | None = None):
+    def __init__(
+        self,
+        masters: Masters,
+        update: Part,
+        total_steps: int,
+        schedule: Part | None = None,
+        rates: Mapping[str, float] | None = None,
+    ):
         settings = update.settings()
         self.masters, self.update, self.total_steps = masters, update, total_steps
-        self.optimiser: torch.optim.Optimizer = update(list(masters.moving.values()))
+        self.optimiser: torch.optim.Optimizer = update(_in_groups(masters.moving, rates or {}))
         self.solver = self.optimiser if isinstance(self.optimiser, Solver) else None
         """The optimiser again, where it wants more than gradients."""
+        if self.solver is not None and rates:
+            raise PanoplyError(f"{update.info.id} moves all weights together, and some have a rate of their own.")
         self.limit: float = settings.get("clip", 0.0)
         self.skip: float = settings.get("skip", 0.0)
         self._norm = 0.0
@@ -144,6 +155,14 @@ class Mover:
             )  # scalars of the others live on the host
             kept = value.clone().to(parameter.device if beside else value.device)
             self.optimiser.state[parameter][key] = kept
+
+
+def _in_groups(weights: Mapping[str, nn.Parameter], rates: Mapping[str, float]) -> list[Any]:
+    """Weights as an optimiser takes them: in a list, or in groups where some have a rate of their own."""
+    if not rates:
+        return list(weights.values())
+    groups = [{"params": [w], "lr": rates[name]} for name, w in weights.items() if name in rates]
+    return [{"params": [w for name, w in weights.items() if name not in rates]}, *groups]
 
 
 # ------------------------------------------------------------------ the weights that are moved

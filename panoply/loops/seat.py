@@ -97,9 +97,9 @@ class Seat:
         """What the method's terms train: the policy, or a judge made of it."""
         if self.judges:
             self.learned = ValueModel.of(cast(Any, self._begun_with(found)), outputs_of(needs))
+        self.models = Models(self)
         self.snapshots = Snapshots(self.method, self.policy, self._reference)
         self.collect.selves = self.snapshots
-        self.models = Models(self)
         self.replay: Episodes | None = None
         """Past episodes that an on-policy method learns from again; that of others is their learner's."""
         if (kept := getattr(self.method, "replay", None)) is not None and kept.info.unit == "episode":
@@ -148,8 +148,12 @@ class Seat:
     def _reference(self) -> Policy:
         named = self.options.reference
         if named == "start" and self.options.lora and (begun := begun_with(cast(Any, self.policy))):
-            return cast(Policy, begun)
-        return self.open(self.options.model if named == "start" else named)
+            found = cast(Policy, begun)
+        else:
+            found = self.open(self.options.model if named == "start" else named)
+        if (thoughts := self.models.thoughts) is not None:
+            cast(Any, found).think(thoughts.of_reference())
+        return found
 
     # -------------------------------------------------------------- a step
 

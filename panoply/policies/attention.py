@@ -150,6 +150,8 @@ def maps(policy: TextPolicy, experience: Experience, block: int, head: int | Non
             f"There is no attention of block {block}" + ("" if head is None else f", head {head},")
             + f" in {config.layers} blocks of {config.heads} heads, which are counted from 1 and from 0."
         )  # fmt: skip
+    if "vectors" in experience.context:
+        raise PanoplyError("Attention maps are of tokens alone, and these answers have vectors among them.")
     tokens, at = experience.context.ragged("tokens"), experience["position"]
     rows: list[Tensor] = [torch.zeros(0)] * len(experience)
     for context in sorted(set(experience["context"].tolist())):

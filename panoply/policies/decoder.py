@@ -21,6 +21,7 @@ from panoply.policies.scoring import has_triton, wide_product
 if TYPE_CHECKING:
     from panoply.policies.attention import Cache
     from panoply.policies.packing import Packing
+    from panoply.policies.thoughts import Inputs, Thoughts
 
 __all__ = ["Decoder", "DecoderConfig"]
 
@@ -182,10 +183,12 @@ class Decoder(nn.Module):
     """Whether what lies between matrix products is fused where rows are packed."""
     checkpointing = False
     """Whether a block's inside is computed again in the backward pass, for a third more work and little memory."""
+    thoughts: Thoughts | None
+    """What it feeds back to itself while it decodes, where it does (`policies/thoughts.py`)."""
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
-        self.config = config
+        self.config, self.thoughts = config, None
         self.model = Stack(config)
         self.lm_head = nn.Linear(config.width, config.vocab_size, bias=False)
         # Not a buffer: `.to(bfloat16)` would round it, and positions would drift.
@@ -231,9 +234,10 @@ class Decoder(nn.Module):
         positions: Tensor,
         segments: Tensor | None = None,
         cache: Cache | None = None,
+        inputs: Inputs | None = None,
     ) -> Tensor:
         """[B, T] tokens to [B, T, width] states after the final norm. See `Visibility` for who sees whom."""
-        return self.hidden_states(tokens, positions, segments, cache)[0]
+        return self.hidden_states(tokens, positions, segments, cache, inputs=inputs)[0]
 
     def hidden_states(
         self,
@@ -243,16 +247,17 @@ class Decoder(nn.Module):
         cache: Cache | None = None,
         taps: Collection[int] = (),
         packing: Packing | None = None,
+        inputs: Inputs | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Also the states after `taps` blocks, as transformers counts: 0 the embedding, the last normed.
 
-        A `packing` says who sees whom in one packed row.
+        A `packing` says who sees whom in one packed row, `inputs` where vectors are read.
         """
         if segments is not None and cache is not None:
             raise ValueError("segments and a cache cannot be combined")
         if bad := [k for k in taps if not 0 <= k <= self.config.layers]:
             raise PanoplyError(f"There is no hidden state {bad[0]} in {self.config.layers} layers.")
-        x = self.embed(tokens)
+        x = self.embed(tokens, inputs)
         rotations = self.rotations(positions, x.dtype)
         sight = packing or Visibility(positions, segments, cache is not None, x.dtype)
         if packing is not None and self.fuses:
@@ -270,11 +275,21 @@ class Decoder(nn.Module):
             tapped[self.config.layers] = x
         return x, tapped
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """What the first block reads. A layout's factor is rounded to the weights' dtype, as Gemma's is."""
+    def embed(self, tokens: Tensor, inputs: Inputs | None = None) -> Tensor:
+        """What the first block reads. A layout's factor is rounded to the weights' dtype, as Gemma's is.
+
+        Where `inputs` has vectors, those; or what the model's thoughts make of them and the embedding.
+        """
         x: Tensor = self.model.embed_tokens(tokens)
         factor = self.embedding_factor
-        return x if factor == 1.0 else x * factor
+        x = x if factor == 1.0 else x * factor
+        if inputs is None:
+            return x
+        flat = x.flatten(0, -2)
+        vectors = inputs.vectors.to(x.dtype)
+        if self.thoughts is not None:
+            vectors = self.thoughts.mixed(flat[inputs.at], vectors)
+        return flat.index_copy(0, inputs.at, vectors).view_as(x)
 
     @property
     def embedding_factor(self) -> float:

@@ -21,6 +21,7 @@ from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.expert_files import from_disk, to_disk
 from panoply.policies.low_rank import plain_weights
+from panoply.policies.thoughts import SETTINGS, write_thoughts
 from panoply.policies.weights import INDEX, WHOLE, check_fit, read_weights, weight_files
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def save_model(
         _keep_others(folder, staging)
         if isinstance(model, Decoder):
             _write_decoder(model, staging, shard_bytes)
+            write_thoughts(model.thoughts, staging)
         else:
             model.write(staging, shard_bytes)
         for name, content in (files_beside or {}).items():
@@ -145,7 +147,8 @@ def _write_decoder(model: Decoder, folder: Path, shard_bytes: int) -> None:
     raw = model.config.to_hf()
     raw["dtype"] = raw["torch_dtype"] = DTYPE_NAMES.get(model.dtype, "float32")
     (folder / "config.json").write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n")
-    named = to_disk(plain_weights(model), model.config.layout.sparse)
+    own = {n: w for n, w in plain_weights(model).items() if not n.startswith("thoughts.")}
+    named = to_disk(own, model.config.layout.sparse)
     weights = {n: w.detach().cpu().contiguous() for n, w in named.items()}
     if model.config.tied:
         del weights["lm_head.weight"]
@@ -193,7 +196,7 @@ def _keep_others(folder: Path, staging: Path) -> None:
     if not folder.is_dir():
         return
     for item in folder.iterdir():
-        if item.suffix == ".safetensors" or item.name == INDEX:
+        if item.suffix == ".safetensors" or item.name in (INDEX, SETTINGS):
             continue
         if item.is_dir():
             shutil.copytree(item, staging / item.name, symlinks=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.experience import Experience, Ragged, moved
 from panoply.policies.packing import Packing, pack
+from panoply.policies.thoughts import Inputs
 
 CALL_TOKENS = 256
 """What one more forward call costs, in tokens: a bucket is split when that saves more padding."""
@@ -25,12 +26,16 @@ class Rows:
     decision: Tensor
     state: Tensor
     packing: Packing | None = None
+    inputs: Inputs | None = None
 
     def to(self, device: torch.device | str) -> Rows:
         segments = None if self.segments is None else moved(self.segments, device)
         rest = (moved(self.decision, device), moved(self.state, device))
         packing = None if self.packing is None else self.packing.to(device)
-        return Rows(moved(self.tokens, device), moved(self.positions, device), segments, *rest, packing)
+        inputs = None if self.inputs is None else Inputs(*(moved(x, device) for x in self.inputs))
+        return Rows(
+            moved(self.tokens, device), moved(self.positions, device), segments, *rest, packing, inputs
+        )
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,30 @@ class _Pieces:
     length: Tensor
     segment: Tensor
     column: Tensor
+
+
+@dataclass(frozen=True)
+class _Vectors:
+    """The vectors of all contexts, and the number of the one that each token of all has, −1 where it has none."""
+
+    number: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, experience: Experience, tokens: Ragged) -> _Vectors | None:
+        if "vectors" not in experience.context:
+            return None
+        at = experience.context.ragged("vectors_at").to("cpu")
+        first = tokens.offsets[:-1].repeat_interleave(at.lengths)
+        number = torch.full((len(tokens.values),), -1)
+        number[first + at.values] = torch.arange(len(first))
+        return cls(number, experience.context.ragged("vectors").values)
+
+    def inputs(self, token: Tensor, place: Tensor) -> Inputs:
+        """Of some tokens, by their numbers among all, that stand at places of a pass."""
+        number = self.number[token]
+        there = number >= 0
+        return Inputs(place[there], self.values[number[there].to(self.values.device)])
 
 
 ENDLESS = 1 << 40
@@ -74,9 +103,10 @@ def lay_out(
     inside = before < prefix[context]
     piece = torch.where(inside, prefix_piece[context], suffix_piece[context])
     column = pieces.column[piece] + before - pieces.start[piece]
+    vectors = _Vectors.of(experience, tokens)
     if packed:
-        return [_pack(tokens, pieces, row[context], column)]
-    return _fill(tokens, pieces, row[context], column)
+        return [_pack(tokens, pieces, row[context], column, vectors)]
+    return _fill(tokens, pieces, row[context], column, vectors)
 
 
 def _assign(experience: Experience, needed: Tensor, shared: bool, dense: int) -> tuple[Tensor, Tensor]:
@@ -147,19 +177,23 @@ def _cut(needed: Tensor, prefix: Tensor, row: Tensor) -> tuple[_Pieces, Tensor, 
     return pieces, prefix_piece, suffix_piece
 
 
-def _pack(tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor) -> Rows:
+def _pack(tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor, vectors: _Vectors | None) -> Rows:
     """All pieces in one row; `row` and `column` are the decisions'."""
     begin = pieces.length.cumsum(0) - pieces.length
     piece = torch.arange(len(begin)).repeat_interleave(pieces.length)  # of each token
     position = torch.arange(len(piece)) + (pieces.start - begin)[piece]
-    token = tokens.values[tokens.offsets[pieces.context][piece] + position]
+    number = tokens.offsets[pieces.context][piece] + position
     of_row = begin[torch.searchsorted(pieces.row, torch.arange(int(pieces.row[-1]) + 1))]
     packing = pack(pieces.length, pieces.segment, pieces.row)
     decision = torch.arange(len(row))
-    return Rows(token[None], position[None], None, decision, of_row[row] + column, packing)
+    inputs = None if vectors is None else vectors.inputs(number, torch.arange(len(number)))
+    token, state = tokens.values[number], of_row[row] + column
+    return Rows(token[None], position[None], None, decision, state, packing, inputs)
 
 
-def _fill(tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor) -> list[Rows]:
+def _fill(
+    tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor, vectors: _Vectors | None
+) -> list[Rows]:
     """Lay the pieces out, a batch of rows per bucket of lengths; `row` and `column` are the decisions'."""
     begin = pieces.length.cumsum(0) - pieces.length
     piece = torch.arange(len(begin)).repeat_interleave(pieces.length)  # of each token
@@ -169,7 +203,8 @@ def _fill(tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor) -> list[
         return per_piece[piece]
 
     position = spread(pieces.start) + within
-    token = tokens.values[spread(tokens.offsets[pieces.context]) + position]
+    number = spread(tokens.offsets[pieces.context]) + position
+    token = tokens.values[number]
     segment, place = spread(pieces.segment), spread(pieces.column) + within
     token_row = spread(pieces.row)
     lengths = token_row.bincount()
@@ -199,6 +234,7 @@ def _fill(tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor) -> list[
                     (blank - 1).flatten().scatter(0, slot, segment[kept]).view(size) if kind else None,
                     mine.nonzero().flatten(),
                     line[row[mine]] * size[1] + column[mine],
+                    inputs=None if vectors is None else vectors.inputs(number[kept], slot),
                 )
             )
     return batches

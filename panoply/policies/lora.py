@@ -35,6 +35,7 @@ from panoply.policies.decoder import Decoder
 from panoply.policies.expert_adapters import expert_tensors
 from panoply.policies.foreign import Foreign
 from panoply.policies.text import TextPolicy
+from panoply.policies.thoughts import read_thoughts, write_thoughts
 from panoply.policies.weights import check_fit, read_weights, weight_files
 from panoply.seeds import stable_hash
 
@@ -113,7 +114,10 @@ def open_adapted(
     if folder is None or not is_adapter(folder):
         return add_lora(opened(source), rank, seed, settings)
     check_going_on(folder, rank, settings)
-    return add_lora(opened(str(model_under(folder))), rank, seed, settings_of(folder)[1], folder)
+    policy = add_lora(opened(str(model_under(folder))), rank, seed, settings_of(folder)[1], folder)
+    if (thoughts := read_thoughts(folder, policy.model.config.width)) is not None:
+        policy.think(thoughts)
+    return policy
 
 
 def save_adapter(policy: TextPolicy, folder: Path, base: Path | None = None) -> None:
@@ -124,10 +128,13 @@ def save_adapter(policy: TextPolicy, folder: Path, base: Path | None = None) -> 
     else:
         _save_through_peft(model, folder, base)
     policy.tokenizer.save(folder)
+    write_thoughts(policy.thoughts, folder)
 
 
 def load_adapter(policy: TextPolicy, folder: Path) -> None:
-    """Overwrite the adapters' weights with saved ones."""
+    """Overwrite the adapters' weights with saved ones, and so those of thoughts."""
+    if (thoughts := policy.thoughts) is not None:
+        thoughts.load_from(folder)
     if (model := _peft_model(policy)) is None:
         load_factors(policy.model, read_adapter(folder))
         return

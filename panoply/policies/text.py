@@ -22,6 +22,7 @@ from panoply.policies.layout import Rows, lay_out
 from panoply.policies.low_rank import copied
 from panoply.policies.penalties import NEUTRAL, Said
 from panoply.policies.scoring import Head, scored
+from panoply.policies.thoughts import Thoughts, read_thoughts
 from panoply.policies.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -60,7 +61,10 @@ class TextPolicy:
         _check_dtype(dtype, torch.device(device))
         model = load_model(folder, dtype, device)
         words = folder if is_file(Path(folder) / "tokenizer.json") else model_under(Path(folder))
-        return cls(model, Tokenizer.load(words), files_beside=generation_config(folder))
+        policy = cls(model, Tokenizer.load(words), files_beside=generation_config(folder))
+        if (thoughts := read_thoughts(Path(folder), model.config.width)) is not None:
+            policy.think(thoughts)
+        return policy
 
     @classmethod
     def fresh(
@@ -85,6 +89,21 @@ class TextPolicy:
         save_model(self.model, folder, files_beside=files_beside, roles=self.tokenizer.roles)
 
     @property
+    def thoughts(self) -> Thoughts | None:
+        """What the model feeds back to itself while it decodes."""
+        return getattr(self.model, "thoughts", None)
+
+    def think(self, thoughts: Thoughts) -> None:
+        """Have thoughts from now on: sampled with, scored with, learned, copied and saved."""
+        if not isinstance(self.model, Decoder):
+            raise PanoplyError(
+                "Inputs that are vectors need a model that runs natively, without adapters of PEFT: transformers "
+                "reads tokens alone here."
+            )
+        self.model.thoughts = thoughts.to(self.device)
+        thoughts.know(self.tokenizer, self.model.config.vocab_size)
+
+    @property
     def context_length(self) -> int:
         return self.model.config.max_positions
 
@@ -106,7 +125,7 @@ class TextPolicy:
     @torch.no_grad()
     def load_weights(self, folder: str | Path) -> None:
         """Overwrite the weights in place with those of a folder of the same layout."""
-        saved = dict(load_model(folder, self.model.head_weight.dtype, self.device).named_parameters())
+        saved = dict(TextPolicy.load(folder, self.model.head_weight.dtype, self.device).named_parameters())
         for name, parameter in self.model.named_parameters():
             parameter.copy_(saved[name])
 
@@ -182,6 +201,8 @@ class TextPolicy:
         for rows in lay_out(experience, shared=self.shared, dense=dense, packed=packed):
             part = rows.to(self.device)
             laid: dict[str, Any] = {"packing": part.packing} if packed else {"segments": part.segments}
+            if part.inputs is not None:
+                laid["inputs"] = part.inputs
             last, tapped = self.model.hidden_states(part.tokens, part.positions, **laid, taps=depths)
             yield rows, part, last, tapped
 
@@ -205,6 +226,8 @@ class TextPolicy:
         action = moved(experience["action"][at], device)
         head = self._head(experience, at, action)
         found = scored(last, weight, action, head, "entropy" in needs)
+        if (thoughts := self.thoughts) is not None and "vectors" in experience.context:
+            found |= thoughts.scored(found, *_vectors_of(experience, at), last)
         for output in (o for o in outputs if o.need != "entropy" and not o.whole):
             found[output.need] = output.read(taps.Pass(self.model, last, blocks, action, head))
         for need, q, to in divergence.parse(needs):
@@ -248,6 +271,19 @@ def _check_dtype(dtype: torch.dtype, device: torch.device) -> None:
         raise PanoplyError(f"Weights can be float32, bfloat16 or float16, not {dtype}.")
     if dtype == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise PanoplyError("This GPU has no bfloat16: use run.dtype=float16 or float32.")
+
+
+def _vectors_of(experience: Experience, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of the decisions `at` were taken with a vector, and those vectors."""
+    table = experience.context
+    places, vectors = table.ragged("vectors_at"), table.ragged("vectors").values
+    longest = table.ragged("tokens").lengths.max() + 1
+    row = torch.arange(len(places), device=places.values.device).repeat_interleave(places.lengths)
+    known = row * longest + places.values  # in order: rows one after another, and in each from left to right
+    asked = experience["context"][at] * longest + experience["position"][at]
+    found = torch.searchsorted(known, asked).clamp(max=len(known) - 1)
+    there = known[found] == asked if len(known) else torch.zeros_like(asked, dtype=torch.bool)
+    return there.nonzero().flatten(), vectors[found[there]]
 
 
 def _pick(states: Tensor, index: Tensor) -> Tensor:

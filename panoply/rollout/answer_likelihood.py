@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from panoply.errors import PanoplyError
 from panoply.experience import Column, Experience, Ragged, Segments, Table
 from panoply.policies.text import TextPolicy
 from panoply.worlds.world import Task, TextWorld
@@ -25,6 +26,8 @@ def answer_likelihood(
     That is the geometric mean of its tokens' probabilities at temperature 1. Equal questions are asked once. Episodes
     are numbered as `tasks` are.
     """
+    if "vectors" in context:
+        raise PanoplyError("An answer's likelihood is asked after tokens alone, and this policy has read vectors.")
     episode, place = decisions.tensor("episode"), decisions.tensor("context")
     turns = Segments(episode * 2**20 + decisions.tensor("turn"))
     begin = turns.min(decisions.tensor("position"))

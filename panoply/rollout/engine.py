@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.rollout.generation import Generation
@@ -101,9 +102,24 @@ class TextEngine:
                     f"{context} and must hold a sampled token too."
                 )
             _check_ids(request.prompt, vocabulary, f"The prompt of request {index}")
+            if request.prefix is not None:
+                self._check_prefix(request.prefix, length, index)
         _check_ids(sampling.stop_tokens, vocabulary, "stop_tokens")
         if sampling.stop_strings and self.tokenizer is None:
             raise PanoplyError("stop_strings need an engine with a tokenizer.")
+
+    def _check_prefix(self, prefix: Tensor, length: int, index: int) -> None:
+        if not hasattr(self.model, "thoughts"):
+            raise PanoplyError(
+                "A prefix of vectors needs a model that runs natively, and one alone: transformers, and mixtures of two "
+                "models, read tokens here."
+            )
+        width = self.model.config.width  # type: ignore[attr-defined]
+        if prefix.ndim != 2 or prefix.shape[1] != width or not len(prefix) < length:
+            raise PanoplyError(
+                f"The prefix of request {index} is {tuple(prefix.shape)}: it must be fewer vectors than the prompt has "
+                f"tokens ({length}), each of {width} numbers."
+            )
 
     def _stop_strings(self, strings: tuple[str, ...]) -> StopStrings | None:
         """Kept, because it decodes the whole vocabulary once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.experience import Ragged
 from panoply.policies.penalties import NEUTRAL, count_, penalise_
+from panoply.rollout.feeding import feeding
 from panoply.rollout.graphs import Glance, GraphDecoder, graph_decoder
 from panoply.rollout.hosted import host_decoder
 from panoply.rollout.masks import BatchMask, View, combined
@@ -51,9 +53,19 @@ class Generation:
         self.model, self.requests, self.sampling, self.on_stop = model, requests, sampling, on_stop
         self.mask, self.strings, self.complete, self.entropy = mask, strings, complete, entropy
         self.device, self.context = model.device, model.config.max_positions
-        distinct: dict[tuple[int, ...], int] = {}
-        prompts = [distinct.setdefault(tuple(r.prompt), len(distinct)) for r in requests]
-        self.prompts = list(distinct)
+        distinct: dict[tuple[tuple[int, ...], int], int] = {}
+        # Prompts that begin with vectors are shared with none: nothing says that two of them are equal.
+        alone = [-1 if r.prefix is None else i for i, r in enumerate(requests)]
+        prompts = [
+            distinct.setdefault((tuple(r.prompt), i), len(distinct))
+            for i, r in zip(alone, requests, strict=True)
+        ]
+        self.prompts = [tokens for tokens, _ in distinct]
+        self.prefixes = {
+            prompt: r.prefix.to(self.device)
+            for prompt, r in zip(prompts, requests, strict=True)
+            if r.prefix is not None
+        }
         self.request = [i for i, r in enumerate(requests) for _ in r.seeds]
         self.prompt = [prompts[i] for i in self.request]
         self.masks = {row: m for row, i in enumerate(self.request) if (m := requests[i].mask)}
@@ -73,7 +85,7 @@ class Generation:
         capacity = min(longest + min(self.sampling.max_tokens, _AHEAD), self.context) + 1
         self.size, self.budget = min(slots, len(self.waiting)), prefill_tokens
         self._allocate(capacity, min(longest + self.sampling.max_tokens, self.context) + 1, patience)
-        self.source = Prompts(self.model, self.prompts, prefill_tokens)
+        self.source = Prompts(self.model, self.prompts, prefill_tokens, self.prefixes)
         self.slots, self.reach = Slots.empty(self.device), 0
         self.glance: Glance | None = None
         self.left: tuple[int, int] | None = None
@@ -87,6 +99,7 @@ class Generation:
             torch.tensor([len(self.prompts[p]) for p in self.prompt], dtype=torch.long),
             torch.tensor(self.request, dtype=torch.long),
             tuple(self.requests[i].key for i in self.request),
+            {} if self.feeding is None else self.feeding.columns(len(self.prompt)),
         )
 
     def _constants(self) -> dict[str, float]:
@@ -96,7 +109,9 @@ class Generation:
 
     def _allocate(self, capacity: int, whole: int, patience: int) -> None:
         """Cache and history: what turns need at first or, at the fixed addresses graphs want, the `whole`."""
-        on_gpu = self.size and self.model.device.type == "cuda" and self.sampling.heat is None
+        self.feeding = feeding(self.model, self.size, bool(self.prefixes))
+        eager = self.sampling.heat is not None or self.feeding is not None
+        on_gpu = self.size and self.model.device.type == "cuda" and not eager
         self.graphs = graph_decoder(self.model, self.size, whole, patience) if on_gpu else None
         if self.graphs is not None:
             self.size = min(self.size, self.graphs.rows)
@@ -105,9 +120,10 @@ class Generation:
         else:
             self.cache = self.model.new_cache(self.size, capacity)
             self.history = torch.zeros(self.size, capacity, dtype=torch.long, device=self.device)
-        self.host = host_decoder(self.model, self.cache) if self.graphs is None else None
+        plain = self.graphs is None and self.feeding is None
+        self.host = host_decoder(self.model, self.cache) if plain else None
         early = self.sampling.min_tokens and self.sampling.stop_tokens
-        self.free = not (self.mask or self.masks or early)
+        self.free = not (self.mask or self.masks or early or self.feeding)
 
     def steps(self, count: int) -> None:
         """Up to `count` tokens, no more than any turn has left, before the host looks for ended ones."""
@@ -177,9 +193,11 @@ class Generation:
             by = sampling.presence_penalty, sampling.frequency_penalty
             logits = count_(logits, said, slots.start, position, *by)
         drawn = self._draw(logits, position)
+        self.history[: len(slots)].scatter_(1, position[:, None], drawn.action[:, None])
+        if self.feeding is not None:
+            drawn = self.feeding.after(slots, self.history, self.state, drawn)
         start = slots.start if self.sampling.counts else None
         self.recorder.step(slots.row, position, slots.turn, slots.live, drawn, start)
-        self.history[: len(slots)].scatter_(1, position[:, None], drawn.action[:, None])
         full = (position + 1 >= slots.limit) * LENGTH
         self.slots = slots.advance(drawn.action, torch.where(self.stops[drawn.action], STOP, full))
         if self.strings is not None:
@@ -194,8 +212,11 @@ class Generation:
         if self.host is not None:
             return self.host.logits(slots.token, slots.position, self._width())
         self.cache.begin(slots.position[:, None], self._width())
-        hidden = self.model.hidden(slots.token[:, None], slots.position[:, None], cache=self.cache)
-        return self.model.logits(hidden[:, 0])
+        given: dict[str, Any] = {} if self.feeding is None else {"inputs": self.feeding.newest(len(slots))}
+        self.state = self.model.hidden(
+            slots.token[:, None], slots.position[:, None], cache=self.cache, **given
+        )[:, 0]
+        return self.model.logits(self.state)
 
     def _draw(self, logits: Tensor, position: Tensor) -> Draw:
         slots, within = self.slots, position - self.slots.start
@@ -220,6 +241,9 @@ class Generation:
         if self.sampling.min_tokens and self.sampling.stop_tokens:
             early = ~(self.stops & (position - slots.start < self.sampling.min_tokens)[:, None])
             mask = early if mask is None else mask & early
+        if self.feeding is not None:
+            thought = self.feeding.allowed(slots, self.history, len(self.stops))
+            mask = thought if mask is None or thought is None else mask & thought
         return mask
 
     def _look_for_strings(self, strings: StopStrings, action: Tensor) -> None:
@@ -343,11 +367,17 @@ class Generation:
             members = [some[i] for i in chunk]
             rows, starts = at[self._tensor(members)], [positions[i] for i in members]
             own = self.cache.take(rows, max(starts), reach + 1)
-            width = feed(self.model, own, [fed[i] for i in members], starts)
+            vectors = None
+            if self.feeding is not None:
+                at_first = self.feeding.newest(rows)
+                vectors = dict(zip(at_first.at.tolist(), at_first.vectors[:, None], strict=True))
+            width = feed(self.model, own, [fed[i] for i in members], starts, vectors)
             self.cache.put(rows, own, torch.arange(len(rows), device=self.device), width)
         slot = at.repeat_interleave(self._tensor([len(r) for r in replies]))
         place = [p + 1 + j for p, r in zip(positions, replies, strict=True) for j in range(len(r))]
         self.history[slot, self._tensor(place)] = self._tensor([token for r in replies for token in r])
+        if self.feeding is not None:
+            self.feeding.begin(at[self._tensor([bool(r) for r in replies]).bool()])
         last = [r[-1] if r else token for token, r in zip(newest, replies, strict=True)]
         start = part.position + 1 + self._tensor([len(r) for r in replies])
         self.slots = self.slots.put(
@@ -371,6 +401,11 @@ class Generation:
         last = self._tensor([p[-1] for p in prompts])
         new = self._turns(row, self.streams[row], last, start, torch.zeros_like(row))
         self.slots = self.slots.put(at, new)
+        if self.feeding is not None:
+            self.feeding.begin(at)
+            for number, prompt in zip(rows, wanted, strict=True):
+                if prompt in self.prefixes:
+                    self.feeding.prefixed(number, self.prefixes[prompt])
         self._measure()
 
     def _turns(self, row: Tensor, streams: Tensor, token: Tensor, start: Tensor, turn: Tensor) -> Slots:
@@ -386,6 +421,8 @@ class Generation:
         if len(gaps):
             self.cache.put(gaps, self.cache, movers, self.reach)
             self.history[gaps] = self.history[movers]
+            if self.feeding is not None:
+                self.feeding.move(gaps, movers)
         order = torch.arange(len(kept), device=self.device).index_copy(0, gaps, movers)
         self.slots = self.slots.take(order)
         self._measure()

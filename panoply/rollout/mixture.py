@@ -21,6 +21,8 @@ from panoply.policies.text import TextPolicy
 
 def mixed(policy: TextPolicy, other: TextPolicy, share: float) -> TextPolicy:
     """The policy with a share of another's logits, always at the weights of both as they are."""
+    if policy.thoughts is not None:
+        raise PanoplyError("A mixture of two models has no thoughts: both would have to read one's vectors.")
     model: Any = Mixture(policy.model, other.model, share)
     return TextPolicy(model, policy.tokenizer, shared=policy.shared)
 

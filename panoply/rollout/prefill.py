@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,16 +11,24 @@ from torch import Tensor
 from panoply.policies.attention import Cache
 from panoply.policies.decoder import Decoder
 from panoply.policies.fused import prefill
+from panoply.policies.thoughts import Inputs
 from panoply.rollout.requests import CachedModel
 
 _PIECE = 1024
 """A long row is fed in pieces of this many tokens, so that a mask has at most so many rows of queries."""
 
 
-def feed(model: CachedModel, cache: Cache, tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> int:
+def feed(
+    model: Any,
+    cache: Cache,
+    tokens: Sequence[Sequence[int]],
+    starts: Sequence[int],
+    vectors: Mapping[int, Tensor] | None = None,
+) -> int:
     """Write tokens of unequal length into the first rows of a cache, row i from position `starts[i]` on.
 
-    Gives the number of slots then in use. Padding goes to later slots, at most to the one past those.
+    Gives the number of slots then in use. Padding goes to later slots, at most to the one past those. `vectors` are
+    read in place of the first tokens of some rows.
     """
     width = max(start + len(row) for start, row in zip(starts, tokens, strict=True))
     filled = padded(tokens, model.device)
@@ -28,8 +37,17 @@ def feed(model: CachedModel, cache: Cache, tokens: Sequence[Sequence[int]], star
     for low in range(0, filled.shape[1], _PIECE):
         piece = slice(low, low + _PIECE)
         cache.begin(positions[:, piece], width + 1)
-        model.hidden(filled[:, piece], positions[:, piece], cache=cache)
+        given = {} if not vectors else {"inputs": _inputs(vectors, low, positions[:, piece].shape[1])}
+        model.hidden(filled[:, piece], positions[:, piece], cache=cache, **given)
     return width
+
+
+def _inputs(vectors: Mapping[int, Tensor], low: int, size: int) -> Inputs:
+    """Those of rows' first vectors that stand in the `size` columns from `low` on."""
+    there = {row: given[low : low + size] for row, given in vectors.items()}
+    at = [row * size + i for row, given in there.items() for i in range(len(given))]
+    found = torch.cat([*there.values()])
+    return Inputs(torch.tensor(at, device=found.device), found)
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
@@ -61,8 +79,15 @@ class Prompts:
     The last token is left to the decoding step, as every row's newest token is.
     """
 
-    def __init__(self, model: CachedModel, prompts: Sequence[Sequence[int]], budget: int):
+    def __init__(
+        self,
+        model: CachedModel,
+        prompts: Sequence[Sequence[int]],
+        budget: int,
+        prefixes: Mapping[int, Tensor] | None = None,
+    ):
         self.model, self.prompts, self.budget = model, prompts, budget
+        self.prefixes = prefixes or {}
         self._ready: dict[int, tuple[Cache, int]] = {}
 
     def install(self, wanted: Sequence[int], cache: Cache, at: Tensor) -> None:
@@ -93,8 +118,10 @@ class Prompts:
         for chunk in chunks([len(self.prompts[p]) for p in prompts], self.budget):
             tokens = [self.prompts[prompts[i]][:-1] for i in chunk]
             cache = self.model.new_cache(len(chunk), max(map(len, tokens)) + 1)
-            if isinstance(self.model, Decoder) and self.model.fuses and self.model.device.type == "cuda":
+            vectors = {i: self.prefixes[prompts[p]] for i, p in enumerate(chunk) if prompts[p] in self.prefixes}
+            fuses = isinstance(self.model, Decoder) and self.model.fuses and not vectors
+            if isinstance(self.model, Decoder) and fuses and self.model.device.type == "cuda":
                 prefill(self.model, cache, tokens)
             else:
-                feed(self.model, cache, tokens, [0] * len(chunk))
+                feed(self.model, cache, tokens, [0] * len(chunk), vectors)
             self._ready |= {prompts[i]: (cache, row) for row, i in enumerate(chunk)}

@@ -30,7 +30,11 @@ class CachedModel(Protocol):
     @property
     def device(self) -> torch.device: ...
     def hidden(
-        self, tokens: Tensor, positions: Tensor, segments: Tensor | None = None, cache: Cache | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        segments: Tensor | None = None,
+        cache: Cache | None = None,
     ) -> Tensor: ...
     def logits(self, hidden: Tensor) -> Tensor: ...
     def new_cache(self, rows: int, capacity: int) -> Cache: ...
@@ -47,6 +51,8 @@ class Request:
     mask: RowMask | None = None
     most: int | None = None
     """Tokens of a turn of its rows, where that is fewer than `max_tokens`."""
+    prefix: Tensor | None = None
+    """[n, width] vectors that are read in place of the first n tokens of the prompt, which must have more."""
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ class Rollouts:
     `decisions` has one row a sampled token, ordered by row and position: `context` (the row), `position`,
     `turn`, `action`, `logp`, `end`, and where they apply `temperature`, `allowed`, `cut`, `kept`,
     penalties and `within`, `entropy`. `context` has one row each: `tokens` (prompt, samples and observations), `prompt`
-    (equal for equal prompts) and `shared` (its length). They are an Experience's tables but for the keys that only a
-    collector knows.
+    (equal for equal prompts) and `shared` (its length), and where rows were fed vectors those, `vectors` and
+    `vectors_at`. They are an Experience's tables but for the keys that only a collector knows.
     """
 
     decisions: Table
@@ -112,10 +112,11 @@ class Recorder:
         shared: Tensor,
         request: Tensor,
         keys: tuple[Any, ...],
+        beside: Mapping[str, Column],
     ) -> Rollouts:
-        """All of it; `constants` are columns of decisions that are the same in every row."""
+        """All of it; `constants` are columns of decisions that are the same in every row, `beside` are of contexts."""
         tokens, end = self._contexts()
-        context = Table({"tokens": tokens, "prompt": prompt, "shared": shared})
+        context = Table({"tokens": tokens, "prompt": prompt, "shared": shared, **beside})
         decisions = self._decisions(end)
         same = {name: torch.full((decisions.rows,), value) for name, value in constants.items()}
         return Rollouts(decisions.plus(same), context, request, keys, self._reasons(len(prompt)), end)

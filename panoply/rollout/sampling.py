@@ -106,6 +106,8 @@ class Draw:
     """The log-probability, before the cut, that separates what could be drawn from what could not; −∞ if ids say it."""
     kept: Tensor | None = None
     """The mass of what could be drawn, before the cut."""
+    logits: Tensor | None = None
+    """All that it was drawn from, tempered and cut; not recorded."""
 
 
 def draw(
@@ -151,6 +153,7 @@ def draw(
         None if mask is None else listed(mask),
         cut,
         kept,
+        logits,
     )
 
 
@@ -166,7 +169,7 @@ def _drawn(fast: ModuleType, logits: Tensor, uniform: Tensor, entropy: bool) -> 
     action = uniform.new_empty(len(logits), dtype=torch.long)
     logp, spread = logits.new_empty(len(logits)), logits.new_empty(len(logits))
     fast.draw(*map(host.array, (logits, uniform, action, logp, spread)))
-    return Draw(action, logp, None, spread if entropy else None)
+    return Draw(action, logp, None, spread if entropy else None, logits=logits)
 
 
 def invert(logp: Tensor, uniform: Tensor) -> Tensor:
@@ -195,6 +198,14 @@ def uniforms(streams: Tensor, positions: Tensor) -> Tensor:
     bits = _mix(streams + positions * _GOLDEN)
     # 40 bits, so that neither the half added here nor the product with a sum near 1 rounds up to 1.
     return (_shift(bits, 24).double() + 0.5) * 2.0**-40
+
+
+def normals(streams: Tensor, positions: Tensor, width: int) -> Tensor:
+    """[rows, width] normal numbers: a hash of stream and position, and of nothing that `uniforms` uses."""
+    number = torch.arange(width, device=streams.device)
+    own = stream(streams)[:, None]
+    found: Tensor = torch.special.ndtri(uniforms(own, positions[:, None] * width + number))
+    return found.float()
 
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from panoply.errors import Resumable
+from panoply.errors import PanoplyError, Resumable
 from panoply.experience import (
     OWN,
     Column,
@@ -194,6 +194,13 @@ class Collector(Given):
             self.state["decode_steps"] += int(found.decisions.tensor("context").bincount().max())
         return found
 
+    def check_tokens_alone(self, what: str) -> None:
+        """Refuse to go on from what was said before, where tokens do not tell what was read there."""
+        if self.policy.thoughts is not None:
+            raise PanoplyError(
+                f"{what} goes on from tokens alone, and this policy has read vectors beside them that are not kept."
+            )
+
     @cached_property
     def _complete(self) -> Complete | None:
         """The world's word on when a turn is complete, where it has one."""
@@ -203,6 +210,7 @@ class Collector(Given):
         """A tree of the policy's own episodes for each task, of which nothing has grown yet."""
         from panoply.rollout.text_tree import TextTree
 
+        self.check_tokens_alone("A branch")
         return TextTree(self, tasks, temperature)
 
     def prefix_values(self, tasks: Sequence[Task], prefixes: Sequence[Sequence[int]], samples: int) -> Tensor:
@@ -211,6 +219,7 @@ class Collector(Given):
         Continuations that could not be graded are left out. For worlds of one turn. The draws count
         as decisions, and as neither episodes nor tasks.
         """
+        self.check_tokens_alone("A continuation")
         sampling = self._sampling(1.0)
         starts = [(*task.prompt, *prefix) for task, prefix in zip(tasks, prefixes, strict=True)]
         named = (self.seed, self.version, self.state["episodes"])

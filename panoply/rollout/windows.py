@@ -83,6 +83,7 @@ def next_window(
     its last row. A row's chance depends on its seed and on the place of the token alone, so that on unchanged weights
     windows change nothing.
     """
+    collect.check_tokens_alone("An answer in windows")
     if collect._complete is not None or collect._mask([collect.world.play(collect.task(0))]) is not None:
         raise PanoplyError(
             f"{collect.world.name} says itself when an answer is complete, or which tokens may be drawn, and answers "

@@ -24,6 +24,7 @@ class Model:
               moved already; returns metrics
     warmup    steps in which only the model learns
     among     what of the experience it is fitted to; left out, what the policy learns from
+    thinks    whether it is `Thoughts` (policies/thoughts.py), which become a part of the policy itself
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Model:
         ask: Callable[[Any, Sequence[Any]], Tensor] | None = None,
         learn: Callable[[Any, Experience, int], Mapping[str, float]] | None = None,
         among: Callable[[Experience], Experience] | None = None,
+        thinks: bool = False,
     ):
         self.model, self.columns, self.fit, self.warmup, self.losses = model, columns, fit, warmup, losses
-        self.ask, self.learn, self.among = ask, learn, among
+        self.ask, self.learn, self.among, self.thinks = ask, learn, among, thinks

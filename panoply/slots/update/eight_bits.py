@@ -76,11 +76,11 @@ class EightBitAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        chosen = self.param_groups[0]
-        rates = {name: chosen[name] for name in ("lr", "beta1", "beta2", "eps", "weight_decay")}
-        for index, parameter in enumerate(chosen["params"]):
+        all_of_them = ((group, parameter) for group in self.param_groups for parameter in group["params"])
+        for index, (chosen, parameter) in enumerate(all_of_them):
             if parameter.grad is None:
                 continue
+            rates = {name: chosen[name] for name in ("lr", "beta1", "beta2", "eps", "weight_decay")}
             kept = self.state[parameter] or self._begin(parameter)
             kept["step"] = float(kept["step"]) + 1
             chance = torch.Generator(parameter.device)

@@ -69,15 +69,18 @@ class Adam(torch.optim.Optimizer):
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], **settings: float):
         super().__init__(list(parameters), {**settings, "fused": True})
-        self._alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        for parameter in self.param_groups[0]["params"]:
-            self._alike.setdefault((parameter.device, parameter.dtype), []).append(parameter)
+        self._alike: list[tuple[dict[str, Any], list[torch.Tensor]]] = []
+        """Parameters of one device and dtype, and their group, which has their rates."""
+        for group in self.param_groups:
+            alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+            for parameter in group["params"]:
+                alike.setdefault((parameter.device, parameter.dtype), []).append(parameter)
+            self._alike += [(group, some) for some in alike.values()]
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        chosen = self.param_groups[0]
-        rates = {name: chosen[name] for name in ("lr", "beta1", "beta2", "eps", "weight_decay")}
-        for alike in self._alike.values():
+        for chosen, alike in self._alike:
+            rates = {name: chosen[name] for name in ("lr", "beta1", "beta2", "eps", "weight_decay")}
             moving = [parameter for parameter in alike if parameter.grad is not None]
             if not moving:
                 continue
