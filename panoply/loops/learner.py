@@ -94,7 +94,9 @@ class Learner:
         self.masters = mover.masters if mover is not None else self._masters(learning, masters)
         self.parameters = self.masters.moving
         thoughts = getattr(getattr(policy, "model", None), "thoughts", None)
-        rates = {} if thoughts is None else {f"thoughts.{name}": rate for name, rate in thoughts.rates.items()}
+        rates = (
+            {} if thoughts is None else {f"thoughts.{name}": rate for name, rate in thoughts.rates.items()}
+        )
         self.mover = mover or Mover(self.masters, update, total_steps, rates=rates)
         self._alone = mover is None
         if self.mover.solver is not None and not self._alone:

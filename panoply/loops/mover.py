@@ -55,7 +55,9 @@ class Mover:
         self.solver = self.optimiser if isinstance(self.optimiser, Solver) else None
         """The optimiser again, where it wants more than gradients."""
         if self.solver is not None and rates:
-            raise PanoplyError(f"{update.info.id} moves all weights together, and some have a rate of their own.")
+            raise PanoplyError(
+                f"{update.info.id} moves all weights together, and some have a rate of their own."
+            )
         self.limit: float = settings.get("clip", 0.0)
         self.skip: float = settings.get("skip", 0.0)
         self._norm = 0.0

@@ -1,9 +1,9 @@
 """Inputs that are vectors: what a model reads at a place that is no token's embedding, or more than that.
 
-Where they stand and what they are is recorded with the context (`vectors`, `vectors_at`), and `score` replays them. They
-come from a sample part, as a prefix of the prompt (`Request.prefix`), or from the model itself: one that has `thoughts`
-feeds vectors back to itself while it decodes, wherever it is sampled from. Thoughts are a part of the model: they are
-learned, copied and saved with it.
+Where they stand and what they are is recorded with the context (`vectors`, `vectors_at`), and `score` replays them.
+They come from a sample part, as a prefix of the prompt (`Request.prefix`), or from the model itself: one that has
+`thoughts` feeds vectors back to itself while it decodes, wherever it is sampled from. Thoughts are a part of the model:
+they are learned, copied and saved with it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ class Thoughts(nn.Module):
         """Called once, before anything is decoded."""
 
     def allowed(self, tokens: Tensor, length: Tensor, start: Tensor, vocabulary: int) -> Tensor | None:
-        """What rows may draw next, [rows, vocabulary]; None for anything. Row i has said `tokens[i, start[i]:length[i]]`."""
+        """What rows may draw next, [rows, vocabulary]; None for anything.
+
+        Row i has said `tokens[i, start[i] : length[i]]` in this turn.
+        """
         return None
 
     def think(self, drawn: Drawn) -> tuple[Tensor, Tensor]:
@@ -86,7 +89,7 @@ class Thoughts(nn.Module):
         raise NotImplementedError
 
     def mixed(self, embedding: Tensor, vectors: Tensor) -> Tensor:
-        """What the first block reads where tokens have vectors, given the tokens' embeddings: here the vectors alone."""
+        """What the first block reads where tokens have vectors, by the tokens' embeddings: here the vectors alone."""
         return vectors
 
     def density(self, vectors: Tensor, state: Tensor) -> Tensor | None:
@@ -129,7 +132,7 @@ class Gated(Thoughts):
     completes `marker`, which is none itself, and begin anew in every turn.
 
     least, most   Λ is drawn so that a would be between these if r were 1; at 1 the gate is closed
-    reference     what the policy reads that a KL term pulls to: `tokens` alone, or `thoughts` through the gates of the start
+    reference     what the policy reads that a KL term pulls to: `tokens` alone, or `thoughts` through the first gates
     """
 
     kind = "gated"
@@ -182,7 +185,7 @@ class Gated(Thoughts):
     def mixed(self, embedding: Tensor, vectors: Tensor) -> Tensor:
         if self.passed_over:
             return embedding
-        e, h = embedding.float(), vectors.float()
+        e, h = (x.to(self.residual.dtype) for x in (embedding, vectors))
         a = self.kept(e)
         # The published 1e-8 under the root keeps slopes finite; what is closed (a = 1) lets in nothing at all.
         let_in = torch.where(a < 1, (1 - a.square() + 1e-8).sqrt(), 0.0)
@@ -228,6 +231,8 @@ def read_thoughts(folder: Path, width: int) -> Thoughts | None:
     try:
         made = KINDS[written["kind"]](width, **written["settings"])
     except (TypeError, ValueError, RuntimeError) as error:
-        raise PanoplyError(f"{plain(folder / SETTINGS)} does not say what thoughts of this kind are.") from error
+        raise PanoplyError(
+            f"{plain(folder / SETTINGS)} does not say what thoughts of this kind are."
+        ) from error
     made.load_from(folder)
     return made

@@ -27,7 +27,9 @@ def answer_likelihood(
     are numbered as `tasks` are.
     """
     if "vectors" in context:
-        raise PanoplyError("An answer's likelihood is asked after tokens alone, and this policy has read vectors.")
+        raise PanoplyError(
+            "An answer's likelihood is asked after tokens alone, and this policy has read vectors."
+        )
     episode, place = decisions.tensor("episode"), decisions.tensor("context")
     turns = Segments(episode * 2**20 + decisions.tensor("turn"))
     begin = turns.min(decisions.tensor("position"))

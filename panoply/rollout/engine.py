@@ -111,8 +111,8 @@ class TextEngine:
     def _check_prefix(self, prefix: Tensor, length: int, index: int) -> None:
         if not hasattr(self.model, "thoughts"):
             raise PanoplyError(
-                "A prefix of vectors needs a model that runs natively, and one alone: transformers, and mixtures of two "
-                "models, read tokens here."
+                "A prefix of vectors needs a model that runs natively, and one alone: transformers, and mixtures of "
+                "two models, read tokens here."
             )
         width = self.model.config.width  # type: ignore[attr-defined]
         if prefix.ndim != 2 or prefix.shape[1] != width or not len(prefix) < length:

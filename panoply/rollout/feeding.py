@@ -70,7 +70,8 @@ class Feeding:
         at = self.there[:n].nonzero().flatten()
         self._record.append((slots.row[at], position[at], self.vectors[at]))
         told = {"logp": draw.logp} | ({} if draw.entropy is None else {"entropy": draw.entropy})
-        return replace(draw, **self.thoughts.scored(told, at, self.vectors[at], state))
+        scored: dict[str, Any] = dict(self.thoughts.scored(told, at, self.vectors[at], state))
+        return replace(draw, **scored)
 
     def prefixed(self, row: int, vectors: Tensor) -> None:
         """Note that a row's prompt begins with vectors."""
@@ -95,9 +96,3 @@ class Feeding:
             "vectors": Ragged(vectors[order].cpu(), offsets),
             "vectors_at": Ragged(at[order].cpu(), offsets),
         }
-
-
-def feeding(model: Any, slots: int, prefixed: bool) -> Feeding | None:
-    """None where rows read tokens alone."""
-    thoughts: Thoughts | None = getattr(model, "thoughts", None)
-    return Feeding(model, slots) if thoughts is not None or prefixed else None

@@ -13,7 +13,7 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.experience import Ragged
 from panoply.policies.penalties import NEUTRAL, count_, penalise_
-from panoply.rollout.feeding import feeding
+from panoply.rollout.feeding import Feeding
 from panoply.rollout.graphs import Glance, GraphDecoder, graph_decoder
 from panoply.rollout.hosted import host_decoder
 from panoply.rollout.masks import BatchMask, View, combined
@@ -109,7 +109,8 @@ class Generation:
 
     def _allocate(self, capacity: int, whole: int, patience: int) -> None:
         """Cache and history: what turns need at first or, at the fixed addresses graphs want, the `whole`."""
-        self.feeding = feeding(self.model, self.size, bool(self.prefixes))
+        reads = self.prefixes or getattr(self.model, "thoughts", None) is not None
+        self.feeding = Feeding(self.model, self.size) if reads else None
         eager = self.sampling.heat is not None or self.feeding is not None
         on_gpu = self.size and self.model.device.type == "cuda" and not eager
         self.graphs = graph_decoder(self.model, self.size, whole, patience) if on_gpu else None

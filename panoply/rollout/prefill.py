@@ -118,7 +118,9 @@ class Prompts:
         for chunk in chunks([len(self.prompts[p]) for p in prompts], self.budget):
             tokens = [self.prompts[prompts[i]][:-1] for i in chunk]
             cache = self.model.new_cache(len(chunk), max(map(len, tokens)) + 1)
-            vectors = {i: self.prefixes[prompts[p]] for i, p in enumerate(chunk) if prompts[p] in self.prefixes}
+            vectors = {
+                i: self.prefixes[prompts[p]] for i, p in enumerate(chunk) if prompts[p] in self.prefixes
+            }
             fuses = isinstance(self.model, Decoder) and self.model.fuses and not vectors
             if isinstance(self.model, Decoder) and fuses and self.model.device.type == "cuda":
                 prefill(self.model, cache, tokens)

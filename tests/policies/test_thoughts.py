@@ -1,4 +1,4 @@
-"""Inputs that are vectors: recorded with the context, replayed by whoever scores, refused where tokens are all that is read."""
+"""Inputs that are vectors: recorded with the context, replayed by whoever scores, refused where tokens alone are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ WORLD = Chain(operations=2)
 
 def fresh(seed: int = 3) -> TextPolicy:
     sizes: dict[str, Any] = {"width": WIDTH, "layers": 2, "heads": 2, "inner": 32, "tied": True}
-    policy = TextPolicy.fresh(DecoderConfig(vocab_size=WORLD.tokenizer.vocab_size, **sizes), WORLD.tokenizer, seed)
+    policy = TextPolicy.fresh(
+        DecoderConfig(vocab_size=WORLD.tokenizer.vocab_size, **sizes), WORLD.tokenizer, seed
+    )
     with torch.no_grad():
         policy.model.head_weight.mul_(20)  # or everything would be as likely as everything else
     return policy
@@ -136,7 +138,9 @@ def test_a_density_takes_the_place_of_the_tokens_probability() -> None:
     vectors, at = found.context.ragged("vectors"), found.context.ragged("vectors_at")
     states = policy.states(found)
     checked = 0
-    for i, (row, position) in enumerate(zip(found["context"].tolist(), found["position"].tolist(), strict=True)):
+    for i, (row, position) in enumerate(
+        zip(found["context"].tolist(), found["position"].tolist(), strict=True)
+    ):
         here = (at[row] == position).nonzero().flatten()
         assert float(scored["logp"][i]) == pytest.approx(float(found["logp"][i]), abs=1e-3)
         assert float(scored["entropy"][i]) == pytest.approx(float(found["entropy"][i]), abs=1e-4)
@@ -184,7 +188,11 @@ def test_every_row_may_begin_with_vectors_of_its_own() -> None:
 
 def test_a_prefix_that_does_not_fit_is_refused() -> None:
     policy = fresh()
-    for prefix, length in ((torch.zeros(2, WIDTH), 2), (torch.zeros(1, WIDTH + 1), 4), (torch.zeros(WIDTH), 4)):
+    for prefix, length in (
+        (torch.zeros(2, WIDTH), 2),
+        (torch.zeros(1, WIDTH + 1), 4),
+        (torch.zeros(WIDTH), 4),
+    ):
         with pytest.raises(PanoplyError, match="fewer vectors than the prompt has tokens"):
             TextEngine(policy.model).generate([Request([1] * length, [0], prefix=prefix)], Sampling())
 

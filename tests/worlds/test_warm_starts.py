@@ -9,6 +9,7 @@ from panoply.policies.build import open_policy, warm_start
 from panoply.worlds.text.add import Add
 from panoply.worlds.text.chain import Chain
 from panoply.worlds.text.copies import Copies
+from panoply.worlds.text.hops import Hops
 from panoply.worlds.text.keydoor import Keydoor
 from panoply.worlds.text.manyanswers import ManyAnswers
 from panoply.worlds.text.mixed import Mixed
@@ -25,6 +26,7 @@ WORLDS: list[TextWorld] = [
     ManyAnswers(kind="countdown"),
     Strings(),
     Copies(),
+    Hops(),
     Referee(),
     Styles(),
     Mixed(),

@@ -47,7 +47,7 @@ def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
 @part(
     "model",
     equation=lambda held: (
-        f"ê = a⊙e + √(1 − a²)⊙(i⊙h),  h = Σ p·E / ‖p‖,  a = exp(−8·softplus(−Λ)⊙r) from {held.least:g} to {held.most:g} "
+        f"ê = a⊙e + √(1 − a²)⊙(i⊙h),  h = Σ p·E / ‖p‖,  a = exp(−8·softplus(−Λ)⊙r), {held.least:g} to {held.most:g} "
         f"at first,  until '{held.marker}'"
     ),
     needs={"world:text"},
@@ -72,8 +72,8 @@ def gated(
     A model that has such thoughts already keeps them. On a GPU such text is decoded without captured graphs.
 
     marker        ends the thoughts of a turn, and is none itself; where it is never said, the whole turn is thought
-    least, most   how much of a token's embedding is read at first: Λ is drawn so that σ(Λ)⁸ is between them. At 1 the gate
-                  is closed
+    least, most   how much of a token's embedding is read at first: Λ is drawn so that σ(Λ)⁸ is between them. At 1 the
+                  gate is closed
     gates_lr      learning rate of W_r and W_i
     residual_lr   learning rate of Λ
     reference     what the reference of a KL term reads: tokens alone, or thoughts through the gates of the start
@@ -90,7 +90,7 @@ def gated(
 
 
 def _let_in(policy: Any, thoughts: Gated, collected: Experience) -> dict[str, float]:
-    """`share`: √(1 − a²) on average, how much of a thought is not its token; `thoughts`: tokens that have one, an answer."""
+    """`share`: √(1 − a²) on average, how much of a thought is not its token; `thoughts`: how many an answer has."""
     tokens, at = collected.context.ragged("tokens"), collected.context.ragged("vectors_at")
     first = tokens.offsets[:-1].repeat_interleave(at.lengths)
     said = tokens.values[first + at.values].to(policy.device)
@@ -111,7 +111,7 @@ TINY = {
     "update.clip": 1.0,
     "update.weight_decay": 0.0,
 }
-"""As for GRPO; gates and Λ learn ten and a hundred times as fast as the rest, where the published rates are 20 and 200."""
+"""As for GRPO; gates and Λ learn ten and a hundred times as fast as the rest, where 20 and 200 times are published."""
 PUBLISHED: Published = {
     "Yueeeeeeee/HRPO, hrpo_gsm8k.py": {
         "sample.prompts": 8,
@@ -139,15 +139,15 @@ PUBLISHED: Published = {
         "reduce": "sequence_mean",
     },
 }
-"""Batches of 8 and four of them to an update are 32 answers, 8 prompts of 4. It trains LoRA of rank 32 and α 64 (`--lora
-32`); other tasks have groups of 8 and a least of 0.95 to 0.98."""
+"""Batches of 8 and four of them to an update are 32 answers, 8 prompts of 4. It trains LoRA of rank 32 and α 64
+(`--lora 32`); other tasks have groups of 8 and a least of 0.95 to 0.98."""
 CLAIM = Learns(
-    "Where an answer has too few tokens to write every hop of a look-up down, thoughts that carry more than their token "
-    "find more right answers than GRPO does after as many episodes.",
+    "Where an answer has too few tokens to write every hop of a look-up down, thoughts that carry more than their "
+    "token find more right answers than GRPO does after as many episodes.",
     method="hrpo",
     over="grpo",
     world="hops",
-    budget="episodes=12800",
+    budget="episodes=7680",
     metric="success",
     also=("area", "gated_share", "gated_thoughts", "entropy", "total_decisions"),
     shows=(Shows("thoughts", least=1.0),),
@@ -164,15 +164,15 @@ def hrpo() -> OnPolicy:
     they were and GRPO needs no change. h is recorded with the answer and constant when it is learned from: gradients
     reach the gates a and i and the model, and none goes back through time.
 
-    Gates begin almost closed, a between 0.99 and 0.999, since a model that never saw a mixture would be lost; their rates
-    are 20 and 200 times the model's, or they would stay there. What is surprising: weight decay acts on Λ as well and by
-    itself opens the gate, since Λ = 0 is wide open. The KL term pulls to a reference that reads the tokens alone, as
-    released; `models.gated.reference=thoughts` lets it read through the gates of the start. A closed gate (least and most 1)
-    is GRPO. One number is not the code's: it adds 1e-8 under the root even where a = 1, and here a closed gate lets
-    nothing in.
+    Gates begin almost closed, a between 0.99 and 0.999, since a model that never saw a mixture would be lost; their
+    rates are 20 and 200 times the model's, or they would stay there. What is surprising: weight decay acts on Λ as well
+    and by itself opens the gate, since Λ = 0 is wide open. The KL term pulls to a reference that reads the tokens
+    alone, as released; `models.gated.reference=thoughts` lets it read through the gates of the start. A closed gate
+    (least and most 1) is GRPO. One number is not the code's: it adds 1e-8 under the root even where a = 1, and here a
+    closed gate lets nothing in.
 
-    One update a batch keeps the ratio at 1. Answers that are given, by a teacher or in data, have no vectors and are read
-    as tokens; windows, branches and mixtures of two models, which go on from tokens, are refused.
+    One update a batch keeps the ratio at 1. Answers that are given, by a teacher or in data, have no vectors and are
+    read as tokens; windows, branches and mixtures of two models, which go on from tokens, are refused.
     """
     return grpo().but(
         sample=groups(prompts=8, group=4, temperature=0.5),

@@ -24,7 +24,7 @@ HELD_OUT = 8
 @world("hops@1")
 @dataclass(frozen=True)
 class Hops(CharacterWorld):
-    """`adbacedbecfa,c3=` is a table (a→d, b→a, c→e, …) and asks where three hops from c lead: `eb#a$`.
+    """`adbacedbebfa,c3=` is a table (a→d, b→a, c→e, …) and asks where three hops from c lead: `eb#a$`.
 
     What stands before `#` are thoughts, at most `thoughts` of them and any letters; only the letter after it counts.
     With the defaults an answer has six tokens at most, so that five hops cannot all be written down: one has to be made
