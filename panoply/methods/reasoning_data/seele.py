@@ -56,7 +56,7 @@ def fitted(shares: Tensor, rates: Tensor) -> Tensor:
     rates = (same @ rates[:, :, None])[..., 0] / same.sum(-1)
     low, high = ((math.log(STEEP[0]), MIDDLE[0], FLOOR[0]), (math.log(STEEP[1]), MIDDLE[1], FLOOR[1]))
     ends = torch.tensor([low, high], dtype=torch.float64)
-    lines = [torch.linspace(*ends[:, i].tolist(), n, dtype=torch.float64) for i, n in enumerate(GRID)]
+    lines = [torch.linspace(a, z, n, dtype=torch.float64) for a, z, n in zip(low, high, GRID, strict=True)]
     points = torch.cartesian_prod(*lines)[None].expand(len(shares), -1, -1)
     width = (ends[1] - ends[0]) / (torch.tensor(GRID) - 1)
     steps = torch.cartesian_prod(*[torch.tensor([-1.0, -0.5, 0.0, 0.5, 1.0], dtype=torch.float64)] * 3)
@@ -151,7 +151,9 @@ def steered(
     ids, steps = torch.tensor([task.id for task in tasks]), torch.tensor([steps_of(world, t) for t in tasks])
     known = memory.look(ids, given=-1)["given"]
     given = torch.where(known < 0, steps - 1, known)
-    tried, rates, found = [], [], []
+    tried: list[Tensor] = []
+    rates: list[Tensor] = []
+    found: list[Experience] = []
     keys: Tensor | None = None
     for at in range(rounds):
         asked = [world.hint(t, n / s) for t, n, s in zip(tasks, given.tolist(), steps.tolist(), strict=True)]
