@@ -7,7 +7,6 @@ folder, training with fewer and smaller steps.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import re
@@ -104,15 +103,15 @@ def in_process(words: list[str]) -> None:
 
 
 DRIVER = """
-import contextlib, io, json, sys
+import contextlib, io, json, runpy, sys
 from panoply.cli import main
 
 said = []
-for words in json.loads(sys.argv[1]):
+for program, *words in json.loads(sys.argv[1]):
     out = io.StringIO()
     try:
         with contextlib.redirect_stdout(out):
-            main(words)
+            main(words) if program == "panoply" else runpy.run_path(words[0], run_name="__main__")
     except SystemExit as ended:
         assert not ended.code, words
     said.append(out.getvalue())
@@ -136,19 +135,19 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         return done.stdout
 
-    said: dict[str, str] = {}
+    def told(commands: list[str]) -> dict[str, str]:
+        """What each says: all of them in one process, but for pytest, which imports the method anew."""
+        apart = {c: shell(sys.executable, "-m", *words_of(c)) for c in commands if c.startswith("pytest ")}
+        here = [command for command in commands if command not in apart]
+        orders = [[program, *small(words)] for program, *words in map(words_of, here)]
+        heard = json.loads(shell(sys.executable, "-c", DRIVER, json.dumps(orders)))
+        return apart | dict(zip(here, heard, strict=True))
+
     every = [line for block in blocks(page, "sh") for line in lines(block)]
-    for is_ours, group in itertools.groupby(every, lambda line: line.startswith("panoply ")):
-        together = list(group)
-        if is_ours:  # in one process, as long as nothing else is done
-            orders = [small(words_of(line)[1:]) for line in together]
-            told = json.loads(shell(sys.executable, "-c", DRIVER, json.dumps(orders)))
-            said |= dict(zip(together, told, strict=True))
-        else:
-            programs = [words_of(line) for line in together]
-            prefix = {"pytest": [sys.executable, "-m", "pytest"], "python": [sys.executable]}
-            told = [shell(*prefix.get(program, [program]), *words) for program, *words in programs]
-            said |= dict(zip(together, told, strict=True))
+    moves = [line.startswith("mv ") for line in every].index(True)
+    said = told(every[:moves])
+    shell(*words_of(every[moves]))
+    said |= told(every[moves + 1 :])
     assert "1 passed" in said["pytest test_quiet_grpo.py"]
     assert "quiet_praise" in said["panoply show quiet-grpo"].split("changes from grpo")[1]
     assert "different right answers" in said["python varied.py"]
