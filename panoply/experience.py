@@ -6,6 +6,7 @@ methods import all of them from here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -171,8 +172,8 @@ class Experience:
         if name in self._whole:
             return mask
         if "source" in self:
-            sources = torch.tensor(STREAMS[name], device=mask.device)
-            mask = torch.isin(self["source"], sources)
+            first, *others = (self["source"] == source for source in STREAMS[name])
+            mask = functools.reduce(torch.logical_or, others, first)
         return mask & self["train"].bool() if "train" in self else mask
 
     def to(self, device: torch.device | str) -> Experience:

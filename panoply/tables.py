@@ -20,12 +20,21 @@ def moved(x: Tensor, device: torch.device | str) -> Tensor:
 
 
 def distinct(key: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct values in ascending order, and each row's place among them. Keys in order are not sorted again."""
-    if bool((key[1:] >= key[:-1]).all()):
+    """The distinct values in ascending order, and each row's place among them."""
+    return _distinct(key, in_order(key))
+
+
+def _distinct(key: Tensor, ordered: bool) -> tuple[Tensor, Tensor]:
+    """Keys in order are not sorted again."""
+    if ordered:
         values, place = torch.unique_consecutive(key, return_inverse=True)
     else:
         values, place = torch.unique(key, return_inverse=True)
     return values, place
+
+
+def in_order(key: Tensor) -> bool:
+    return bool((key[1:] >= key[:-1]).all())
 
 
 @dataclass(frozen=True)
@@ -226,7 +235,8 @@ class Segments:
     def __init__(self, key: Tensor):
         self.keys: Tensor
         self.index: Tensor
-        self.keys, self.index = distinct(key)
+        self._ordered = in_order(key)
+        self.keys, self.index = _distinct(key, self._ordered)
         self.count = self.index.bincount(minlength=len(self.keys))
 
     def __len__(self) -> int:
@@ -322,6 +332,9 @@ class Segments:
         return found
 
     def _row(self, *, first: bool) -> Tensor:
+        if self._ordered:
+            after = self.count.cumsum(0)
+            return after - self.count if first else after - 1
         at = torch.arange(len(self.index), device=self.index.device)
         return self.min(at) if first else self.max(at)
 

@@ -156,8 +156,9 @@ class Learner:
 
     def step(self, experience: Experience, step: int) -> dict[str, float]:
         """Move the weights once by the gradient on this mini-batch; returns metrics."""
-        metrics = self._accumulate(experience, step)
-        metrics["gradient_norm"] = self.mover.clip()
+        totals = self._accumulate(experience, step)
+        norm = self.mover.clip()  # before the first number is read, for which the host waits
+        metrics = {**totals.means(), "gradient_norm": norm}
         _guard(metrics)
         metrics["lr"] = self.mover.set_rate(step)
         if self.mover.skip:
@@ -188,7 +189,7 @@ class Learner:
             for n, p in self.masters.named().items()
         }
 
-    def _accumulate(self, experience: Experience, step: int) -> dict[str, float]:
+    def _accumulate(self, experience: Experience, step: int) -> Totals:
         active = self._active(step)
         if self._weighed is None or self._weighed[0] is not experience or self._weighed[1] != active:
             self._weighed = (experience, active, self._with_weights(experience, active))
@@ -198,24 +199,22 @@ class Learner:
         self._size(awake, active, prepared)
         while True:
             try:
-                means = self._backward(awake, active, prepared)
+                totals = self._backward(awake, active, prepared)
             except torch.OutOfMemoryError:
-                means = None
-            if means is None:  # outside of the handler, which would keep the failed pass alive
+                totals = None
+            if totals is None:  # outside of the handler, which would keep the failed pass alive
                 self._halve(awake)
-            elif not self.masters.overflowed(means["loss"]):
+            elif self.masters.scale == 1 or not self.masters.overflowed(totals.means()["loss"]):
                 self.masters.unscale()
-                return means
+                return totals
 
-    def _backward(
-        self, rows: Experience, active: Sequence[_Active], prepared: Mapping[str, Any]
-    ) -> dict[str, float]:
+    def _backward(self, rows: Experience, active: Sequence[_Active], prepared: Mapping[str, Any]) -> Totals:
         """Gradients from nothing, a micro-batch at a time."""
         totals = Totals()
         self.masters.clear()
         for micro in self.micro_batches(rows):
             self._pass(micro, active, prepared, totals)
-        return totals.means()
+        return totals
 
     def _pass(
         self, micro: Experience, active: Sequence[_Active], prepared: Mapping[str, Any], totals: Totals
@@ -329,6 +328,7 @@ class Learner:
         columns: dict[str, Tensor] = {}
         shares: dict[str, Tensor] = {}
         for term, column, _ in active:
+            experience.holds_all(term.info.stream)  # known of all, it need not be looked for in any part
             mask = experience.stream(term.info.stream)
             if term.info.unit == "decision":
                 stream = term.info.stream

@@ -27,6 +27,8 @@ def unit_labels(rows: Experience, terms: Sequence[Part]) -> Tensor:
     whole = units | ({"episode"} if units & tables.keys() else set())
     keys = ["context", *(key for key in KEY_UNITS if key in whole)]
     label = rows.by(keys[-1]).index
+    if len(keys) == 1 and not compared:
+        return label
     while True:
         joined = label
         for key in keys:

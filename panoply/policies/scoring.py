@@ -55,6 +55,8 @@ class Head:
     said: Said | None = None
     factor: float = 1.0
     """Times the temperature, of what is left after the cut."""
+    longest: int | None = None
+    """The most ids that are listed of a row, where somebody has looked before they went to a GPU."""
 
     def whole_logits(self, hidden: Tensor, weight: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
         """Float32 logits of some rows before the cut, and what a change of the product is multiplied by in them."""
@@ -124,6 +126,8 @@ class Head:
 
     @cached_property
     def _longest(self) -> int:
+        if self.longest is not None:
+            return self.longest
         return 0 if self.allowed is None or not len(self.allowed) else int(self.allowed.lengths.max())
 
     @cached_property

@@ -242,12 +242,14 @@ class TextPolicy:
             moved(experience[name][at], device) if name in experience else None
             for name in ("temperature", "cut")
         )
-        allowed = None
+        allowed, longest = None, 0
         if "allowed" in experience:
-            allowed = experience.decisions.ragged("allowed").take(at).to(device)
+            listed = experience.decisions.ragged("allowed").take(at)
+            longest = int(listed.lengths.max()) if len(listed) else 0  # here, where nobody has to wait for it
+            allowed = listed.to(device) if longest else None
         penalised = any(name in experience for name in NEUTRAL)
         said = Said.before(experience, at, device) if penalised else None
-        return Head(temperature, allowed, self.model.softcap, cut, action, said)
+        return Head(temperature, allowed, self.model.softcap, cut, action, said, longest=longest)
 
     def _check_length(self, experience: Experience) -> None:
         longest = int(experience["position"].max()) if len(experience) else 0

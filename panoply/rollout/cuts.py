@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from panoply.experience import Ragged
 
 LISTED = 64
 """The largest set that is recorded by ids: half a kilobyte a decision."""
@@ -26,6 +30,29 @@ FARTHEST = (1 << 20) - 1
 SLACK = 1e-6
 """A sum of float32 shares reaches `top_p` when it lacks no more than this share of it."""
 _ONE = 0x3F800000
+
+
+@dataclass(frozen=True)
+class Few:
+    """Ids as a kernel lists them, [rows, LISTED], of which the first `counts` of a row are there.
+
+    How many these are together only the device knows: they stay there until somebody has to wait for it anyway.
+    """
+
+    ids: Tensor
+    counts: Tensor
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def ragged(self) -> Ragged:
+        inside = torch.arange(self.ids.shape[1], device=self.ids.device) < self.counts[:, None]
+        ends = self.counts.long().cumsum(0)
+        return Ragged(self.ids[inside].long(), torch.cat([ends.new_zeros(1), ends]))
+
+    @staticmethod
+    def cat(parts: Sequence[Few]) -> Few:
+        return Few(torch.cat([p.ids for p in parts]), torch.cat([p.counts for p in parts]))
 
 
 def most_listed() -> int:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
-from panoply.experience import Ragged
 from panoply.policies.penalties import NEUTRAL, count_, penalise_
+from panoply.rollout.cuts import Few
 from panoply.rollout.feeding import Feeding
 from panoply.rollout.graphs import Glance, GraphDecoder, graph_decoder
 from panoply.rollout.hosted import host_decoder
@@ -172,7 +172,7 @@ class Generation:
         if self.sampling.truncates:
             draws = replace(draws, cut=drawn.cut, kept=drawn.kept)
             if mask is None:
-                draws = replace(draws, allowed=_listed(drawn.ids, drawn.count * live))
+                draws = replace(draws, allowed=Few(drawn.ids, drawn.count * live))
             else:
                 mask = _narrowed(mask, drawn.ids, drawn.count)
         if mask is not None:
@@ -454,14 +454,6 @@ class Generation:
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)
-
-
-def _listed(ids: Tensor, counts: Tensor) -> Ragged:
-    """The first `counts` of each row of ids."""
-    inside = torch.arange(ids.shape[1], device=ids.device) < counts[:, None]
-    return Ragged(
-        ids[inside].long(), torch.cat([counts.new_zeros(1, dtype=torch.long), counts.long().cumsum(0)])
-    )
 
 
 def _narrowed(mask: Tensor, ids: Tensor, counts: Tensor) -> Tensor:

@@ -12,10 +12,13 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.experience import OPEN, TERMINATED, TRUNCATED, Column, Ragged, Table
 from panoply.rollout import cuts
+from panoply.rollout.cuts import Few
 from panoply.rollout.sampling import Draw
 
 STOP, LENGTH, CONTEXT = 1, 2, 3
 """Why a turn ended: a stop token or string, its own length limit, or the model's context."""
+HELD = 1 << 24
+"""Listed ids that may wait on a device."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Recorder:
     def __init__(self) -> None:
         self._steps: dict[str, list[Tensor]] = {}
         self._allowed: list[Ragged] = []
+        self._few: list[Few] = []
+        """Lists that came after those, and are still where they were made."""
         self._ids = 0
         self._turns: list[tuple[Tensor, Tensor, Tensor]] = []
         self._rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
@@ -87,7 +92,22 @@ class Recorder:
         if draw.allowed is not None:
             self._list(draw.allowed)
 
-    def _list(self, allowed: Ragged) -> None:
+    def _list(self, allowed: Ragged | Few) -> None:
+        if isinstance(allowed, Few):
+            self._few.append(allowed)
+            if sum(few.ids.numel() for few in self._few) < HELD:
+                return
+        self._fetch()
+        if isinstance(allowed, Ragged):
+            self._add(allowed)
+
+    def _fetch(self) -> None:
+        """Lists that are on the device, from there."""
+        few, self._few = self._few, []
+        if few:
+            self._add(Few.cat(few).ragged())
+
+    def _add(self, allowed: Ragged) -> None:
         self._allowed.append(allowed.to("cpu"))
         self._ids += len(allowed.values)
         if self._ids * 8 > (room := cuts.most_listed()):
@@ -139,6 +159,7 @@ class Recorder:
         columns["end"] = end[row].masked_fill(~last, OPEN)
         if "temperature" in columns and bool((sorted_steps["temperature"] == 1).all()):
             del columns["temperature"]
+        self._fetch()
         if self._allowed:
             columns["allowed"] = Ragged.cat(self._allowed).take(order)
         return Table(columns)

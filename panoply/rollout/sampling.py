@@ -12,7 +12,7 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.experience import Ragged
 from panoply.kernels import host
-from panoply.rollout.cuts import LISTED, separated, truncated
+from panoply.rollout.cuts import LISTED, Few, separated, truncated
 
 Schedule = Callable[[Tensor], Tensor]
 """Positions within the turn (0 for its first sampled token) to temperatures."""
@@ -100,7 +100,7 @@ class Draw:
     logp: Tensor
     temperature: Tensor | None = None
     entropy: Tensor | None = None
-    allowed: Ragged | None = None
+    allowed: Ragged | Few | None = None
     """The ids that could be drawn; none listed: all that `cut` leaves."""
     cut: Tensor | None = None
     """The log-probability, before the cut, that separates what could be drawn from what could not; −∞ if ids say it."""
