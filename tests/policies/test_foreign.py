@@ -95,6 +95,10 @@ def test_graphs_draw_what_the_cpu_draws(name: str) -> None:
     found = [TextEngine(m).generate(requests, Sampling(max_tokens=20)) for m in models]
     assert found[0].completions() == found[1].completions()
     torch.testing.assert_close(*(r.decisions["logp"] for r in found), atol=1e-3, rtol=1e-3)
+    if (
+        name == "qwen2_moe" and models[1] in graphs._broken
+    ):  # some versions ask the host which experts have work
+        return
     assert isinstance(graphs._made[models[1]], PlainGraphDecoder)
 
 
