@@ -114,7 +114,7 @@ def _taken(size: str, way: Way) -> dict[str, float]:
         "expected_gb": foreseen(size, way, memory, STEP) / GB,
         "peak_gb": peak / GB,
         "held_gb": torch.cuda.memory_allocated() / GB,
-        "tokens": learner.micro_tokens,
+        "tokens": learner.room.tokens,
         "gain": _gain(policy, rows),
     }
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,10 +19,10 @@ from torch import Tensor
 
 from panoply.batch import LOG_RATIO_LIMIT, Batch, Totals
 from panoply.checkpoint import check_states
-from panoply.errors import DeviceError, PanoplyError
+from panoply.errors import PanoplyError
 from panoply.experience import Experience, Segments
-from panoply.loops.memory import TRIAL, CudaMeter, Meter, fitting
-from panoply.loops.micro_batches import fill, tokens, unit_labels, unit_tokens
+from panoply.loops.memory import Meter, Recompute, Room, rehearse
+from panoply.loops.micro_batches import split, unit_labels, unit_tokens
 from panoply.loops.mover import Diverged, Flat, Masters, Mover, guard
 from panoply.loops.offload import Offload
 from panoply.loops.rounding import Rounding
@@ -31,7 +30,6 @@ from panoply.loops.samples import Watch
 from panoply.parts import Part
 from panoply.policies import divergence
 from panoply.policies.low_rank import adapters
-from panoply.policies.scoring import has_triton
 from panoply.regimes import Method
 from panoply.seeds import torch_rng
 from panoply.slots.schedule.schedules import at
@@ -44,7 +42,6 @@ DESCENT = {"surrogate": -1.0, "regularise": 1.0, "loss": 1.0}
 REMEMBERED = "term:"
 """What a term remembers is saved under such names."""
 
-Recompute = Literal["auto", "always", "never"]
 Offloaded = Literal["none", "activations"]
 
 
@@ -87,7 +84,6 @@ class Learner:
         self.needs = asked_of_a_pass(self.terms)
         """What terms ask of the policy; where they act in phases, those whose turn it is."""
         self.total_steps, self.seed = total_steps, seed
-        self.micro_tokens = micro_tokens
         self.epochs: int = update.settings().get("epochs", 1)
         self.per_epoch: int = update.settings().get("minibatches", 1)
         learning = {n: p for n, p in policy.named_parameters() if p.requires_grad}
@@ -116,12 +112,8 @@ class Learner:
         self._weighed: tuple[Experience, list[_Active], Experience] | None = None
         """The last mini-batch with its weights: epochs without mini-batches see the same one again."""
         device = next((p.device for p in self.parameters.values()), torch.device("cpu"))
-        self.meter: Meter | None = CudaMeter(device) if device.type == "cuda" else None
-        """Measures the first passes; from then on micro-batches have their size, and it is gone."""
+        self.room = Room(micro_tokens, getattr(policy, "model", None), recompute, device)
         self.offload = offload
-        self._may_recompute = recompute == "auto"
-        if recompute == "always":
-            self._recompute(asked=True)
 
     def _masters(self, learning: dict[str, torch.nn.Parameter], copies: bool) -> Masters:
         if not copies:
@@ -203,7 +195,8 @@ class Learner:
             except torch.OutOfMemoryError:
                 totals = None
             if totals is None:  # outside of the handler, which would keep the failed pass alive
-                self._halve(awake)
+                self.masters.clear()
+                self.room.halve(awake, self.micro_batches)
             elif self.masters.scale == 1 or not self.masters.overflowed(totals.means()["loss"]):
                 self.masters.unscale()
                 return totals
@@ -235,75 +228,27 @@ class Learner:
         yield from model.parameters() if isinstance(model, torch.nn.Module) else self.parameters.values()
 
     def _size(self, rows: Experience, active: Sequence[_Active], prepared: Mapping[str, Any]) -> None:
-        """Before the first pass on a GPU: smaller micro-batches where it has no room for those asked for."""
-        if self.meter is None or not len(rows) or "tokens" not in rows.context:
+        """Before the first pass on a GPU: micro-batches as small as it has room for."""
+        if self.room.meter is None or not len(rows) or "tokens" not in rows.context:
             return
         longest = int(unit_tokens(rows, unit_labels(rows, self.terms)).max())
-        small = next(self.micro_batches(rows, TRIAL))
-        trials = [small, next(self.micro_batches(rows, 2 * tokens(small) + longest))]
-        if tokens(trials[0]) == tokens(trials[1]):
-            return
-        meter, self.meter, watch, self.watch = self.meter, None, self.watch, None
+        coming = 0 if self.mover.optimiser.state else self.mover.will_keep()
+        watch, self.watch = self.watch, None
 
-        def measure() -> int:
-            used = []
-            for trial in trials:
-                self.masters.clear()
-                used.append(meter.used(partial(self._pass, trial, active, prepared, Totals())))
+        def rehearsed(rows: Experience) -> None:
+            rehearse(self.policy, self._beside(rows), self.needs)
             self.masters.clear()
-            coming = 0 if self.mover.optimiser.state else self.mover.will_keep()
-            return max(1, fitting([tokens(trial) for trial in trials], used, meter.left() - coming))
+
+        def used(meter: Meter, rows: Experience) -> int:
+            found = meter.used(partial(self._pass, rows, active, prepared, Totals()))
+            self.masters.clear()
+            return found
 
         try:
-            self._rehearse(small)
-            fits = measure()
-            if fits < longest and self._recompute():
-                fits = measure()
-            if fits < min(self.micro_tokens, tokens(rows)):
-                self.micro_tokens = fits
-                warnings.warn(f"Memory has room for micro-batches of {fits} tokens.", stacklevel=2)
-        except torch.OutOfMemoryError:
-            pass  # the first real pass will say so, and deal with it
+            self.masters.clear()
+            self.room.fit(rows, longest, self.micro_batches, rehearsed, used, coming)
         finally:
             self.watch = watch
-
-    def _rehearse(self, rows: Experience) -> None:
-        """Have the kernels of a pass compiled side by side before the first one."""
-        if not has_triton():
-            return
-        from panoply.kernels.together import rehearsal
-
-        with rehearsal():
-            found = self.policy.score(self._beside(rows), self.needs)
-            learning = [column.sum() for column in found.values() if column.requires_grad]
-            if learning:
-                torch.stack(learning).sum().backward()  # type: ignore[no-untyped-call]
-        self.masters.clear()
-
-    def _halve(self, rows: Experience) -> None:
-        """After running out of memory: smaller micro-batches from now on, which give the same gradient."""
-        self.masters.clear()
-        torch.cuda.empty_cache()
-        parts = [tokens(m) for m in self.micro_batches(rows)]
-        self.micro_tokens = max(1, min(self.micro_tokens, max(parts)) // 2)
-        if len(list(self.micro_batches(rows))) > len(parts):
-            said = f"going on with micro-batches of {self.micro_tokens} tokens"
-        elif self._recompute():
-            said = "from now on the inside of blocks is computed again in the backward pass"
-        else:
-            raise DeviceError(
-                f"Out of memory on a micro-batch of {max(parts)} tokens that cannot be split further: take a smaller "
-                "model, shorter sequences, or run.dtype=bfloat16. The run can be resumed."
-            )
-        warnings.warn(f"Out of memory: {said}.", stacklevel=2)
-
-    def _recompute(self, asked: bool = False) -> bool:
-        """Turn activation checkpointing on, where it can and may be and is not yet."""
-        model = getattr(self.policy, "model", None)
-        if getattr(model, "checkpointing", True) or not (asked or self._may_recompute):
-            return False
-        model.checkpointing = True  # type: ignore[union-attr]
-        return True
 
     def _beside(self, rows: Experience) -> Experience:
         """The rows on the device of the weights."""
@@ -419,20 +364,12 @@ class Learner:
         return rows if bool(keep.all()) else rows.take(keep)
 
     def micro_batches(self, rows: Experience, limit: int | None = None) -> Iterator[Experience]:
-        """Whole units, in order, up to `limit` context tokens at a time, or `micro_tokens` (one unit may exceed it)."""
-        limit = limit or self.micro_tokens
-        if len(rows) == 0:
-            return
+        """Whole units, in order, up to `limit` context tokens at a time, or as many as there is room for."""
+        limit = limit or self.room.tokens
         held = len(rows.context.ragged("tokens").values) if "tokens" in rows.context else len(rows)
-        if (
-            held <= limit or tokens(rows) <= limit
-        ):  # the second counts once what contexts share, and takes longer
-            yield rows
+        if not len(rows):
             return
-        label = unit_labels(rows, self.terms)
-        bins = torch.tensor(fill(unit_tokens(rows, label).tolist(), limit), device=label.device)[label]
-        for b in range(int(bins.max()) + 1):
-            yield rows.take(bins == b)
+        yield from split(rows, self.terms, limit) if held > limit else [rows]  # contexts may share some of it
 
     def minibatches(self, experience: Experience, generator: torch.Generator) -> Iterator[Experience]:
         """Every epoch, the units in a fresh order, in `minibatches` parts of about equal number.
@@ -444,23 +381,19 @@ class Learner:
             return
         for term in self.terms:
             experience.holds_all(term.info.stream)  # known of all, it need not be looked for in any part
-        if "stage" not in experience:
-            yield from self._epochs(experience, generator)
-            return
-        for stage in sorted(set(experience["stage"].tolist())):
-            yield from self._epochs(experience.take(experience["stage"] == stage), generator)
+        stages = sorted(set(experience["stage"].tolist())) if "stage" in experience else [None]
+        for stage in stages:
+            rows = experience if stage is None else experience.take(experience["stage"] == stage)
+            for _ in range(self.epochs):
+                yield from [rows] if self.per_epoch == 1 else self._parts(rows, generator)
 
-    def _epochs(self, experience: Experience, generator: torch.Generator) -> Iterator[Experience]:
-        for _ in range(self.epochs):
-            if self.per_epoch == 1:
-                yield experience
-                continue
-            label = unit_labels(experience, self.terms)
-            units = int(label.max()) + 1
-            place = torch.randperm(units, generator=generator).to(label.device)
-            part = place[label] * self.per_epoch // units
-            sizes = [size for size in part.bincount().tolist() if size]
-            yield from (experience.take(rows) for rows in part.argsort(stable=True).split(sizes))  # type: ignore[no-untyped-call]
+    def _parts(self, rows: Experience, generator: torch.Generator) -> Iterator[Experience]:
+        label = unit_labels(rows, self.terms)
+        units = int(label.max()) + 1
+        place = torch.randperm(units, generator=generator).to(label.device)
+        part = place[label] * self.per_epoch // units
+        sizes = [size for size in part.bincount().tolist() if size]
+        yield from (rows.take(taken) for taken in part.argsort(stable=True).split(sizes))  # type: ignore[no-untyped-call]
 
     # -------------------------------------------------------------- saving
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -98,3 +98,14 @@ def fill(costs: Sequence[int], limit: int) -> list[int]:
         bins.append(current)
         used += cost
     return bins
+
+
+def split(rows: Experience, terms: Sequence[Part], limit: int) -> Iterator[Experience]:
+    """Whole units, in order, up to `limit` context tokens at a time; one unit may exceed it."""
+    if tokens(rows) <= limit:
+        yield rows
+        return
+    label = unit_labels(rows, terms)
+    bins = torch.tensor(fill(unit_tokens(rows, label).tolist(), limit), device=label.device)[label]
+    for b in range(int(bins.max()) + 1):
+        yield rows.take(bins == b)

@@ -38,7 +38,7 @@ def test_out_of_memory_halves_the_micro_batches_and_keeps_the_gradient() -> None
     policy.room = 6
     with pytest.warns(UserWarning, match="Out of memory: going on with micro-batches of"):
         found = held.gradient(made)
-    assert held.micro_tokens < 10**9
+    assert held.room.tokens < 10**9
     for name, slope in expected.items():
         torch.testing.assert_close(found[name], slope, rtol=1e-12, atol=0)
 
@@ -145,7 +145,7 @@ class Counted(Tabular):
 
 @pytest.fixture
 def small_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("panoply.loops.learner.TRIAL", 4)
+    monkeypatch.setattr("panoply.loops.memory.TRIAL", 4)
 
 
 def sized(left: int, **options: Any) -> tuple[Counted, Learner, dict[str, Tensor]]:
@@ -154,7 +154,7 @@ def sized(left: int, **options: Any) -> tuple[Counted, Learner, dict[str, Tensor
     held = Learner(policy, on_policy(update=adam()), total_steps=10, micro_tokens=10**9, **options)
     coming = 2 * sum(p.nbytes for p in held.parameters.values())
     assert held.mover.will_keep() == coming
-    held.meter = Fake(policy, left + coming)
+    held.room.meter = Fake(policy, left + coming)
     return policy, held, held.gradient(ragged())
 
 
@@ -169,18 +169,18 @@ def test_micro_batches_are_sized_before_the_first_pass_and_give_the_same_gradien
     expected = learner(Tabular(), on_policy()).gradient(ragged())
     with pytest.warns(UserWarning, match="room for micro-batches of 8 tokens"):
         policy, held, found = sized(200)  # 0.9 · 200 − 100 is 8 times 10
-    assert held.micro_tokens == 8
+    assert held.room.tokens == 8
     assert max(policy.seen[1:]) <= 8  # the first is the second trial
     assert not policy.model.checkpointing
     for name, slope in expected.items():
         torch.testing.assert_close(found[name], slope, rtol=1e-12, atol=0)
-    assert held.meter is None
+    assert held.room.meter is None
 
 
 @pytest.mark.usefixtures("small_trials")
 def test_where_all_fits_nothing_changes() -> None:
     _, held, _ = sized(10**6)
-    assert held.micro_tokens == 10**9
+    assert held.room.tokens == 10**9
 
 
 @pytest.mark.usefixtures("small_trials")
