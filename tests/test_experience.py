@@ -205,3 +205,12 @@ def test_rows_that_nobody_cut_are_mixed_in_as_uncut() -> None:
     assert set(both["kept"][len(one) :].tolist()) == {1.0}
     assert both.altered
     assert not both.unaltered().altered
+
+
+@pytest.mark.parametrize("key", [[2, 2, 5, 7, 7, 7], [7, 2, 7, 5, 2, 7], [4]])
+def test_first_and_last_rows_of_segments_in_order_and_out_of_it(key: list[int]) -> None:
+    segments, rows = Segments(torch.tensor(key)), torch.arange(len(key))
+    places = {k: [i for i, other in enumerate(key) if other == k] for k in sorted(key)}
+    assert segments.first(rows).tolist() == [places[k][0] for k in places]
+    assert segments.last(rows).tolist() == [places[k][-1] for k in places]
+    assert segments.is_last().nonzero().flatten().tolist() == sorted(place[-1] for place in places.values())

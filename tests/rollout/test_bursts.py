@@ -9,6 +9,7 @@ import torch
 
 from panoply.policies.decoder import Decoder
 from panoply.policies.tokenizer import Tokenizer
+from panoply.rollout import rollouts
 from panoply.rollout.cuts import LISTED
 from panoply.rollout.engine import Sampling, TextEngine, Turn
 from panoply.rollout.generation import Generation
@@ -143,3 +144,20 @@ def test_turns_end_at_their_first_stop_string_however_seldom_the_host_looks(
     assert same(whole, found)
     torch.testing.assert_close(whole.decisions["logp"], found.decisions["logp"], atol=1e-5, rtol=1e-5)
     assert {STOP, LENGTH} & set(whole.reasons.values.tolist()) == {STOP, LENGTH}
+
+
+@pytest.mark.parametrize("held", [1, 1 << 24])
+def test_lists_of_a_cut_are_recorded_however_long_they_wait_on_the_device(
+    model: Decoder, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = Sampling(max_tokens=12, top_k=5, temperature=2.0)
+
+    def run(**engine: Any) -> Any:
+        return TextEngine(model, **engine).generate(make_requests(3, 4), sampling, entropy=True).decisions
+
+    whole = run(patience=1)
+    in_bursts(monkeypatch)
+    monkeypatch.setattr(rollouts, "HELD", held)
+    found = run(patience=4).ragged("allowed")
+    assert found.tolist() == whole.ragged("allowed").tolist()
+    assert {len(row) for row in found.tolist()} == {5}
