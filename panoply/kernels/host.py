@@ -101,6 +101,11 @@ def add_norm(
     return found
 
 
+def column_sums(x: Tensor) -> Tensor:
+    """The sum over the rows of [N, width]."""
+    return x.sum(0)
+
+
 def angles(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """[N, size / 2] cosines and sines as `turn` wants them, [N, 1, size]."""
     return torch.cat([cos, cos], dim=-1)[:, None], torch.cat([-sin, sin], dim=-1)[:, None]

@@ -93,6 +93,31 @@ def add_norm(
     return found
 
 
+@triton.jit(do_not_specialize=["rows"])
+def _column_sums(x, partial, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < width
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for low in range(tl.program_id(1) * ROWS, rows, tl.num_programs(1) * ROWS):
+        row = low + tl.arange(0, ROWS)
+        at = row.to(tl.int64)[:, None] * width + column[None, :]
+        total += tl.load(x + at, mask=(row < rows)[:, None] & inside[None, :], other=0.0).to(tl.float32)
+    tl.store(partial + tl.program_id(1) * width + column, tl.sum(total, axis=0), mask=inside)
+
+
+_COLUMN_SUMS = Often(_column_sums)
+
+
+def column_sums(x: Tensor) -> Tensor:
+    """The sum over the rows of [N, width], in float32 on the way."""
+    (rows, width), x = x.shape, x.contiguous()
+    programs = min(64, triton.cdiv(rows, 32))
+    partial = torch.empty(programs, width, dtype=torch.float32, device=x.device)
+    grid = (triton.cdiv(width, 128), programs)
+    _COLUMN_SUMS(grid, (x.dtype, x.device, width), x, partial, rows, width, 32, 128, num_warps=4)
+    return partial.sum(0).to(x.dtype)
+
+
 @triton.jit
 def _turn(
     x, x_stride, cos, sin, out, out_stride, sign, heads, D: tl.constexpr, HALF: tl.constexpr, WIDE: tl.constexpr,
@@ -140,6 +165,39 @@ def turn(
     _TURN(
         (rows,), (x.dtype, cos.dtype, x.device, heads, *shape, *strides),
         x, strides[0], cos, sin, out, strides[1], sign, heads, *shape, num_warps=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def _gather(
+    d_k, d_v, k_stride, v_stride, places, bounds, out, out_stride, width, BLOCK: tl.constexpr
+):  # fmt: skip
+    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = column < width
+    keys, values = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for index in range(tl.load(bounds + row), tl.load(bounds + row + 1)):
+        at = tl.load(places + index).to(tl.int64)
+        keys += tl.load(d_k + at * k_stride + column, mask=inside, other=0.0).to(tl.float32)
+        values += tl.load(d_v + at * v_stride + column, mask=inside, other=0.0).to(tl.float32)
+    to = out + row.to(tl.int64) * out_stride + column
+    tl.store(to, keys.to(out.dtype.element_ty), mask=inside)
+    tl.store(to + width, values.to(out.dtype.element_ty), mask=inside)
+
+
+_GATHER = Often(_gather)
+
+
+def gather(d_k: Tensor, d_v: Tensor, places: Tensor, bounds: Tensor, out: Tensor) -> None:
+    """Slopes of listed keys and values back to tokens, [N, 2 · kv_heads, size] `out`: a token's are summed in float32.
+
+    Of token i those at `places[bounds[i] : bounds[i + 1]]` are, of a prefix's as many as it has suffixes and one more.
+    """
+    d_k, d_v = d_k.contiguous(), d_v.contiguous()
+    width = d_k[0].numel()
+    strides = d_k.stride(0), d_v.stride(0)
+    _GATHER(
+        (len(out),), (d_k.dtype, out.dtype, out.device, width, out.stride(0)),
+        d_k, d_v, *strides, places, bounds, out, out.stride(0), width, triton.next_power_of_2(width), num_warps=1,
     )  # fmt: skip
 
 

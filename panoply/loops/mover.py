@@ -16,6 +16,7 @@ from panoply.errors import PanoplyError
 from panoply.parts import Part
 from panoply.policies.expert_adapters import LowRankExperts
 from panoply.policies.low_rank import LowRank
+from panoply.policies.scoring import has_triton
 from panoply.slots.schedule.schedules import at, settled
 from panoply.slots.update.solver import MiniBatchView, Solver
 
@@ -203,15 +204,31 @@ class Masters:
     @torch.no_grad()
     def collect(self) -> None:
         """Add the gradients of a micro-batch to the masters', in float32."""
-        for name, weight in self.weights.items():
-            if weight.grad is None:
-                continue
-            master = self.masters[name]
-            if master.grad is None:
-                master.grad = weight.grad.float()
-            else:
-                master.grad += weight.grad
+        given = {name: w.grad for name, w in self.weights.items() if w.grad is not None}
+        for weight in self.weights.values():
             weight.grad = None
+        for name in self._collect_together(given):
+            del given[name]
+        for name, slope in given.items():
+            master = self.masters[name]
+            master.grad = slope.float() if master.grad is None else master.grad.add_(slope)
+
+    def _collect_together(self, given: Mapping[str, Tensor]) -> list[str]:
+        """On a GPU one kernel does it for hundreds of weights; the names of those."""
+        if not has_triton() or not any(slope.is_cuda for slope in given.values()):
+            return []
+        from panoply.kernels.collecting import add_all, fits
+
+        kinds: dict[tuple[torch.dtype, bool], list[str]] = {}
+        for name, slope in given.items():
+            if fits(slope):
+                kinds.setdefault((slope.dtype, self.masters[name].grad is None), []).append(name)
+        for (_, fresh), names in kinds.items():
+            for name in names if fresh else ():
+                self.masters[name].grad = torch.empty_like(given[name], dtype=torch.float32)
+            totals = [t for name in names if (t := self.masters[name].grad) is not None]
+            add_all(totals, [given[name] for name in names], fresh)
+        return [name for names in kinds.values() for name in names]
 
     def overflowed(self, loss: float) -> bool:
         """Whether the scale was too large for float16; it is then halved, and the pass must be repeated."""

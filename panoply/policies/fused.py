@@ -250,7 +250,7 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         x, whole = ctx.saved_tensors
-        on_biases = torch.split(g.sum(0), ctx.lengths) if ctx.biases else ()
+        on_biases = torch.split(_kernels(g.device).column_sums(g), ctx.lengths) if ctx.biases else ()
         on_weights = torch.split(g.t() @ x, ctx.lengths)
         return g @ whole, None, None, None, *on_biases, *on_weights
 

@@ -33,13 +33,9 @@ class Packing:
     """The most queries and the most keys of a piece."""
     source: Tensor
     """[K] the token each key is of."""
-    own: Tensor
-    """[N] where in the list a token stands in its own piece."""
-    copies: Tensor
-    """Where in the list the copies of prefix tokens stand, and (`copied`) of which prefix token each is."""
-    copied: Tensor
-    prefix: Tensor
-    """The prefix tokens that `copied` numbers."""
+    places: Tensor
+    """[K] where in the list keys stand, by the token they are of: token i's are `places[bounds[i] : bounds[i + 1]]`."""
+    bounds: Tensor
 
     def to(self, device: torch.device | str) -> Packing:
         there = {
@@ -62,18 +58,7 @@ class Packing:
 
     def spread(self, x: Tensor) -> Tensor:
         """[N, …] tokens to the list of keys."""
-        return x.index_select(0, self.source) if len(self.copies) else x
-
-    def gather(self, g: Tensor) -> Tensor:
-        """The gradient of `spread`: a prefix's is summed in float32, however many suffixes there are."""
-        if not len(self.copies):
-            return g
-        out = g.index_select(0, self.own)
-        wide = torch.promote_types(g.dtype, torch.float32)
-        total = torch.zeros(len(self.prefix), *g.shape[1:], dtype=wide, device=g.device)
-        total.index_add_(0, self.copied, g.index_select(0, self.copies).to(wide))
-        total += out.index_select(0, self.prefix)
-        return out.index_copy_(0, self.prefix, total.to(g.dtype))
+        return x if len(self.places) == len(self.bounds) - 1 else x.index_select(0, self.source)
 
 
 def pack(length: Tensor, segment: Tensor, row: Tensor) -> Packing:
@@ -90,19 +75,15 @@ def pack(length: Tensor, segment: Tensor, row: Tensor) -> Packing:
     inside = torch.arange(len(piece)) - (ends - seen)[piece]
     copy = inside < shared[piece]
     source = inside + torch.where(copy, prefix_at[piece], (begin - shared)[piece])
-    own = (~copy).nonzero().flatten()
-    copies = copy.nonzero().flatten()
-    prefix, copied = torch.unique(source[copies], return_inverse=True)
     zero = torch.zeros(1, dtype=torch.int32)
+    counts = source.bincount(minlength=int(length.sum()))
     return Packing(
         queries=torch.cat([zero, length.cumsum(0).int()]),
         keys=torch.cat([zero, ends.int()]),
         longest=(int(length.max()), int(seen.max())),
         source=source,
-        own=own,
-        copies=copies,
-        copied=copied,
-        prefix=prefix,
+        places=source.argsort(stable=True).int(),
+        bounds=torch.cat([zero, counts.cumsum(0).int()]),
     )
 
 
@@ -188,7 +169,7 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        from panoply.kernels.train import turn
+        from panoply.kernels.train import gather, turn
 
         qkv, cos, sin, out, lse, sinks, *state = ctx.saved_tensors
         packing, heads, shared, focus = ctx.packing, ctx.heads, ctx.shared, ctx.focus
@@ -210,10 +191,10 @@ class _Flash(torch.autograd.Function):
                 **_options(focus),
             )
         slope = torch.empty_like(qkv)
-        kept = packing.gather(torch.cat([d_k, d_v], dim=1))
+        gather(d_k, d_v, packing.places, packing.bounds, slope[:, heads:])
+        on_keys = slope[:, heads : heads + shared]
         turn(d_q, cos, sin, slope[:, :heads], -1.0, ctx.interleaved)
-        turn(kept[:, :shared], cos, sin, slope[:, heads : heads + shared], -1.0, ctx.interleaved)
-        slope[:, heads + shared :] = kept[:, shared:]
+        turn(on_keys, cos, sin, on_keys, -1.0, ctx.interleaved)
         on_sinks = None
         if sinks is not None:
             taken = (sinks.float()[:, None] - lse).exp()

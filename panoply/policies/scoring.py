@@ -293,7 +293,10 @@ class _Kept(torch.autograd.Function):
             on_hidden = (pulls * (g / ctx.unit)).to(hidden.dtype)
         if ctx.needs_input_grad[1]:
             scaled = (hidden * g).to(hidden.dtype)
-            on_weight = wide_product(kept.t(), scaled).div_(ctx.unit).to(weight.dtype)
+            if ctx.unit == 1:
+                on_weight = kept.t() @ scaled
+            else:
+                on_weight = wide_product(kept.t(), scaled).div_(ctx.unit).to(weight.dtype)
         return on_hidden, on_weight, None, None, None
 
 

@@ -24,10 +24,9 @@ def test_pieces_see_their_prefix_and_themselves() -> None:
     assert found.queries.tolist() == [0, 2, 3, 6, 8]
     assert found.keys.tolist() == [0, 2, 5, 10, 12]
     assert found.source.tolist() == [0, 1, 0, 1, 2, 0, 1, 3, 4, 5, 6, 7]
-    assert found.own.tolist() == [0, 1, 4, 7, 8, 9, 10, 11]
     assert found.longest == (3, 5)
-    assert found.copies.tolist() == [2, 3, 5, 6]
-    assert found.prefix[found.copied].tolist() == [0, 1, 0, 1]
+    assert found.places.tolist() == [0, 2, 5, 1, 3, 6, 4, 7, 8, 9, 10, 11]
+    assert found.bounds.tolist() == [0, 3, 6, 7, 8, 9, 10, 11, 12]
 
 
 @pytest.mark.parametrize("options", [{}, {"skip": 2}, {"inside": True}])
