@@ -14,6 +14,9 @@ from panoply.errors import PanoplyError
 from panoply.policies.mlp import MLP, Activation, Forward
 from panoply.worlds.control.world import Box, Space
 
+TASTE = 2.0
+"""The deviation of a linear node's first outputs, of numbers that deviate by 1."""
+
 
 class StarLayers(nn.Module):
     """Outputs of a row of nodes that share their weights, and of the hub that they have in common.
@@ -21,6 +24,9 @@ class StarLayers(nn.Module):
     Every node is embedded; the hub hears the mean of all embeddings; a node's output comes from its own embedding and
     what the hub knows, and further outputs from the hub alone. The order of nodes does not matter, and as many weights
     serve any number of them.
+
+    Without hidden layers there is no hub, and a node's output is θ·x of its own numbers x. Where nodes are the actions
+    to be chosen from, that makes a softmax over features of actions. It begins with some taste, and not at 0.
     """
 
     def __init__(
@@ -33,12 +39,17 @@ class StarLayers(nn.Module):
     ):
         super().__init__()
         self.count, self.width = space.nodes if isinstance(space, Box) else (0, 0)
-        if self.count < 1 or outputs < self.count or not hidden:
+        if self.count < 1 or outputs < self.count or (outputs > self.count and not hidden):
             raise PanoplyError(
-                "policy.shared is for hidden layers over things of one kind, such as the stores of inventory, with one "
-                "number of an action for each."
+                "policy.shared is for things of one kind, such as the stores of inventory, with one number of an "
+                "action for each, and needs hidden layers (policy.hidden) where actions have other numbers too."
             )
         assert isinstance(space, Box)
+        self.embed: MLP | None = None
+        self.hub: MLP | None = None
+        if not hidden:
+            self.each = MLP(self.width, (), 1, activation)
+            return
         *inner, size = hidden
         heard = size + space.size - self.count * self.width
         self.embed = MLP(self.width, inner, size, activation)
@@ -48,6 +59,11 @@ class StarLayers(nn.Module):
         )
 
     def initialise(self, generator: torch.Generator) -> None:
+        if self.embed is None:
+            self.each.initialise(generator)
+            (weight, _), *_ = self.each.weights
+            torch.nn.init.normal_(weight, std=TASTE / self.width**0.5, generator=generator)
+            return
         for layers in (self.embed, self.each, self.hub):
             if layers is not None:
                 layers.initialise(generator)
@@ -57,6 +73,8 @@ class StarLayers(nn.Module):
         return [*self.each.last(), *(self.hub.last() if self.hub is not None else ())]
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.embed is None:
+            return self.each(x.reshape(-1, self.width)).view(len(x), self.count)  # type: ignore[no-any-return]
         known = self.embed(x[:, : self.count * self.width].reshape(-1, self.width))
         heard = torch.cat([known.view(len(x), self.count, -1).mean(1), x[:, self.count * self.width :]], -1)
         around = heard.repeat_interleave(self.count, 0)
@@ -65,9 +83,11 @@ class StarLayers(nn.Module):
 
     def numpy(self) -> Forward:
         """The same as a function of arrays."""
-        embed, each = self.embed.numpy(), self.each.numpy()
+        each, count, width = self.each.numpy(), self.count, self.width
+        if self.embed is None:
+            return lambda x: each(x.reshape(len(x), count, width))[..., 0]
+        embed = self.embed.numpy()
         hub = self.hub.numpy() if self.hub is not None else None
-        count, width = self.count, self.width
 
         def forward(x: NDArray[Any]) -> NDArray[np.float32]:
             known = embed(x[:, : count * width].reshape(len(x), count, width))

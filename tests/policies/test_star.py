@@ -74,5 +74,5 @@ def test_it_is_trained_through_a_network_of_stores(tmp_path: Path) -> None:
 
 
 def test_refused() -> None:
-    with pytest.raises(PanoplyError, match="policy.shared is for hidden layers over things of one kind"):
+    with pytest.raises(PanoplyError, match="policy.shared is for things of one kind"):
         ControlPolicy.fresh(Box((3,)), Discrete(2), PolicySpec(shared=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from panoply.worlds.control.drawing import BLUE, FAINT, GOLD, GREEN, RED, Canvas
 from panoply.worlds.control.mdp import softmax
 from panoply.worlds.control.simulated import Draws, Moved, Simulated, State
 from panoply.worlds.control.world import Array, Box, Discrete, Space
+from panoply.worlds.measures import measures
 
 
 class Tables(NamedTuple):
@@ -35,7 +36,9 @@ class Bandit(Simulated):
     - `arms`: `arms` arms with means drawn from [0, 1], or given as `means`.
     - `linear`: a context of `features` normal numbers is seen; an arm pays its own linear function of them.
     - `problems`: one of `problems` questions is seen as its number; `right` of its `arms` answers pay 1. The answers
-      have `features` that questions share, so that what is learnt on one moves others.
+      have `features` that questions share. With `seen=features` they are all that is seen of a question, and a policy
+      that weighs them alike everywhere (`policy.shared=true`, `policy.hidden=[]`) is a softmax over φ(x, a)·θ: what is
+      learnt on one question moves others.
     - `ring`: an action is a point in the plane; `modes` peaks on a ring of radius 1 pay up to 1 each.
 
     Rewards have normal noise of `noise`. `value`, `gradient` and `best` are exact.
@@ -47,6 +50,8 @@ class Bandit(Simulated):
     features: int = 4
     problems: int = 40
     right: int = 2
+    seen: Literal["number", "features"] = "number"
+    """What is seen of one of the `problems`."""
     modes: int = 6
     width: float = 0.15
     """Of a ring's peak: its standard deviation."""
@@ -86,6 +91,8 @@ class Bandit(Simulated):
     def sees(self) -> Space:  # type: ignore[override]
         if self.variant == "linear":
             return Box((self.features,))
+        if self.variant == "problems" and self.seen == "features":
+            return Box((self.arms * self.features,), nodes=(self.arms, self.features))
         return Discrete(self.problems if self.variant == "problems" else 1)
 
     @property
@@ -117,7 +124,14 @@ class Bandit(Simulated):
         return Moved(state | {"taken": taken}, paid, np.ones(len(paid), bool))
 
     def look(self, state: State) -> Array:
+        if self.variant == "problems" and self.seen == "features":
+            return self._described(state["problem"])
         return state["context"].astype(np.float32) if self.variant == "linear" else state["problem"]
+
+    def _described(self, problem: Array) -> Array:
+        """φ(x, ·) of problems, the features of all their answers after one another."""
+        found: Array = self.tables.features[problem].reshape(len(problem), -1).astype(np.float32)
+        return found
 
     def key(self, state: State) -> Array | None:
         return state.get("problem")
@@ -171,6 +185,20 @@ class Bandit(Simulated):
                 f"Exact values of a softmax are for arms and problems, not for {self.variant}."
             )
         return self.tables.means if logits.ndim == 2 else self.tables.means[0]
+
+    @measures("pass@K")
+    def pass_at(self, policy: Any, seed: int, k: int) -> float:
+        """How likely one of k answers is right, exactly: the mean of 1 − (1 − p)^k over the problems."""
+        return float((1 - (1 - self.rightly(policy)) ** k).mean())
+
+    def rightly(self, policy: Any) -> Array:
+        """How likely a policy answers each of the problems rightly."""
+        if self.variant != "problems":
+            raise PanoplyError(f"A bandit of {self.variant} has no right answers; one of problems has.")
+        every = np.arange(self.problems)
+        chances = policy.chances(self._described(every) if self.seen == "features" else every)
+        found: Array = (chances * self.tables.means).sum(-1)
+        return found
 
     def picture(self, state: State, size: int = 240) -> Array:
         if self.variant == "ring":
