@@ -199,7 +199,9 @@ def method_from_json(data: Mapping[str, Any]) -> Method:
     if regime not in REGIMES:
         raise unknown("regime", str(regime), REGIMES)
     seats = slots.pop("seats", None) if regime == Several.regime else None
-    share = bool(slots.pop("share", False)) if regime == Several.regime else False
+    how: dict[str, Any] = {
+        name: bool(slots.pop(name)) for name in ("share", "apart") if seats is not None and name in slots
+    }
     for name in slots:
         if name not in REGIMES[regime].slot_of:
             raise unknown(f"slot of the {regime} regime", name, REGIMES[regime].slot_of)
@@ -209,5 +211,5 @@ def method_from_json(data: Mapping[str, Any]) -> Method:
     held = {name: value_from_json(value) for name, value in slots.items()}
     if seats is not None:
         held["seats"] = tuple((name, method_from_json(of)) for name, of in seats.items())
-        held["share"] = share
+        held |= how
     return REGIMES[regime](**held)

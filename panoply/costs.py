@@ -204,6 +204,7 @@ def _together(plan: Plan, seats: dict[str, Cost]) -> Cost:
     counted = list(seats.values())
     if plan.method.one_model:
         own = {f"{next(iter(seats))}{of}" for of in OF_WEIGHTS}
+        own |= {f"{name}'s optimiser" for name in seats if plan.method.own_moments}
         memory = {of: size for of, size in memory.items() if of in own or not of.endswith(OF_WEIGHTS)}
         counted = counted[:1]
     return Cost(

@@ -66,6 +66,11 @@ class Method:
         return False
 
     @property
+    def own_moments(self) -> bool:
+        """Whether learners that are roles of one model have an optimiser each."""
+        return False
+
+    @property
     def turn_waits(self) -> bool:
         """Whether rows that are dealt to a seat wait for its turn, and are not lost where it does not learn."""
         return False

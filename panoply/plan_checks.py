@@ -111,7 +111,7 @@ def _check_own(plan: Plan) -> None:
     """Of a method of several learners, the parts that belong to none of them."""
     world = plan.world()
     if plan.method.one_model:
-        _check_shared(plan.method.seated())
+        _check_shared(plan.method.seated(), plan.method.own_moments)
     for path, held in plan.method.slots().items():
         assert isinstance(held, Part)
         for setting, reason in findings(held.info.impossible, held, plan.method, world):
@@ -121,8 +121,8 @@ def _check_own(plan: Plan) -> None:
                 raise PanoplyError(_refusal(plan, f"{path} ({held.info.name})", need.removeprefix("world:")))
 
 
-def _check_shared(seats: Mapping[str, Method]) -> None:
-    """Seats of one model have one optimiser between them, and nothing else that moves with the weights."""
+def _check_shared(seats: Mapping[str, Method], apart: bool) -> None:
+    """Seats of one model have one optimiser, or one `apart` for each, and nothing else that moves with the weights."""
     first, *_ = seats.values()
     for name, method in seats.items():
         models = method.slots().get("models", ())
@@ -136,7 +136,7 @@ def _check_shared(seats: Mapping[str, Method]) -> None:
                 else "it does not learn by terms of its policy"
             )
             raise PanoplyError(f"The seat '{name}' cannot share the weights of others: {what}.")
-        if _moved_by(method) != _moved_by(first):
+        if not apart and _moved_by(method) != _moved_by(first):
             raise PanoplyError(
                 f"The seat '{name}' shares the weights of others, and so their optimiser: give all the same update, "
                 "but for epochs and minibatches."

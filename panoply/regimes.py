@@ -281,12 +281,14 @@ class Several(Method):
     game    what all of them do together in a step, from which each gets rows (its own `sample` is then `dealt`);
             none: every seat that learns collects for itself
     share   whether all seats are roles of one model: the same weights, moved by one optimiser
+    apart   whether they have an optimiser each, with moments of its own, that moves the weights they share
     """
 
     seats: tuple[tuple[str, Method], ...]
     turn: Part
     game: Part | None = None
     share: bool = False
+    apart: bool = False
 
     regime: ClassVar[str] = "several"
     slot_of: ClassVar[dict[str, str]] = {"turn": "turn", "game": "game"}
@@ -296,6 +298,10 @@ class Several(Method):
         names = [name for name, _ in self.seats]
         if len(names) < 2 or len(set(names)) < len(names):
             raise PanoplyError("A method of several learners has two seats at least, with different names.")
+        if self.apart and not self.share:
+            raise PanoplyError(
+                "Learners that share no weights have an optimiser each anyway: leave out apart."
+            )
         for name, held in self.seats:
             if not name.isidentifier() or name in (*self.slot_of, "world", "policy", "run"):
                 raise PanoplyError(f"A seat cannot be called '{name}'.")
@@ -311,6 +317,10 @@ class Several(Method):
     @property
     def one_model(self) -> bool:
         return self.share
+
+    @property
+    def own_moments(self) -> bool:
+        return self.apart
 
     @property
     def turn_waits(self) -> bool:
@@ -337,11 +347,12 @@ class Several(Method):
     def equation(self) -> list[str]:
         own = [f"turn      {self.turn.equation()}"]
         own += [f"game      {self.game.equation()}"] if self.game is not None else []
-        own += ["weights   one model for all"] if self.share else []
+        each = ", an optimiser each" if self.apart else ""
+        own += [f"weights   one model for all{each}"] if self.share else []
         return [*(line for name, held in self.seats for line in (f"{name}:", *held.equation())), *own]
 
     def to_json(self) -> dict[str, Any]:
-        share = {"share": True} if self.share else {}
+        share = {name: True for name in ("share", "apart") if getattr(self, name)}
         return {**super().to_json(), **share, "seats": {name: held.to_json() for name, held in self.seats}}
 
 

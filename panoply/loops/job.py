@@ -58,7 +58,12 @@ class Job:
             place, first = (f"seats/{name}", next(iter(self.seats.values()))) if self.seats else ("", None)
             shared = first if self.method.one_model else None
             self.seats[name] = Seat(
-                one, self.world, self._found.folder if self._found else None, place, shared
+                one,
+                self.world,
+                self._found.folder if self._found else None,
+                place,
+                shared,
+                self.method.own_moments,
             )
         self.seat = next(iter(self.seats.values()))
         """The one that the run is judged by; it keeps what parts remember that belong to none."""

@@ -95,6 +95,7 @@ class Learner:
         )
         self.mover = mover or Mover(self.masters, update, total_steps, rates=rates)
         self._alone = mover is None
+        self._keeps = mover is None or mover.borrows
         if self.mover.solver is not None and not self._alone:
             raise PanoplyError(f"{update.info.id} wants more than gradients, which learners cannot share.")
         if self.mover.solver is not None and not masters:
@@ -400,7 +401,7 @@ class Learner:
     def state(self) -> dict[str, Tensor]:
         """What the optimiser keeps and terms remember, as plain named tensors."""
         remembered = {f"{REMEMBERED}{name}": kept for name, kept in as_tensors(self.states).items()}
-        return {**(self.mover.state() if self._alone else {}), **remembered}
+        return {**(self.mover.state() if self._keeps else {}), **remembered}
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
         ours = {n.removeprefix(REMEMBERED): v for n, v in named.items() if n.startswith(REMEMBERED)}

@@ -40,6 +40,7 @@ class Mover:
 
     schedule   in place of the part's own
     rates      of weights, by name, that have another than the part's
+    borrows    whether another moves and saves the same weights: what is saved here is the optimiser's alone
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class Mover:
         total_steps: int,
         schedule: Part | None = None,
         rates: Mapping[str, float] | None = None,
+        borrows: bool = False,
     ):
         settings = update.settings()
         self.masters, self.update, self.total_steps = masters, update, total_steps
-        self.optimiser: torch.optim.Optimizer = update(_in_groups(masters.moving, rates or {}))
+        self.rates, self.borrows = rates or {}, borrows
+        self.optimiser: torch.optim.Optimizer = update(_in_groups(masters.moving, self.rates))
         self.solver = self.optimiser if isinstance(self.optimiser, Solver) else None
         """The optimiser again, where it wants more than gradients."""
         if self.solver is not None and rates:
@@ -68,6 +71,10 @@ class Mover:
         self._followed = {n: v for n, v in settings.items() if n in numbers and isinstance(v, Part)}
         self._factors = settled(self.schedule, total_steps)
         self._looked, self._step = False, 0
+
+    def beside(self, update: Part) -> Mover:
+        """Another that moves the same weights, with a rate and moments of its own."""
+        return Mover(self.masters, update, self.total_steps, rates=self.rates, borrows=True)
 
     def set_rate(self, step: int) -> float:
         """The rates of this step; that of the first weights."""
@@ -144,7 +151,7 @@ class Mover:
             for key, value in self.optimiser.state.get(parameter, {}).items():
                 if value is not None:
                     named[f"{name}:{key}"] = torch.as_tensor(value).detach()
-        return {**named, **self.masters.state()}
+        return named if self.borrows else {**named, **self.masters.state()}
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
         for full, value in named.items():

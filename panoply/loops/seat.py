@@ -70,7 +70,8 @@ class Seat:
     """One learner: a policy, the method that teaches it, and what the method's parts remember.
 
     A `model` part is called with it. `found` is a checkpoint from which it will be loaded, `place` where it is in it,
-    `role_of` another seat whose model it is a role of: the weights are that one's, and so is who moves and saves them.
+    `role_of` another seat whose model it is a role of: the weights are that one's, and so is who saves them and, unless
+    their moments are `apart`, who moves them.
     """
 
     def __init__(
@@ -80,12 +81,13 @@ class Seat:
         found: Path | None = None,
         place: str = "",
         role_of: Seat | None = None,
+        apart: bool = False,
     ):
         options = plan.options
         self.name, self.place, self.plan = plan.seat, place, plan
         self.options, self.method, self.world = options, plan.method, world
         self.kind = kind_of(world)
-        self.role_of = role_of
+        self.role_of, self.apart = role_of, apart
         if role_of is not None:
             self.policy: Policy = role_of.policy
         else:
@@ -293,6 +295,7 @@ class Seat:
 
 def _by_terms(seat: Seat) -> Learner:
     options, method = seat.options, seat.method
+    theirs = cast(Learner, seat.role_of.learner).mover if seat.role_of is not None else None
     return Learner(
         seat.models.joined(seat.kind.scorer(seat.learned, seat.world, method.needs())),
         method,
@@ -303,7 +306,7 @@ def _by_terms(seat: Seat) -> Learner:
         offload=options.offload,
         masters=options.masters,
         seed=options.seed,
-        mover=cast(Learner, seat.role_of.learner).mover if seat.role_of is not None else None,
+        mover=theirs.beside(cast(Part, method.slots()["update"])) if theirs and seat.apart else theirs,
     )
 
 

@@ -19,7 +19,7 @@ from panoply.experience import OWN, TEACHER, Experience
 from panoply.methods.reasoning_data.ampo import ampo
 from panoply.policies.build import open_policy
 from panoply.rollout.text import Collector
-from panoply.slots.sample.taught import _right, taught, understood
+from panoply.slots.sample.taught import taught, understood, verified
 from panoply.slots.update.optimisers import sgd
 from panoply.worlds.text.styles import Styles
 
@@ -113,7 +113,7 @@ def test_only_groups_that_fail_have_teachers(collector: Collector) -> None:
 def test_understanding_is_of_the_final_answer_alone(collector: Collector) -> None:
     """Against every token's probability, one by one; and not of the style's letter, nor of the steps."""
     tasks = collector.tasks(3)
-    asked = [(task, _right(WORLD, task)) for task in tasks]
+    asked = [(task, verified(WORLD, task)) for task in tasks]
     for (task, answers), scores in zip(asked, understood(collector, asked), strict=True):
         for answer, score in zip(answers, scores.tolist(), strict=True):
             whole = torch.tensor([[*task.prompt, *answer]])
@@ -125,7 +125,7 @@ def test_understanding_is_of_the_final_answer_alone(collector: Collector) -> Non
 
 def test_the_best_understood_come_first_and_the_foreign_one_last(collector: Collector) -> None:
     task = next(t for t in collector.tasks(20) if WORLD.part_of(t) == "plain")
-    every = _right(WORLD, task)
+    every = verified(WORLD, task)
     score = understood(collector, [(task, every)])[0]
     assert int(score.argmin()) == 3, "letters say little to who has never read them"
     assert float(score[:3].min()) > 0.9
@@ -136,7 +136,7 @@ def test_wrong_teachers_are_left_out_and_one_teacher_needs_no_ranking(collector:
     lax = SimpleNamespace(
         solutions=lambda task: [WORLD.gold(task, "A"), WORLD.gold(task, "C")], grade_all=WORLD.grade_all
     )
-    assert _right(lax, task) == [WORLD.gold(task, "C")]
+    assert verified(lax, task) == [WORLD.gold(task, "C")]
 
 
 def test_it_trains_and_counts(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def taught(
     own = group - answers if when == "always" else group
     found = collect.episodes(tasks, own, temperature=temperature)
     groups = found.by("group").keys if when == "always" else failed(found)
-    asked = [(task, _right(collect.world, task)) for task in tasks_of(found, groups, tasks)]
+    asked = [(task, verified(collect.world, task)) for task in tasks_of(found, groups, tasks)]
     order, notes = _order(collect, asked, choose)
     given = [
         (key, task, right[i])
@@ -102,7 +102,7 @@ def taught(
     return replaced(found, out, theirs)
 
 
-def _right(world: Any, task: Task) -> list[list[int]]:
+def verified(world: Any, task: Task) -> list[list[int]]:
     """The teachers' answers that the world finds right."""
     every = world.solutions(task)
     graded = world.grade_all([task] * len(every), every)
