@@ -210,6 +210,6 @@ def method_from_json(data: Mapping[str, Any]) -> Method:
         raise PanoplyError(f"A method of the {regime} regime has a slot '{missing[0]}', and none is given.")
     held = {name: value_from_json(value) for name, value in slots.items()}
     if seats is not None:
-        held["seats"] = tuple((name, method_from_json(of)) for name, of in seats.items())
+        held["seats"] = tuple((name, method_from_json(of)) for name, of in seats)
         held |= how
     return REGIMES[regime](**held)

@@ -353,7 +353,7 @@ class Several(Method):
 
     def to_json(self) -> dict[str, Any]:
         share = {name: True for name in ("share", "apart") if getattr(self, name)}
-        return {**super().to_json(), **share, "seats": {name: held.to_json() for name, held in self.seats}}
+        return {**super().to_json(), **share, "seats": [[name, held.to_json()] for name, held in self.seats]}
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ def test_round_trip(name: str, preset: str | None) -> None:
 def test_equations_print(name: str) -> None:
     method = resolve(name).method
     assert all(line and "{" not in line for line in method.equation())
-    assert all(path.split(".")[0] in method.slot_of for path in method.settings())
+    slots = {*method.slot_of, *method.seated()}
+    assert all(path.split(".")[0] in slots for path in method.settings())
 
 
 def test_hash_depends_on_every_setting() -> None:

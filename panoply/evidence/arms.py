@@ -89,9 +89,11 @@ class Budget:
 
 
 def _source(made: Plan) -> Part:
-    """The part by which experience comes in."""
+    """The part by which experience comes in: of several learners their game, or without one the first one's."""
     slots = made.method.slots()
-    held = slots.get("sample") or slots["data"]
+    held = slots.get("sample") or slots.get("game") or slots.get("data")
+    if held is None:
+        return _source(next(iter(made.seats().values())))
     assert isinstance(held, Part)
     return held
 
@@ -99,7 +101,7 @@ def _source(made: Plan) -> Part:
 def _collects(made: Plan) -> bool:
     """Whether a method's own policy acts: what it samples, or data that it plays itself."""
     held = _source(made)
-    return held.info.slot == "sample" or "episodes" in held.info.gives
+    return held.info.slot in ("sample", "game") or "episodes" in held.info.gives
 
 
 def a_step(made: Plan, unit: str) -> int | None:

@@ -20,7 +20,7 @@ CLAIM = Learns(
     "reasoning the policy understands best teach it more than any two of them do.",
     over="any teachers=ampo:sample.choose=random",
     world="styles:wall",
-    budget="decisions=120k",
+    budget="decisions=150k",
     also=("success", "distinct@32", "taught", "understood"),
     shows=(Shows("mean:taught", least=0.3),),
 )
