@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -141,24 +142,18 @@ def maps(policy: TextPolicy, experience: Experience, block: int, head: int | Non
     Where heads have sinks, the sum is less by what they take. Of one head, or the mean over heads. One context at a
     time and without kernels: for looking, and for small inputs.
     """
-    model: Any = policy.model
-    blocks, config = getattr(model, "blocks", None), model.config
-    if blocks is None:
-        raise PanoplyError(f"Attention maps need a layout that runs natively: {', '.join(ARCHITECTURES)}.")
-    if not 1 <= block <= config.layers or not 0 <= (head or 0) < config.heads:
+    config: Any = policy.model.config
+    if not 0 <= (head or 0) < config.heads:
         raise PanoplyError(
-            f"There is no attention of block {block}" + ("" if head is None else f", head {head},")
-            + f" in {config.layers} blocks of {config.heads} heads, which are counted from 1 and from 0."
-        )  # fmt: skip
-    if "vectors" in experience.context:
-        raise PanoplyError("Attention maps are of tokens alone, and these answers have vectors among them.")
-    tokens, at = experience.context.ragged("tokens"), experience["position"]
+            f"There is no attention of block {block}, head {head}, in {config.layers} blocks of {config.heads} heads, "
+            "which are counted from 1 and from 0."
+        )
+    tokens, at = tokens_of(experience), experience["position"]
     rows: list[Tensor] = [torch.zeros(0)] * len(experience)
     for context in sorted(set(experience["context"].tolist())):
         here = (experience["context"] == context).nonzero().flatten()
-        seen = tokens[context][: int(at[here].max())][None].to(policy.device)
-        weights = _weights(model, blocks[block - 1], seen, block)
-        weights = weights.mean(0) if head is None else weights[head]
+        (every,) = whole_maps(policy, tokens[context][: int(at[here].max())][None], [block])
+        weights = every[0].mean(0) if head is None else every[0, head]
         for row in here.tolist():
             rows[row] = weights[int(at[row]) - 1, : int(at[row])].cpu()
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
@@ -166,11 +161,37 @@ def maps(policy: TextPolicy, experience: Experience, block: int, head: int | Non
     return Ragged(torch.cat([torch.zeros(0), *rows]), offsets)
 
 
-def _weights(model: Decoder, block: Block, tokens: Tensor, depth: int) -> Tensor:
-    """[heads, length, length] attention of one row of tokens."""
-    positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-    _, tapped = model.hidden_states(tokens, positions, taps=(depth - 1,))
-    x = tapped[depth - 1]
+def tokens_of(experience: Experience) -> Ragged:
+    """What each context holds, where that is tokens alone."""
+    if "vectors" in experience.context:
+        raise PanoplyError("Attention maps are of tokens alone, and these answers have vectors among them.")
+    return experience.context.ragged("tokens")
+
+
+@torch.no_grad()
+def whole_maps(policy: TextPolicy, tokens: Tensor, blocks: Sequence[int]) -> list[Tensor]:
+    """Of each of some blocks [rows, heads, length, length]: how much every token attends to every one up to itself.
+
+    tokens   [rows, length], all of one length
+    """
+    model: Any = policy.model
+    every, config = getattr(model, "blocks", None), model.config
+    if every is None:
+        raise PanoplyError(f"Attention maps need a layout that runs natively: {', '.join(ARCHITECTURES)}.")
+    for block in blocks:
+        if not 1 <= block <= config.layers:
+            raise PanoplyError(
+                f"There is no attention of block {block} in {config.layers} blocks of {config.heads} heads, which are "
+                "counted from 1 and from 0."
+            )
+    tokens = tokens.to(policy.device)
+    positions = torch.arange(tokens.shape[1], device=tokens.device)[None].expand_as(tokens)
+    _, tapped = model.hidden_states(tokens, positions, taps=tuple(sorted(block - 1 for block in set(blocks))))
+    return [_weights(model, every[block - 1], tapped[block - 1], positions) for block in blocks]
+
+
+def _weights(model: Decoder, block: Block, x: Tensor, positions: Tensor) -> Tensor:
+    """[rows, heads, length, length] attention of a block, from the states before it."""
     attend, before = block.self_attn, block.norms[0]
     normed = x if before is None else before(x)
     q, k, _ = attend.project(normed, model.rotations(positions, x.dtype)[attend.table])
@@ -180,11 +201,11 @@ def _weights(model: Decoder, block: Block, tokens: Tensor, depth: int) -> Tensor
     if focus.cap:
         scores = (scores / focus.cap).tanh() * focus.cap
     sight = Visibility(positions, None, False, torch.float32)
-    scores = scores + sight.build(focus.window, tokens.shape[1])
+    scores = scores + sight.build(focus.window, x.shape[1])
     if attend.sinks is None:
-        return scores.softmax(-1)[0]
+        return scores.softmax(-1)
     sink = attend.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-    return torch.cat([scores, sink], dim=-1).softmax(-1)[0, ..., :-1]
+    return torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
 
 
 # ------------------------------------------------------------------ keys and values

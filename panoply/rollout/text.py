@@ -216,8 +216,21 @@ class Collector(Given):
     def prefix_values(self, tasks: Sequence[Task], prefixes: Sequence[Sequence[int]], samples: int) -> Tensor:
         """V̂ of unfinished answers: the mean success of so many of the policy's own continuations of each.
 
-        Continuations that could not be graded are left out. For worlds of one turn. The draws count
-        as decisions, and as neither episodes nor tasks.
+        Continuations that could not be graded are left out.
+        """
+        rollouts, success = self.continued(tasks, prefixes, samples)
+        graded = ~success.isnan()
+        worth = torch.stack([success.nan_to_num(), graded.float()], dim=1)
+        found = torch.zeros(len(prefixes), 2).index_add(0, rollouts.request, worth)
+        return found[:, 0] / found[:, 1].clamp(min=1)
+
+    def continued(
+        self, tasks: Sequence[Task], prefixes: Sequence[Sequence[int]], samples: int
+    ) -> tuple[Rollouts, Tensor]:
+        """So many of the policy's own continuations of each unfinished answer, and whether they succeed.
+
+        NaN where one could not be graded. For worlds of one turn. The draws count as decisions, and as neither
+        episodes nor tasks.
         """
         self.check_tokens_alone("A continuation")
         sampling = self._sampling(1.0)
@@ -231,15 +244,10 @@ class Collector(Given):
         before = [prefix for prefix in prefixes for _ in range(samples)]
         rollouts = self.generate(requests, sampling, mask=self._mask(plays, before))
         self._count(rollouts.decisions)
-        asked = [tasks[r] for r in rollouts.request.tolist()]
-        answers = [
-            [*prefixes[r], *rest]
-            for r, rest in zip(rollouts.request.tolist(), rollouts.completions(), strict=True)
-        ]
-        graded = self.world.grade_all(asked, answers)
-        worth = torch.tensor([[g["success"], 1.0] if g else [0.0, 0.0] for g in graded])
-        found = torch.zeros(len(starts), 2).index_add(0, rollouts.request, worth)
-        return found[:, 0] / found[:, 1].clamp(min=1)
+        of = rollouts.request.tolist()
+        answers = [[*prefixes[r], *rest] for r, rest in zip(of, rollouts.completions(), strict=True)]
+        graded = self.world.grade_all([tasks[r] for r in of], answers)
+        return rollouts, torch.tensor([g["success"] if g else torch.nan for g in graded])
 
     def _sampling(
         self,
