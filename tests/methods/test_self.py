@@ -28,6 +28,7 @@ from panoply.methods.reasoning_data.self import (
 from panoply.policies.control import ControlPolicy, PolicySpec
 from panoply.run import Run
 from panoply.worlds.control.bandit import Bandit
+from panoply.worlds.control.world import Box
 from panoply.worlds.world import Task
 
 
@@ -228,6 +229,6 @@ def test_a_run_is_judged_by_what_became_of_single_problems(tmp_path: Path) -> No
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(PanoplyError, match="temperature"):
         pp.plan("self", "chain", settings={"sample.temperature": 0.0})
+    more = Box((3,), (-1.0,) * 3, (1.0,) * 3)
     with pytest.raises(PanoplyError, match="needs hidden layers"):
-        pp.plan("hdpo", "inventory", settings={"policy.shared": True, "policy.hidden": (), "world.stores": 3,
-                                               "world.warehouse": True})  # fmt: skip
+        ControlPolicy.fresh(Box((4,), nodes=(2, 2)), more, PolicySpec(hidden=(), shared=True))
