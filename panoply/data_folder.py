@@ -43,7 +43,7 @@ def write(folder: Path, rows: Iterable[Row]) -> str:
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if not text:
         raise PanoplyError(
-            "No row of data came out of it: ask for more tasks or answers, or for easier ones."
+            "No row of data came out of it: ask for more tasks or answers, or for easier or harder ones."
         )
     write_atomically(folder / FILE, text)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -12,6 +12,7 @@ Then `panoply eval RUN --by spread --set problems=50` judges a run by it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,12 @@ class Judged:
         if found is None or found.problem() is not None:
             raise PanoplyError(f"Step {step} of {self.run.folder} is not kept, or not whole.")
         return kind_of(self.world).open_policy(str(found.model), self.world, Options(device="cpu"), {})
+
+    def start(self) -> Any:
+        """The policy that the run began with."""
+        plan = self.run.plan()
+        options = dataclasses.replace(plan.options, device="cpu")
+        return kind_of(self.world).open_policy(options.model, self.world, options, plan.policy_options)
 
     def score(self, policy: Any, problems: int, seed: int = 0) -> float:
         """What a policy really does: the mean of sampled answers, or of returns, on held-out problems or starts."""
