@@ -72,6 +72,8 @@ def test_sub_problems_are_asked_after_the_right_answers_before_them() -> None:
 
     assert parts_solved(WORLD, ask, TASKS) == [[True, False, True, True]] * 4
     assert asked == [0, 3, 6, 9] * 4
+    found = means(axes(WORLD, ask, TASKS))
+    assert (found["sub-problems"], found["all of them"]) == (0.75, 0.0)
     assert all(WORLD.gold(task)[:3] != [0] * 3 for task in TASKS)
 
 
