@@ -33,9 +33,16 @@ from panoply.units import (
 )
 
 __all__ = [
-    "DEMONSTRATION", "KEY_UNITS", "OPEN", "OWN", "REPLAY", "STREAMS", "SYNTHETIC", "TEACHER", "TERMINATED", "TRUNCATED",
-    "Column", "Experience", "Ragged", "Segments", "Table", "Unit", "distinct", "moved", "segment_mean", "transcript",
+    "BLANK", "DEMONSTRATION", "KEY_UNITS", "OPEN", "OWN", "REPLAY", "STREAMS", "SYNTHETIC", "TEACHER", "TERMINATED",
+    "TRUNCATED", "Column", "Experience", "Ragged", "Segments", "Table", "Unit", "distinct", "moved", "segment_mean",
+    "transcript",
 ]  # fmt: skip
+
+
+SAID = ("logp", "entropy", "kept", "answer_likelihood")
+"""Columns that a policy has computed, in the context that a decision was taken in."""
+BLANK = 0
+"""The token that stands in a record where a vector was read and no token."""
 
 
 @dataclass(frozen=True)
@@ -144,13 +151,32 @@ class Experience:
             next_number = max(next_number, number[row] + 1)
         lengths, place = torch.tensor(shared), self["context"]
         moved = self["position"] + (lengths - self.context.tensor("shared"))[place]
-        told = [
-            n for n in self.decisions if n in ("logp", "entropy", "kept", "answer_likelihood") or "@" in n
-        ]
+        told = [n for n in self.decisions if n in SAID or "@" in n]
         kept = self.without(*told).decisions.plus({"position": moved})
         said: dict[str, Column] = {
             "tokens": Ragged.from_lists(tokens), "prompt": torch.tensor(number), "shared": lengths
         }  # fmt: skip
+        return Experience(kept, self.context.plus(said), self.pairs, self.lists)
+
+    def prefixed(self, vectors: Tensor) -> Experience:
+        """The same answers after prompts that begin with [contexts, n, width] vectors, each with its own.
+
+        The places that those take are tokens that are never read. What a policy has said of the answers is dropped.
+        """
+        if "vectors" in self.context:
+            raise PanoplyError("Answers with vectors in them cannot be put after others.")
+        rows, n, width = vectors.shape
+        tokens = [[BLANK] * n + row for row in self.context.ragged("tokens").tolist()]
+        offsets = torch.arange(rows + 1) * n
+        said: dict[str, Column] = {
+            "tokens": Ragged.from_lists(tokens),
+            "prompt": torch.arange(rows),
+            "shared": self.context.tensor("shared") + n,
+            "vectors": Ragged(vectors.reshape(-1, width), offsets),
+            "vectors_at": Ragged(torch.arange(n).repeat(rows), offsets),
+        }
+        told = [name for name in self.decisions if name in SAID or "@" in name]
+        kept = self.without(*told).decisions.plus({"position": self["position"] + n})
         return Experience(kept, self.context.plus(said), self.pairs, self.lists)
 
     def looked_up(self, name: str, by: str = "context") -> Tensor:

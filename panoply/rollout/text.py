@@ -14,6 +14,7 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError, Resumable
 from panoply.experience import (
+    BLANK,
     OWN,
     Column,
     Experience,
@@ -86,11 +87,13 @@ class Collector(Given):
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
         max_tokens: int | None = None,
+        prefixes: Sequence[Tensor | None] = (),
     ) -> Experience:
         """A group of the policy's own episodes for each task, with the world's signals on their last decisions.
 
-        group   how many episodes: one number for all tasks, or one for each
-        into    keys of groups that the episodes join, one a task; left out, every task has a new group
+        group      how many episodes: one number for all tasks, or one for each
+        into       keys of groups that the episodes join, one a task; left out, every task has a new group
+        prefixes   [n, width] vectors that the policy reads before the prompt, for each episode, or none
         """
         penalties = (repetition_penalty, presence_penalty, frequency_penalty)
         sampling = self._sampling(temperature, top_p, top_k, min_p, *penalties, max_tokens)
@@ -98,10 +101,14 @@ class Collector(Given):
         first = self.state["episodes"]
         seeds = [self._draw(first + i) for i in range(len(asked))]
         plays = [self.world.play(task) for task in asked]
+        if self.world.markov and prefixes:
+            raise PanoplyError(
+                f"Every turn in {self.world.name} has a prompt of its own, and a prefix is of one."
+            )
         played = (
             self._markov(plays, seeds, sampling)
             if self.world.markov
-            else self._appended(plays, seeds, sampling)
+            else self._appended(plays, seeds, sampling, prefixes)
         )
         return self._experience(asked, keys, *played)
 
@@ -114,7 +121,13 @@ class Collector(Given):
         finally:
             self._heat = before
 
-    def _appended(self, plays: list[Play], seeds: list[int], sampling: Sampling) -> Played:
+    def _appended(
+        self,
+        plays: list[Play],
+        seeds: list[int],
+        sampling: Sampling,
+        prefixes: Sequence[Tensor | None] = (),
+    ) -> Played:
         """Turns in one context each episode: the world's observations are appended to what came before."""
         log = Replies(plays)
 
@@ -123,10 +136,16 @@ class Collector(Given):
             return None if reply.done else reply.observation
 
         single = type(self.world).play is TextWorld.play
-        starts: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        starts: dict[tuple[tuple[int, ...], int], list[int]] = defaultdict(list)
+        given = dict(enumerate(prefixes))
         for row, play in enumerate(plays):
-            starts[play.prompt].append(row)
-        requests = [Request(prompt, [seeds[r] for r in rows]) for prompt, rows in starts.items()]
+            prefix = given.get(row)
+            blank = () if prefix is None else (BLANK,) * len(prefix)
+            starts[(*blank, *play.prompt), -1 if prefix is None else row].append(row)
+        requests = [
+            Request(prompt, [seeds[r] for r in rows], prefix=given.get(alone))
+            for (prompt, alone), rows in starts.items()
+        ]
         order = torch.tensor([r for rows in starts.values() for r in rows])
         log.rows = order.tolist()
         ending, mask = None if single else on_stop, self._mask([plays[r] for r in log.rows])
