@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 from hinting import Scripted, given_steps, outcomes
+from kit import hand
 from tiny import bare, metrics, resume
 
 import panoply as pp
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
-from panoply.methods.reasoning_data.ghpo import rescued
+from panoply.methods.reasoning_data.ghpo import ghpo, rescued
 from panoply.slots.sample.hints import hinted, shown, steps_of
 from panoply.worlds.text.chain import Chain
 from panoply.worlds.world import TextWorld
@@ -97,6 +98,20 @@ def test_a_cold_start_and_a_start_without_hints(
     """A level that, in whole steps, gives no more than the one before is not asked."""
     collect, _ = collected(version, **settings)
     assert [max(steps for _, steps in call) for call in collect.asked] == calls
+
+
+def test_advantages_are_the_published_trainer_s() -> None:
+    """R = accuracy + ½·format, less the group's mean, over its deviation (of n − 1) and 1e-4, written out."""
+    right, ended = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
+    made = hand(group=[0, 0, 0, 1, 1, 1], **{"signal:success": right, "signal:ended": ended})
+    published = ghpo()
+    found = published.credit(made.with_columns(reward=published.reward(made)))
+    wanted = []
+    for rewards in ([1.5, 0.5, 0.0], [1.5, 0.5, 0.5]):
+        mean = sum(rewards) / 3
+        deviation = (sum((r - mean) ** 2 for r in rewards) / 2) ** 0.5
+        wanted += [(r - mean) / (deviation + 1e-4) for r in rewards]
+    assert found.tolist() == pytest.approx(wanted)
 
 
 def test_the_same_hint_for_all_and_one_that_fades() -> None:
