@@ -136,7 +136,7 @@ TINY = {
 """GRPO's, so that they can be compared. Answers of small worlds end by themselves: there is no format to be learned."""
 CONFIG = "hkgc-1/GHPO, recipes/Qwen2.5-Math-7B/ghpo/config_ghpo.yaml"
 PUBLISHED: Published = {
-    "arXiv 2507.10628, §4": {
+    "arXiv 2507.10628, by notes on it": {
         "sample.levels": (0.25, 0.5, 0.75),
         "sample.cold": 20,
         "sample.first": 0.5,

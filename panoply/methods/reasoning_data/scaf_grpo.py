@@ -210,7 +210,10 @@ TINY = {
 """Small models have not learned to read knowledge or plans: the solution alone, in finer steps."""
 SCRIPT = "JIA-Lab-research/Scaf-GRPO, sh/hint_mix_grpo/bs256_6k_mix.sh"
 PUBLISHED: Published = {
-    "arXiv 2510.19807, §3": {"sample.tiers": ("knowledge", "plan", "solution"), "sample.chunks": 4},
+    "arXiv 2510.19807, by notes on it": {
+        "sample.tiers": ("knowledge", "plan", "solution"),
+        "sample.chunks": 4,
+    },
     SCRIPT: {
         "sample.prompts": 256,
         "sample.group": 8,
