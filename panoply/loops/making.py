@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -76,6 +76,16 @@ class Maker:
 
     def row(self, place: int, task: Any, decode: Any) -> Row:
         return {"task": place, "id": task.id, "prompt": decode(list(task.prompt))}
+
+    def answer(self, place: int, task: Any, answer: Sequence[int], **numbers: float) -> Row:
+        """A given answer to a task, as a row of data."""
+        decode, said = cast(Any, self.world).tokenizer.decode, list(answer)
+        return {
+            **self.row(place, task, decode),
+            "answer": said,
+            "text": decode(said),
+            "numbers": dict(numbers),
+        }
 
     def judged(self, judge: str, rows: Sequence[Row]) -> list[float]:
         """What a reward model (a run of `reward-model`, or a folder) gives for the answer of each row."""

@@ -131,7 +131,7 @@ CLAIM = Learns(
     "all demonstrations.",
     over="grpo",
     world="chain:kinds",
-    budget="episodes=7680",
+    budget="episodes=15360",
     tune={},
     fixed="the two learners of ReLIFT have a rate each and GRPO has one: all are 3e-4, GRPO's own for such a model",
     also=("success", "held_out_sampled_differences", "held_out_sampled_products", "demonstrations"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from panoply import data_folder
 from panoply.parts import Finding, part
+from panoply.slots.sample.taught import verified
 
 if TYPE_CHECKING:
     from panoply.data_folder import Row
@@ -54,6 +55,21 @@ def solved_by(
     for rows in maker.answered(policy, prompts, answers, temperature):
         right = {tuple(row["answer"]): row for row in rows if row["numbers"].get("success", 0.0) == 1.0}
         yield from list(right.values())[:most]
+
+
+@part(
+    "make",
+    equation="a teacher's answer to each of {prompts} tasks",
+    needs={"world:text", "world:reference"},
+    bounds=LIMITS,
+)
+def solved_for(maker: Maker, *, prompts: int = 256) -> Iterator[Row]:
+    """Right answers of the world's teacher to tasks as they come, whether a policy needs them or not."""
+    collect = maker.collect("start")
+    for place in (collect.place(i) for i in range(prompts)):
+        task = collect.task(place)
+        for answer in verified(maker.world, task)[:1]:
+            yield maker.answer(place, task, answer)
 
 
 def _range(held: Any, method: Any) -> list[Finding]:
