@@ -56,11 +56,14 @@ class ControlTree(Tree):
         each = found.by("episode")
         signals = {n[7:]: each.sum(found[n]).tolist() for n in found.decisions if n.startswith("signal:")}
         entropy = each.mean(found["entropy"]).tolist() if "entropy" in found else [math.nan] * len(parents)
+        logp = each.sum(found["logp"].double()).tolist()
         ends, length, earned = each.last(found["end"]), each.count, each.last(found["earned"])
         for i, (parent, node) in enumerate(zip(parents, before, strict=True)):
             own = {name: values[i] for name, values in signals.items()}
             turn = node.turn + int(length[i])
-            self.nodes.append(Node(parent, node.task, node.depth + 1, turn, entropy[i], 0, int(ends[i]), own))
+            made = Node(parent, node.task, node.depth + 1, turn, entropy[i], 0, int(ends[i]), own)
+            made.decisions, made.logp = int(length[i]), logp[i]
+            self.nodes.append(made)
             self._stands.append((envs, i, float(earned[i])))
 
     def experience(self) -> Experience:

@@ -71,20 +71,22 @@ class TextTree(Tree):
         rollouts = collect.generate(requests, sampling, mask=mask, entropy=True)
         parents = [at[request].node for request in rollouts.request.tolist()]
         self._write(rollouts, parents)
-        row, entropy = (rollouts.decisions.tensor(name) for name in ("context", "entropy"))
-        means = Segments(row).mean(entropy).tolist()
+        edges = Segments(rollouts.decisions.tensor("context"))
+        means = edges.mean(rollouts.decisions.tensor("entropy")).tolist()
+        sums = edges.sum(rollouts.decisions.tensor("logp").double()).tolist()
         first = len(self.nodes)
-        for parent, said, end, mean in zip(
-            parents, rollouts.completions(), rollouts.end.tolist(), means, strict=True
+        for parent, said, end, mean, logp in zip(
+            parents, rollouts.completions(), rollouts.end.tolist(), means, sums, strict=True
         ):
-            self._add(parent, said, end, mean)
+            self._add(parent, said, end, mean, logp)
         if self._one_turn:
             self._grade(range(first, len(self.nodes)))
 
-    def _add(self, parent: int, said: list[int], end: int, entropy: float) -> None:
+    def _add(self, parent: int, said: list[int], end: int, entropy: float, logp: float) -> None:
         """The node that an edge leads to; where it ends a turn, the world has its say."""
         before, stand, world = self.nodes[parent], self._stands[parent], self.collect.world
         node = Node(parent, before.task, before.depth + 1, before.turn, entropy, earned={})
+        node.decisions, node.logp = len(said), logp
         now = _Stand(stand.play, stand.seen, [*stand.said, *said])
         full = len(now.seen) + len(now.said) >= self.collect.policy.context_length
         if end == TERMINATED or full or len(now.said) >= world.max_tokens:
@@ -134,12 +136,62 @@ class TextTree(Tree):
             moved["temperature"] = torch.ones(len(row))
         self._tables.append((decisions.plus(moved), rollouts.context.plus({"prompt": group})))
 
-    def experience(self) -> Experience:
-        edges, worth = self._edges(), self.worth()[len(self.tasks) :]
-        over = [e for e in edges if e.ended]
+    def trajectories(self, ends: Sequence[int]) -> Experience:
+        """Whole episodes of one turn from a task's start, one for each of some ends, those of a task a group.
+
+        What several have in common is in each of them. Column `node` says to which node a decision leads. All that was
+        sampled for the tree is counted, whether it is in one of them or not.
+        """
+        self._refuse_ungraded()
+        decisions, context = (Table.cat(list(several)) for several in zip(*self._tables, strict=True))
+        self.collect._count(decisions)
+        roots, edge = len(self.tasks), decisions.tensor("context")
+        count = edge.bincount(minlength=len(self._edges()))
+        first = count.cumsum(0) - count
+        rows, row = [], []
+        for number, end in enumerate(ends):
+            path = [end]
+            while self.nodes[path[-1]].parent >= roots:
+                path.append(self.nodes[path[-1]].parent)
+            mine = [torch.arange(int(count[n - roots])) + first[n - roots] for n in reversed(path)]
+            rows += mine
+            row += [number] * sum(map(len, mine))
+        taken, of = torch.cat(rows), torch.tensor(row)
+        nodes = [self.nodes[end] for end in ends]
+        tasks = [self.tasks[node.task] for node in nodes]
+        last = Segments(of).is_last()
+        selves = self.collect.selves
+        columns: dict[str, Column] = {
+            **{name: column[of] for name, column in self.collect._of_tasks(tasks).items()},
+            "node": edge[taken] + roots,
+            "context": of,
+            "group": torch.tensor([self.nodes[node.task].group for node in nodes])[of],
+            "episode": self._first + torch.tensor(ends)[of] - roots,
+            "version": torch.full_like(of, self.collect.version),
+            "source": torch.full_like(of, OWN),
+            **({"actor": torch.full_like(of, self.collect.actor)} if selves and selves.actors else {}),
+            "end": torch.tensor([node.end for node in nodes])[of].masked_fill(~last, OPEN),
+        }
+        for name in sorted({name for node in nodes for name in node.earned or ()}):
+            value = torch.tensor([(node.earned or {}).get(name, 0.0) for node in nodes])
+            columns[f"signal:{name}"] = value[of] * last
+        whole = context.take(torch.tensor(ends) - roots).plus(
+            {
+                "prompt": torch.tensor([node.task for node in nodes]),
+                "shared": torch.tensor([len(task.prompt) for task in tasks]),
+            }
+        )
+        return Experience(decisions.take(taken).plus(columns), whole)
+
+    def _refuse_ungraded(self) -> None:
+        over = [e for e in self._edges() if e.ended]
         if over and all(e.earned is None for e in over):
             why = "; ".join(self.collect.world.failures())
             raise Resumable(f"Not one of {len(over)} answers could be graded: {why}.")
+
+    def experience(self) -> Experience:
+        edges, worth = self._edges(), self.worth()[len(self.tasks) :]
+        self._refuse_ungraded()
         decisions, context = (Table.cat(list(several)) for several in zip(*self._tables, strict=True))
         self.collect._count(decisions)
         row = decisions.tensor("context")

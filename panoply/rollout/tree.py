@@ -46,6 +46,10 @@ class Node:
     """What the edge itself earned; none where it is at its end and could not be graded."""
     group: int = -1
     """The key of the group that the edges from here form."""
+    decisions: int = 0
+    """How many the edge has."""
+    logp: float = 0.0
+    """The sum of their log-probabilities."""
 
     @property
     def ended(self) -> bool:

@@ -388,6 +388,7 @@ TINY = {
     "data.refresh": 8,
     "data.critic_lr": 1e-3,
     "data.critic_batch": 64,
+    "data.critic_epochs": 8,
     "losses.advantage_regression.beta": 0.2,
     "update.lr": 3e-4,
     "update.beta2": 0.95,
