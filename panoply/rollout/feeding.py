@@ -66,8 +66,12 @@ class Feeding:
             lambda: normals(slots.stream, position, self.width),
         )
         thinks, vectors = self.thoughts.think(seen)
-        self.there[:n], self.vectors[:n] = thinks & slots.live, vectors.to(self.vectors.dtype)
-        at = self.there[:n].nonzero().flatten()
+        thinks &= slots.live
+        self.there[:n] = torch.where(
+            slots.live, thinks, self.there[:n]
+        )  # what has ended keeps its last vector
+        at = thinks.nonzero().flatten()
+        self.vectors[at] = vectors[at].to(self.vectors.dtype)
         self._record.append((slots.row[at], position[at], self.vectors[at]))
         told = {"logp": draw.logp} | ({} if draw.entropy is None else {"entropy": draw.entropy})
         scored: dict[str, Any] = dict(self.thoughts.scored(told, at, self.vectors[at], state))

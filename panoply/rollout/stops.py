@@ -28,6 +28,10 @@ class StopStrings:
         self._window = 4 * max(map(len, strings)) + 8
         self.may: Tensor = torch.tensor([self._may(i) for i in range(vocabulary)], device=device)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> StopStrings:
+        """It never changes, and copies of a model that has one share it."""
+        return self
+
     def _may(self, token: int) -> bool:
         if self._always:
             return True

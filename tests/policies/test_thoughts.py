@@ -71,10 +71,13 @@ def gap(policy: TextPolicy, experience: Experience) -> float:
         return float((policy.score(experience)["logp"] - experience["logp"]).abs().max())
 
 
-def engine(policy: TextPolicy, prompts: list[list[int]], slots: int = 512, **more: Any) -> Rollouts:
+def engine(
+    policy: TextPolicy, prompts: list[list[int]], slots: int = 512, patience: int = 1, **more: Any
+) -> Rollouts:
     requests = [Request(p, [10 * i + k for k in range(3)]) for i, p in enumerate(prompts)]
     sampling = Sampling(max_tokens=9, stop_tokens=WORLD.stop_tokens)
-    return TextEngine(policy.model, slots=slots, compact=0.1).generate(requests, sampling, **more)
+    made = TextEngine(policy.model, slots=slots, compact=0.1, patience=patience)
+    return made.generate(requests, sampling, **more)
 
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [2, 2]]
@@ -121,6 +124,10 @@ def test_an_observation_comes_after_the_vector_of_the_token_before_it() -> None:
     policy = thinking(marker="never said")
     replies: Callable[[Any], list[int] | None] = lambda turn: [5, 6, 7] if turn.turn == 0 else None  # noqa: E731
     found = engine(policy, PROMPTS, on_stop=replies)
+    late = engine(policy, PROMPTS, patience=4, on_stop=replies)
+    assert late.completions() == found.completions(), (
+        "whoever looks for ended turns seldom finds their vectors"
+    )
     played = Experience(found.decisions, found.context)
     assert int(played["turn"].max()) == 1
     assert gap(policy, played) < 1e-4
