@@ -118,7 +118,7 @@ def others(value: Any, annotation: Any) -> Iterator[Any]:
             yield None
         elif typing.get_origin(option) is tuple and isinstance(value, tuple) and value:
             yield tuple(v * 2 if isinstance(v, int | float) else v for v in value)
-            yield value[:1]
+            yield from (value[:1], value[-1:])
 
 
 def settings_of(plan: Any) -> Iterator[tuple[str, str, Any, Any]]:

@@ -190,6 +190,7 @@ def test_no_hint_in_an_evaluation_and_resume_bit_for_bit(
         ("chain", {"sample.levels": (0.0, 0.5)}, "above 0"),
         ("chain", {"sample.first": 1.0}, "from 0 up to 1"),
         ("chain", {"sample.cold": 0, "sample.first": 0.3}, "no cold start"),
+        ("chain", {"sample.cold": 3, "sample.start": 3}, "sample.cold has no effect"),
         ("chain", {"sample.temperature": 0.0}, "would be the same"),
         ("chain", {"sample.name": "luck"}, "luck"),
         ("chain", {"sample": "hinted", "sample.share": 0.0}, "no hint is given"),

@@ -47,7 +47,10 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
 
 
 def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
-    return [("first", "there is no cold start (cold=0)")] if held.cold == 0 else []
+    if held.cold == 0:
+        return [("first", "there is no cold start (cold=0)")]
+    late = f"hints begin when it is over (start={held.start})"
+    return [("cold", late), ("first", late)] if held.start >= held.cold else []
 
 
 @part(
