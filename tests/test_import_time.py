@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import tiny
 
 HEAVY = {
     "torch", "numpy", "scipy", "numba", "gymnasium", "transformers", "ray", "vllm", "mujoco", "matplotlib", "rich",
@@ -54,3 +56,11 @@ def test_commands_that_only_look_do_not_load_torch() -> None:
     found = loaded(words.replace("redirect_stdout(io.StringIO())", "redirect_stderr(io.StringIO()) as said")
                    + "assert 'There is no folder' in said.getvalue()")  # fmt: skip
     assert not found & (HEAVY - {"numpy"})
+
+
+def test_a_run_loads_no_compiler(tmp_path: Path) -> None:
+    """torch's own takes as long to load as torch itself."""
+    small = [*tiny.words(**{"run.checkpoint_every": 1}), "--model", "fresh", "--threads", "1", "--steps", "1"]
+    found = loaded(COMMAND.format(words=["train", "grpo", *small, "--quiet", "--run", str(tmp_path / "run")]))
+    assert "torch._dynamo" not in found
+    assert tiny.result(tmp_path / "run")["steps"] == 1

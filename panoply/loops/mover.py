@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
+from panoply.loops.compiler import leave_unloaded
 from panoply.parts import Part
 from panoply.policies.expert_adapters import LowRankExperts
 from panoply.policies.low_rank import LowRank
@@ -55,6 +56,7 @@ class Mover:
         settings = update.settings()
         self.masters, self.update, self.total_steps = masters, update, total_steps
         self.rates, self.borrows = rates or {}, borrows
+        leave_unloaded()
         self.optimiser: torch.optim.Optimizer = update(_in_groups(masters.moving, self.rates))
         self.solver = self.optimiser if isinstance(self.optimiser, Solver) else None
         """The optimiser again, where it wants more than gradients."""

@@ -166,12 +166,20 @@ def _normed(norm: Norm | None, x: Tensor) -> Tensor:
     return out
 
 
+class Embedding(nn.Embedding):
+    """One that draws no weights on no device, for which torch would load its compiler (`loops/compiler.py`)."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 class Stack(nn.Module):
     """Embedding, blocks and final norm: what Hugging Face calls `model`."""
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.width)
+        self.embed_tokens = Embedding(config.vocab_size, config.width)
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.layers))
         self.norm = Norm(config.width, config.norm_eps, config.layout.norm_offset)
 
