@@ -178,6 +178,7 @@ def test_a_run(tmp_path: Path) -> None:
         ("chain", {"sample.chunks": 0}, "at least 1"),
         ("chain", {"sample.group": 2, "sample.under": "both"}, "at least 3"),
         ("chain", {"sample.group": 1}, "at least 2"),
+        ("chain", {"sample.under": "bare"}, "sample.under has no effect"),
     ],
 )
 def test_refusals(world: str, settings: dict[str, object], said: str) -> None:

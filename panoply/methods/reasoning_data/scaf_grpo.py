@@ -69,6 +69,12 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
     return greedy_groups(held, method)
 
 
+def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
+    if held.under == "bare" and held.tiers == ("solution",):
+        return [("under", "steps of the solution stay in a bare prompt, since the answer goes on from them")]
+    return []
+
+
 def _cost(held: Any, of: Lengths) -> Tokens:
     sampled, trained = own_episodes(held, of)
     return sampled + held.prompts * len(held.tiers) * held.chunks * of.answer, trained
@@ -82,6 +88,7 @@ def _cost(held: Any, of: Lengths) -> Tokens:
     ),
     bounds={**DRAWN, "chunks": "at least 1", "warmup": "at least 0"},
     impossible=_impossible,
+    inert=_inert,
     cost=_cost,
 )
 def scaffolded(
