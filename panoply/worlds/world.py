@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, unknown
 from panoply.parts import check_fields
 from panoply.policies.tokenizer import Tokenizer
 from panoply.worlds.measures import Measuring
@@ -132,6 +132,8 @@ class TextWorld(Measuring, ABC):
     """Named settings on which a baseline was seen to learn: `--world chain:wall`."""
     limit: ClassVar[str] = ""
     """The setting of this world that says how long an answer may be, where it has one."""
+    teachers: ClassVar[tuple[str, ...]] = ("reference", "careless")
+    """Who may be asked to `teach`, by name: the reference answers, the careless teacher, and a world's own."""
     step_tokens: ClassVar[int] = 1
     """Tokens of one step of a reference answer. Hints give whole steps."""
 
@@ -242,6 +244,12 @@ class TextWorld(Measuring, ABC):
     def solutions(self, task: Task) -> list[list[int]]:
         """Right answers to a task, one of each teacher: the reference alone, unless a world has several teachers."""
         return [self.gold(task)]
+
+    def teach(self, task: Task, teacher: str, rng: np.random.Generator) -> list[int]:
+        """An answer of one of the teachers, right or not."""
+        if teacher not in self.teachers:
+            raise unknown(f"teacher of {self.name}", teacher, self.teachers)
+        return self.gold(task) if teacher == "reference" else self.demonstrate(task, rng)
 
     def demonstrate(self, task: Task, rng: np.random.Generator) -> list[int]:
         """The answer of a careless teacher, who has the skill but not the habit."""

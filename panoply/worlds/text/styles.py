@@ -56,6 +56,8 @@ class Styles(CharacterWorld):
     traps: bool = True
     """Whether style A is wrong where a problem begins with an even digit."""
 
+    teachers: ClassVar[tuple[str, ...]] = ("reference", "careless", *STYLES, "native")
+    """Who writes in one style never slips; `native` writes in any but D, and slips in one product of ten."""
     keys: ClassVar[frozenset[str]] = frozenset({"domain"})
     bounds: ClassVar[Mapping[str, str]] = {
         "operations": "from 1 to 16",
@@ -141,6 +143,14 @@ class Styles(CharacterWorld):
         style = style or str(rng.choice(list(STYLES), p=self.habit))
         slips = (rng.random(self.operations) < self.slip).tolist()
         return self.tokens(self._written(task.data["problem"], style, slips) + END)
+
+    def teach(self, task: Task, teacher: str, rng: np.random.Generator) -> list[int]:
+        if teacher in STYLES:
+            return self.gold(task, teacher)
+        if teacher == "native":
+            style, slips = "ABC"[int(rng.integers(3))], (rng.random(self.operations) < 0.1).tolist()
+            return self.tokens(self._written(task.data["problem"], style, slips) + END)
+        return super().teach(task, teacher, rng)
 
     def conclusion(self, task: Task) -> tuple[list[int], list[int]]:
         return self.tokens("="), self.tokens(self._results(task.data["problem"])[-1] + END)
