@@ -177,7 +177,9 @@ def ghpo() -> OnPolicy:
     the group differ. The whole group is redone, so that answers with a hint are never compared with answers without.
 
     What is surprising: nothing takes hints away again. They are given only where a group fails without, and so fade by
-    themselves as the policy gets better; the mean `hint_share` tells. A step may sample four times what GRPO samples.
+    themselves as the policy gets better; the mean `hint_share` tells. A step may sample four times what GRPO samples:
+    where every step of an answer needs the same skill, as in `chain`, half of the answer given to every problem teaches
+    that skill in fewer decisions, and is ahead of it at as many.
 
     The authors' code cuts hints by characters, here they are whole steps of the world's reference answer. It averages
     over tokens (`reduce=token_mean`) where the paper averages over answers first, and has no cold start (`sample.cold`)
