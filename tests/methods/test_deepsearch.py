@@ -257,6 +257,7 @@ def test_what_cannot_be_is_refused() -> None:
         ({"sample.temperature": 0.0}, "branches of a node would be the same"),
         ({"sample.pool": 8}, "a step takes 16 prompts"),
         ({"sample.rare": 0.5}, "prompts never come again"),
+        ({"sample.explore": 1.0}, "only from the root"),
         ({"sample.after": "root", "sample.doubt": 0.1}, "begins at the root"),
         ({"credit.epsilon": 0.1}, "nothing divides"),
     ):

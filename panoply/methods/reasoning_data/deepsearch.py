@@ -198,8 +198,11 @@ def _inert(held: Any, method: Any) -> list[Finding]:
     if held.after == "root":
         names = ("quality", "doubt", "deep", "bonus")
         found += [(name, "after an answer the search begins at the root") for name in names]
-    elif held.deep == 0:
-        found.append(("bonus", "depth counts nothing (sample.deep=0)"))
+    else:
+        found.append(
+            ("explore", "only from the root on are there children that differ in visits (sample.after)")
+        )
+        found += [("bonus", "depth counts nothing (sample.deep=0)")] if held.deep == 0 else []
     if held.squash == 0:
         found.append(("most", "values are not limited (sample.squash=0)"))
     return found
@@ -268,7 +271,7 @@ def searched(
 
     group      answers that are kept of a tree; fewer only where the whole tree has fewer
     segment    tokens of a piece
-    explore    λ of Q + λ·√(ln N(parent)/N), by which a child is chosen
+    explore    λ of Q + λ·√(ln N(parent)/N), by which a child is chosen; new ones are all alike, and the first is taken
     after      where the search goes on after an answer: at the best of all open nodes, or down from the root
     quality, doubt, deep   λ₁, λ₂ and λ₃ of an open node's worth: Q of its parent, −mean log-probability of its tokens,
                and how deep it lies
@@ -488,6 +491,7 @@ TINY = {
 CLAIM = Learns(
     "Where one early mistake ruins an answer, searching a tree for answers and crediting tokens with the values of its "
     "nodes learns more than GRPO from as many sampled tokens.",
+    method="deepsearch=deepsearch:sample.prompts=32,sample.group=4",
     race="chain",
     also=("success", "total_decisions"),
     shows=(Shows("mean:degenerate_groups", least=0.05),),
@@ -544,7 +548,9 @@ def deepsearch() -> OnPolicy:
     What is surprising: failures never lower a node that lies on the way to a success, and a success wipes out what
     failures have said before. So where all answers fail, early pieces, which failures touch least, are still above the
     mean and are raised. Values are sums that grow with visits, hence the tanh. A prefix that several answers share is
-    learned once for each.
+    learned once for each. Of the children of a node that is expanded for the first time none has been visited more than
+    the others, so that what the paper chooses by an upper bound is always the first of them, unless the search begins
+    at the root again (`sample.after=root`).
 
     The released code has λ₂ = 0.4 but leaves that term out unless asked (`sample.doubt=0`), and stops with an error
     where a tree has no open node left; here ends that were found beside others are taken then. An answer that is not
