@@ -218,7 +218,8 @@ def sample(
 
     which   checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
     """
-    from panoply.rollout.engine import Request, TextEngine
+    from panoply.rollout.denoising import engine_of
+    from panoply.rollout.engine import Request
     from panoply.rollout.sampling import Sampling
     from panoply.seeds import stable_hash
     from panoply.threads import with_threads
@@ -250,7 +251,7 @@ def sample(
     )
     seeds = [stable_hash("sample", seed, i) for i in range(n)]
     with with_threads(threads):
-        rollouts = TextEngine(policy.model, policy.tokenizer).generate([Request(tokens, seeds)], sampling)
+        rollouts = engine_of(policy).generate([Request(tokens, seeds)], sampling)
     return [policy.tokenizer.decode(c) for c in rollouts.completions()]
 
 

@@ -19,7 +19,8 @@ from panoply.costs import Cost, Lengths, cost, part_tokens
 from panoply.experience import Experience
 from panoply.kinds import is_text, kind_of
 from panoply.parts import Part
-from panoply.rollout.engine import Request, Rollouts, TextEngine
+from panoply.rollout.denoising import engine_of
+from panoply.rollout.engine import Request, Rollouts
 from panoply.rollout.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Pace:
 
 def measure(policy: TextPolicy, prompt: Sequence[int], rows: int = ROWS, tokens: int = TOKENS) -> Pace:
     """Write some short answers and take a gradient of them, without moving a weight or any random stream."""
-    engine = TextEngine(policy.model, policy.tokenizer, slots=SLOTS)
+    engine = engine_of(policy, slots=SLOTS)
     found: dict[tuple[int, int], Any] = {}
 
     def write(rows: int, tokens: int) -> float:

@@ -256,10 +256,12 @@ class Decoder(nn.Module):
         taps: Collection[int] = (),
         packing: Packing | None = None,
         inputs: Inputs | None = None,
+        sight: Visibility | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Also the states after `taps` blocks, as transformers counts: 0 the embedding, the last normed.
 
-        A `packing` says who sees whom in one packed row, `inputs` where vectors are read.
+        A `packing` says who sees whom in one packed row, a `sight` in padded ones where that is not as usual; `inputs`
+        where vectors are read.
         """
         if segments is not None and cache is not None:
             raise ValueError("segments and a cache cannot be combined")
@@ -267,15 +269,15 @@ class Decoder(nn.Module):
             raise PanoplyError(f"There is no hidden state {bad[0]} in {self.config.layers} layers.")
         x = self.embed(tokens, inputs)
         rotations = self.rotations(positions, x.dtype)
-        sight = packing or Visibility(positions, segments, cache is not None, x.dtype)
+        seen = packing or sight or Visibility(positions, segments, cache is not None, x.dtype)
         if packing is not None and self.fuses:
             return run_blocks(self, x, rotations, packing, taps)
         tapped = {0: x} if 0 in taps else {}
         for depth, block in enumerate(self.model.layers, start=1):
             if self.checkpointing and torch.is_grad_enabled() and cache is None:
-                x = checkpoint(block, x, rotations, sight, None, use_reentrant=False)
+                x = checkpoint(block, x, rotations, seen, None, use_reentrant=False)
             else:
-                x = block(x, rotations, sight, cache)
+                x = block(x, rotations, seen, cache)
             if depth in taps:
                 tapped[depth] = x
         x = self.normed(x)

@@ -138,6 +138,11 @@ class DecoderConfig:
             raise PanoplyError(f"The {self.model_type} layout turns all layers by one base.")
 
     @property
+    def causal(self) -> bool:
+        """Whether a token sees those before it alone; a masked-diffusion model sees all (`is_causal`: false)."""
+        return self.extras.get("is_causal") is not False
+
+    @property
     def layout(self) -> Architecture:
         return ARCHITECTURES[self.model_type]
 

@@ -34,6 +34,8 @@ class TextPolicy:
     """A model and its tokenizer. `shared=False` scores each sequence in its own row: slower, and equal."""
 
     medium = "text"
+    masked = False
+    """Whether it fills in masks instead of going on from the left (policies/masked.py)."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class TextPolicy:
         _check_dtype(dtype, torch.device(device))
         model = load_model(folder, dtype, device)
         words = folder if is_file(Path(folder) / "tokenizer.json") else model_under(Path(folder))
-        policy = cls(model, Tokenizer.load(words), files_beside=generation_config(folder))
+        policy = _kind(model, cls)(model, Tokenizer.load(words), files_beside=generation_config(folder))
         if (thoughts := read_thoughts(Path(folder), model.config.width)) is not None:
             policy.think(thoughts)
         return policy
@@ -81,7 +83,7 @@ class TextPolicy:
         model.to_empty(device="cpu")
         model.tie()
         model.initialise(seed)
-        return cls(model.to(device=device, dtype=dtype).eval(), tokenizer)
+        return _kind(model, cls)(model.to(device=device, dtype=dtype).eval(), tokenizer)
 
     def save(self, folder: str | Path) -> None:
         """A Hugging Face folder, replaced as a whole: a crash leaves the old one."""
@@ -132,7 +134,7 @@ class TextPolicy:
     def copy(self) -> TextPolicy:
         """A frozen snapshot that later training does not touch."""
         model = copied(self.model).requires_grad_(False).eval()
-        return TextPolicy(model, self.tokenizer, shared=self.shared, files_beside=self.files_beside)
+        return type(self)(model, self.tokenizer, shared=self.shared, files_beside=self.files_beside)
 
     @torch.no_grad()
     def fingerprint(self) -> str:
@@ -257,6 +259,15 @@ class TextPolicy:
             raise PanoplyError(
                 f"A sequence of {longest} tokens is longer than the model's context of {self.context_length}."
             )
+
+
+def _kind(model: Decoder | Foreign, usual: type[TextPolicy]) -> type[TextPolicy]:
+    """The policy that a model is: its config says whether it reads from the left or all at once."""
+    if getattr(model.config, "causal", True):
+        return usual
+    from panoply.policies.masked import MaskedPolicy
+
+    return MaskedPolicy
 
 
 def fingerprint(weights: Iterable[tuple[str, Tensor]]) -> str:

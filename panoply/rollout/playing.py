@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from panoply.errors import PanoplyError
 from panoply.kinds import is_text
 from panoply.policies.text import TextPolicy
-from panoply.rollout.engine import Request, TextEngine
+from panoply.rollout.denoising import engine_of
+from panoply.rollout.engine import Request
 from panoply.rollout.masks import of_plays
 from panoply.rollout.sampling import Sampling
 from panoply.seeds import stable_hash
@@ -68,7 +69,7 @@ def play(
     world: TextWorld, policy: TextPolicy, task: Task, n: int, temperature: float, seed: int, max_tokens: int
 ) -> list[Episode]:
     """`n` episodes of a problem, turn by turn."""
-    engine = TextEngine(policy.model, policy.tokenizer)
+    engine = engine_of(policy)
     decode = world.tokenizer.decode
     complete = None if type(world).complete is TextWorld.complete else world.complete
     longest = min(max_tokens, world.max_tokens)

@@ -23,6 +23,7 @@ from panoply.experience import (
 from panoply.policies.text import TextPolicy
 from panoply.rollout.answer_likelihood import answer_likelihood
 from panoply.rollout.collector import Given, Replies
+from panoply.rollout.denoising import engine_of
 from panoply.rollout.engine import Complete, OnStop, Request, Rollouts, TextEngine, Turn
 from panoply.rollout.masks import BatchMask, of_plays
 from panoply.rollout.sampling import Heat, Sampling
@@ -53,7 +54,7 @@ class Collector(Given):
         self.policy: TextPolicy = policy
         self.needs = needs
         """Columns asked for that only world and policy together can give: `answer_likelihood`."""
-        self._engine = TextEngine(policy.model, policy.tokenizer)
+        self._engine = engine_of(policy)
         self.state = {"tasks": 0, "groups": 0, "episodes": 0, "decisions": 0, "decode_steps": 0}
         self.version = 0
         self._heat: Heat | None = None
@@ -62,7 +63,7 @@ class Collector(Given):
     def engine(self) -> TextEngine:
         """Samples from who acts."""
         if self._engine.model is not self.policy.model:
-            self._engine = TextEngine(self.policy.model, self.policy.tokenizer)
+            self._engine = engine_of(self.policy)
         return self._engine
 
     def failures(self) -> dict[str, int]:

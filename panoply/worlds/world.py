@@ -119,7 +119,8 @@ class TextWorld(Measuring, ABC):
     """What a method may ask for beside tasks and grades: `reference` (gold answers), `teacher`, `teachers`
     (right answers of several), `hint`, `knowledge` and `plan` (aids that stand before a problem), `pairs`, `conclusion`
     (a final answer that can be asked for), `prefer` (annotators), `preference` (how likely they prefer), `judge` (which
-    steps are right), `referee` (answers can be put to a policy to be scored), `fork`."""
+    steps are right), `referee` (answers can be put to a policy to be scored), `privileged` (what a prompt leaves out
+    can be shown), `masks` (its model fills in masks), `fork`."""
     keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of its decisions beside those that all have: `domain`, where `part_of` tells kinds of problem apart."""
     preset: ClassVar[str] = "tiny"
@@ -318,6 +319,10 @@ class TextWorld(Measuring, ABC):
     def scores(self, task: Task, answer: Sequence[int]) -> list[float] | None:
         """What an answer to such a task gives each of the answers it was shown; None where that cannot be read."""
         raise PanoplyError(f"{self.name} has no question that asks for scores of answers.")
+
+    def privileged(self, task: Task) -> Task:
+        """The same problem with what its prompt leaves out, such as rules that are to be known by heart."""
+        raise PanoplyError(f"{self.name} has nothing that its prompts leave out.")
 
     def play(self, task: Task) -> Play:
         """A fresh episode of a task. Worlds of several turns give their own."""

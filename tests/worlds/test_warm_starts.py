@@ -9,11 +9,14 @@ from panoply.policies.build import open_policy, warm_start
 from panoply.worlds.text.add import Add
 from panoply.worlds.text.chain import Chain
 from panoply.worlds.text.copies import Copies
+from panoply.worlds.text.digits import Digits
 from panoply.worlds.text.hops import Hops
 from panoply.worlds.text.keydoor import Keydoor
 from panoply.worlds.text.manyanswers import ManyAnswers
 from panoply.worlds.text.mixed import Mixed
+from panoply.worlds.text.proofread import Proofread
 from panoply.worlds.text.referee import Referee
+from panoply.worlds.text.rules import Rules
 from panoply.worlds.text.strings import Strings
 from panoply.worlds.text.styles import Styles
 from panoply.worlds.text.tools import Tools
@@ -28,6 +31,9 @@ WORLDS: list[TextWorld] = [
     Copies(),
     Hops(),
     Referee(),
+    Rules(),
+    Proofread(),
+    Digits(),
     Styles(),
     Mixed(),
     Keydoor(),
