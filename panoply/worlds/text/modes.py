@@ -63,6 +63,8 @@ class Modes(CharacterWorld):
     keys: ClassVar[frozenset[str]] = frozenset({"domain"})
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "modes"})
     alphabet: ClassVar[str] = DIGITS + "+*=" + MODES
+    ways: ClassVar[tuple[str, ...]] = tuple(MODES)
+    """By what letters an answer may begin (`in_mode`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
