@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import tiny
 
-import panoply as pp
 from panoply.errors import PanoplyError
 from panoply.methods.reasoning_data.smart import Attempts, first_attempts, smart
 from panoply.worlds.text.modes import Modes
@@ -125,9 +124,11 @@ def test_rounds_imitate_from_the_start_anew(tmp_path: Path) -> None:
     assert "02-imitate" in json.dumps(plans[2]), "the second data are of the policy of the first round"
 
 
-def test_stages_and_refusals() -> None:
+def test_stages_and_refusals(tmp_path: Path) -> None:
     attempts, imitate = smart().stages
     assert attempts.again == {"every": False}
     assert imitate.again == {"model": "start"}
     with pytest.raises(PanoplyError, match="modes"):
-        pp.plan("smart", "chain")
+        tiny.bare(tmp_path / "run", "smart", world="chain")
+    with pytest.raises(PanoplyError, match="every way is tried"):
+        tiny.bare(tmp_path / "run", "smart", world="modes", settings={"attempts.tries": 2})
