@@ -2,6 +2,9 @@
 
 Where a threshold cuts (see `policies.scoring.Head`), what lies above it needs a second reading: the threshold is a
 log-probability, so the first one finds the normaliser. Rows whose set is listed are done again from their few ids.
+
+Where the gradient is wanted at once (`weigh`), one reading does both: shares are written before their sum is known, and
+whoever takes products with a row divides by it there.
 """
 # mypy: disable-error-code="import-not-found,no-untyped-def,untyped-decorator,no-untyped-call"
 # ruff: noqa: N803 (constants of a kernel are in capitals)
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -170,6 +174,90 @@ def _slope(
     tl.store(out + at, (slope / temperature).to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _shares(
+    line, room, temperature, cap, reference, edge, action, end, vocab,
+    CAPPED: tl.constexpr, CUT: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sum of exp(logit − reference) above the `edge`, and into `room` each of them, times the cap's slope."""
+    total = tl.zeros([BLOCK], tl.float32)
+    for low in range(0, end, BLOCK):
+        column = low + tl.arange(0, BLOCK)
+        inside = column < vocab
+        value, flat = _logit(line, column, inside, temperature, cap, CAPPED)
+        share = tl.exp(value - reference)
+        if CUT:
+            share = tl.where((value >= edge) | (column == action), share, 0.0)
+        total += share
+        if WRITE:
+            tl.store(room + column, (share * flat).to(room.dtype.element_ty), mask=inside)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def _logit(line, column, inside, temperature, cap, CAPPED: tl.constexpr):
+    """Logits after cap and temperature, −∞ outside, and the slope of the cap."""
+    value = tl.load(line + column, mask=inside, other=float("-inf"))
+    flat = tl.where(inside, 1.0, 0.0)
+    if CAPPED:
+        value = capped(value, cap)
+        flat = tl.where(inside, 1.0 - (value / cap) * (value / cap), 0.0)
+        value = tl.where(inside, value, float("-inf"))
+    return value / temperature, flat
+
+
+@triton.jit
+def _highest(line, temperature, cap, end, vocab, CAPPED: tl.constexpr, BLOCK: tl.constexpr):
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    for low in range(0, end, BLOCK):
+        column = low + tl.arange(0, BLOCK)
+        value, _ = _logit(line, column, column < vocab, temperature, cap, CAPPED)
+        best = tl.maximum(best, value)
+    return tl.max(best, axis=0)
+
+
+@triton.jit
+def _weigh(
+    z, temperatures, actions, cuts, counts, cap, out_logp, out_scale, out, vocab,
+    TEMPERED: tl.constexpr, CAPPED: tl.constexpr, CUT: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    line, room = z + row.to(tl.int64) * vocab, out + row.to(tl.int64) * vocab
+    temperature, end = 1.0, vocab
+    if TEMPERED:
+        temperature = tl.load(temperatures + row)
+    listed = row < 0
+    if LISTED:  # all zeros here: what is listed comes after
+        listed = tl.load(counts + row) > 0
+        end = tl.where(listed, 0, vocab)
+        for low in range(0, vocab - end, BLOCK):
+            column = low + tl.arange(0, BLOCK)
+            tl.store(room + column, tl.zeros([BLOCK], out.dtype.element_ty), mask=column < vocab)
+    action, edge = tl.load(actions + row), float("-inf")
+    chosen, flat = _logit(line, action, action < vocab, temperature, cap, CAPPED)
+    # Some logits will do for a reference, unless others lie 80 above: then the highest is looked for.
+    reference = tl.maximum(_highest(line, temperature, cap, BLOCK, vocab, CAPPED, BLOCK), chosen)
+    whole = _shares(
+        line, room, temperature, cap, reference, edge, action, end, vocab, CAPPED, False, not CUT, BLOCK
+    )
+    if whole > 1e36:
+        reference = _highest(line, temperature, cap, end, vocab, CAPPED, BLOCK)
+        whole = _shares(
+            line, room, temperature, cap, reference, edge, action, end, vocab, CAPPED, False, not CUT, BLOCK
+        )
+    if CUT:
+        edge = tl.load(cuts + row) + reference + tl.log(whole)
+        whole = _shares(
+            line, room, temperature, cap, reference, edge, action, end, vocab, CAPPED, True, True, BLOCK
+        )
+    tl.debug_barrier()  # the action's share has been written by another thread
+    there = end > 0
+    slope = (tl.exp(chosen - reference) - whole) * flat
+    tl.store(room + action, slope.to(out.dtype.element_ty), mask=there)
+    tl.store(out_logp + row, chosen - reference - tl.log(whole), mask=there)
+    tl.store(out_scale + row, tl.where(there, -1.0 / (whole * temperature), 1.0))
+
+
 @dataclass(frozen=True)
 class Drawn:
     """How some rows were drawn from their logits: what a `Head` says, as kernels read it."""
@@ -240,6 +328,30 @@ def slope(
             on_logp, on_entropy, out, vocab,
             SLOPE=True, WIDTH=drawn.lists.shape[1], num_warps=1, **kinds,
         )  # fmt: skip
+
+
+def weigh(z: Tensor, drawn: Drawn, out: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities, and numbers that rows of `out` times are the gradients of these on the logits.
+
+    Rows are not yet divided by their sums, so `out` needs the range of float32, which bfloat16 has and float16 has not.
+    """
+    rows, vocab = z.shape
+    logp, scale = z.new_empty(rows), z.new_empty(rows)
+    kinds = {"TEMPERED": drawn.temperature is not None, "CAPPED": drawn.softcap != 0}
+    temperature = _or(drawn.temperature, z)
+    _weigh[(rows,)](
+        z, temperature, drawn.actions, _or(drawn.cut, z), _or(drawn.counts, z), drawn.softcap, logp, scale, out, vocab,
+        CUT=drawn.cut is not None, LISTED=drawn.lists is not None, BLOCK=min(4096, triton.next_power_of_2(vocab)),
+        num_warps=8, **kinds,
+    )  # fmt: skip
+    if drawn.lists is not None:
+        lse, ones = torch.empty_like(logp), torch.ones_like(logp)
+        for slope in (False, True):
+            _listed[(rows,)](
+                z, temperature, drawn.actions, drawn.lists, drawn.counts, drawn.softcap, lse, logp, lse, ones, lse, out,
+                vocab, SLOPE=slope, LOGP=slope, ENTROPY=False, WIDTH=drawn.lists.shape[1], num_warps=1, **kinds,
+            )  # fmt: skip
+    return logp, scale
 
 
 def _or(given: Tensor | None, other: Tensor) -> Tensor:

@@ -255,39 +255,44 @@ class _Score(torch.autograd.Function):
 class _Kept(torch.autograd.Function):
     """Log-probabilities alone, half precision, on a GPU: with s = (1[a] − p) / T kept, the gradient is two products.
 
-    Where logits are capped, s has the cap's slope in it. ∂/∂hidden = g · (s W) and ∂/∂W = sᵀ (g · hidden). float16
-    holds a multiple of s, or small p would vanish. Of frozen W nothing is asked, and s W is kept in place of s.
+    Where logits are capped, s has the cap's slope in it. ∂/∂hidden = g · (s W) and ∂/∂W = sᵀ (g · hidden). What is kept
+    are multiples of s: in float16 of all rows the same, or small p would vanish; in bfloat16 each row's own, so that
+    they can be written before it is known. Of frozen W nothing is asked, and s W is kept in place of s.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, actions: Tensor, head: Head, chunk: int) -> Tensor:
-        from panoply.kernels.scoring import normalise, slope
+        from panoply.kernels.scoring import normalise, slope, weigh
 
-        ctx.unit = 4096.0 if hidden.dtype == torch.float16 else 1.0
+        half = hidden.dtype == torch.float16
+        ctx.unit = 4096.0 if half else 1.0
         learns = ctx.needs_input_grad[1]
         rooms = len(hidden) if learns else min(chunk, len(hidden))
         kept = hidden.new_empty(rooms, len(weight))
         pulls = None if learns else hidden.new_empty(hidden.shape, dtype=torch.float32)
         logp = hidden.new_empty(len(hidden), dtype=torch.float32)
-        unit = torch.full_like(logp, ctx.unit)
+        scale = torch.full_like(logp, ctx.unit)
         for rows in chunks(len(hidden), chunk):
             z = wide_product(hidden[rows], weight.t())
             drawn = head.drawn(actions, rows)
-            sums = normalise(z, drawn, False)
-            logp[rows] = sums.logp
             room = kept[rows] if learns else kept[: len(z)]
-            slope(z, drawn, sums, unit[rows], None, room)
+            if half:
+                sums = normalise(z, drawn, False)
+                slope(z, drawn, sums, scale[rows], None, room)
+                logp[rows] = sums.logp
+            else:
+                logp[rows], scale[rows] = weigh(z, drawn, room)
             if pulls is not None:
                 pulls[rows] = wide_product(room, weight)
             del z  # or two chunks would be held at once
-        ctx.save_for_backward(hidden, weight, kept if pulls is None else pulls)
+        ctx.save_for_backward(hidden, weight, kept if pulls is None else pulls, None if half else scale)
         return logp
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        hidden, weight, kept = ctx.saved_tensors
-        on_hidden, on_weight, g = None, None, g[:, None]
+        hidden, weight, kept, scale = ctx.saved_tensors
+        on_hidden, on_weight, g = None, None, (g if scale is None else g * scale)[:, None]
         if ctx.needs_input_grad[0]:
             pulls = wide_product(kept, weight) if ctx.needs_input_grad[1] else kept
             on_hidden = (pulls * (g / ctx.unit)).to(hidden.dtype)

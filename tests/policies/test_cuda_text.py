@@ -114,7 +114,7 @@ def test_kept_softmaxes_give_as_good_a_gradient_as_recomputed_ones(
     again = score_actions(hidden, head, actions, temperature, chunk=128)["logp"]
     assert "Kept" in str(kept.grad_fn)
     assert "Kept" not in str(again.grad_fn)
-    assert torch.equal(kept, again)
+    torch.testing.assert_close(kept, again, atol=2e-6, rtol=1e-6)
     for right, ours, theirs in zip(slopes(exact), slopes(kept), slopes(again), strict=True):
         assert (ours - right).norm() <= 1.2 * (theirs - right).norm()
         assert (ours - right).norm() < 1e-2 * right.norm()
