@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from panoply.kernels.launching import Often
+from panoply.kernels.launching import Often, parts_of
 from panoply.policies.attention import Focus
 
 TILE = (32, 128)
@@ -142,7 +142,7 @@ def gated(both: Tensor, gelu: bool = False, chain: bool = False) -> Tensor:
     """silu(gate) · up, or gelu's approximation in silu's place, of [rows, 2 · inner] in which the gates come first."""
     rows, inner = both.shape[0], both.shape[1] // 2
     out = both.new_empty(rows, inner)
-    grid, kind = (rows, triton.cdiv(inner, 1024)), (both.dtype, both.device, inner, gelu, chain)
+    grid, kind = (rows, parts_of(inner, 1024)), (both.dtype, both.device, inner, gelu, chain)
     _GATED(grid, kind, both, out, inner, gelu, chain, 1024, num_warps=4, launch_pdl=chain)
     return out
 

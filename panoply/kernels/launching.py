@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -12,24 +13,42 @@ class Often:
     """A kernel, and what it was compiled to by `kind`: all that a launch's code depends on.
 
     That is the types, the constants, and whole numbers that Triton may compile in because 16 divides them. A launch of
-    Triton's own takes tens of microseconds on the host, longer than a small kernel runs; one through here a few. Where
-    a version of Triton launches otherwise, its own way is gone.
+    Triton's own takes tens of microseconds on the host, longer than a small kernel runs; one through here a few, and no
+    hooks are called. Where a version of Triton launches otherwise, its own way is gone.
     """
 
     def __init__(self, kernel: Any):
         self.kernel, self.quick = kernel, True
         self._made: dict[Hashable, Any] = {}
+        self._tensors: tuple[int, ...] = ()
+        """Which arguments are tensors, of every launch the same."""
 
     def __call__(self, grid: tuple[int, ...], kind: Hashable, *given: Any, **options: Any) -> None:
-        """Launch it with all of its arguments in order."""
-        aligned = not any(x.data_ptr() & 15 for x in given if isinstance(x, Tensor))
-        made = self._made.get(kind) if aligned and self.quick else None
-        if made is not None:
+        """Launch it with all of its arguments in order, a tensor first."""
+        made = self._made.get(kind) if self.quick else None
+        if made is not None and self._aligned(given):
+            x, y, z = (*grid, 1, 1)[:3]
             try:
-                made[(*grid, 1, 1)[:3]](*given)
+                stream = torch._C._cuda_getCurrentRawStream(given[0].device.index)
+                made.run(x, y, z, stream, made.function, made.packed_metadata, None, None, None, *given)
                 return
             except (TypeError, AttributeError):  # raised before anything is launched
                 self.quick = False
         made = self.kernel[grid](*given, **options)
-        if aligned and hasattr(made, "packed_metadata"):  # not while compilation is only asked for
+        self._tensors = tuple(i for i, x in enumerate(given) if isinstance(x, Tensor))
+        really = hasattr(made, "packed_metadata")  # and compilation is not only asked for
+        if really and self._aligned(given):
             self._made[kind] = made
+
+    def _aligned(self, given: tuple[Any, ...]) -> bool:
+        return all(not given[i].data_ptr() & 15 for i in self._tensors)
+
+
+def power_above(n: int) -> int:
+    """The least power of two that is no less; Triton's own takes as long as a small kernel."""
+    return 1 << (n - 1).bit_length()
+
+
+def parts_of(n: int, size: int) -> int:
+    """How many parts of a size hold n."""
+    return -(-n // size)

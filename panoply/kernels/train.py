@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from panoply.kernels.decode import _add_norm, gated, gelu_parts
-from panoply.kernels.launching import Often
+from panoply.kernels.launching import Often, parts_of, power_above
 from panoply.kernels.low_rank import Stack, Weight, slopes
 
 
@@ -54,7 +54,7 @@ class _AddNorm(torch.autograd.Function):
         rows, width = x.shape
         total, added = (x, x) if change is None else (torch.empty_like(x), change)
         normed = torch.empty_like(x)
-        block = triton.next_power_of_2(width)
+        block = power_above(width)
         warps = 4 if block <= 2048 else 8
         _ADD_NORM(
             (rows,), (x.dtype, weight.dtype, x.device, width, change is not None),
@@ -76,7 +76,7 @@ class _AddNorm(torch.autograd.Function):
         programs = min(rows, 1024)
         out, partial = torch.empty_like(x), torch.empty(programs, width, dtype=torch.float32, device=x.device)
         more = g if g_total is None else g_total.contiguous()
-        block = triton.next_power_of_2(width)
+        block = power_above(width)
         _NORM_BACK(
             (programs,), (x.dtype, weight.dtype, x.device, width, g_total is not None),
             x, weight, g.contiguous(), more, out, partial, rows, width, ctx.eps, ctx.offset, g_total is not None,
@@ -111,9 +111,9 @@ _COLUMN_SUMS = Often(_column_sums)
 def column_sums(x: Tensor) -> Tensor:
     """The sum over the rows of [N, width], in float32 on the way."""
     (rows, width), x = x.shape, x.contiguous()
-    programs = min(64, triton.cdiv(rows, 32))
+    programs = min(64, parts_of(rows, 32))
     partial = torch.empty(programs, width, dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(width, 128), programs)
+    grid = (parts_of(width, 128), programs)
     _COLUMN_SUMS(grid, (x.dtype, x.device, width), x, partial, rows, width, 32, 128, num_warps=4)
     return partial.sum(0).to(x.dtype)
 
@@ -157,10 +157,10 @@ def turn(
     Pairs lie half of what is turned apart, or side by side where they are interleaved.
     """
     (rows, heads, size), half = x.shape, cos.shape[1]
-    pad, still = triton.next_power_of_2(heads), size - 2 * half
+    pad, still = power_above(heads), size - 2 * half
     step, apart = (2, 1) if interleaved else (1, half)
-    rest = triton.next_power_of_2(still) if still and x.data_ptr() != out.data_ptr() else 0
-    shape = size, half, triton.next_power_of_2(half), pad, step, apart, rest
+    rest = power_above(still) if still and x.data_ptr() != out.data_ptr() else 0
+    shape = size, half, power_above(half), pad, step, apart, rest
     strides = x.stride(0), out.stride(0)
     _TURN(
         (rows,), (x.dtype, cos.dtype, x.device, heads, *shape, *strides),
@@ -197,7 +197,7 @@ def gather(d_k: Tensor, d_v: Tensor, places: Tensor, bounds: Tensor, out: Tensor
     strides = d_k.stride(0), d_v.stride(0)
     _GATHER(
         (len(out),), (d_k.dtype, out.dtype, out.device, width, out.stride(0)),
-        d_k, d_v, *strides, places, bounds, out, out.stride(0), width, triton.next_power_of_2(width), num_warps=1,
+        d_k, d_v, *strides, places, bounds, out, out.stride(0), width, power_above(width), num_warps=1,
     )  # fmt: skip
 
 
@@ -245,7 +245,7 @@ class _GatedDown(torch.autograd.Function):
         slope = g @ weight
         wide, g_both = torch.empty_like(slope), torch.empty_like(both)
         rows, inner = slope.shape
-        grid = (rows, triton.cdiv(inner, 1024))
+        grid = (rows, parts_of(inner, 1024))
         kind = (both.dtype, both.device, inner, ctx.gelu)
         _GATE_BACK(grid, kind, both, slope, wide, g_both, inner, ctx.gelu, 1024, num_warps=4)
         on_weight = g.t() @ wide if ctx.needs_input_grad[1] else None

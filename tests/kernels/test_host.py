@@ -60,3 +60,10 @@ def test_turning_by_hand_and_back() -> None:
     assert x.tolist() == [[[-3.0, 2.0, 1.0, 4.0]]]
     host.turn(x, 1, cos, sin, -1.0)
     assert x.tolist() == [[[1.0, 2.0, 3.0, 4.0]]]
+
+
+def test_powers_and_parts() -> None:
+    from panoply.kernels.launching import parts_of, power_above
+
+    assert [power_above(n) for n in (1, 2, 3, 4, 5, 896, 1024, 1025)] == [1, 2, 4, 4, 8, 1024, 1024, 2048]
+    assert [parts_of(n, 8) for n in (0, 1, 8, 9)] == [0, 1, 1, 2]
