@@ -253,9 +253,13 @@ def _weigh(
     tl.debug_barrier()  # the action's share has been written by another thread
     there = end > 0
     slope = (tl.exp(chosen - reference) - whole) * flat
-    tl.store(room + action, slope.to(out.dtype.element_ty), mask=there)
+    rounded = slope.to(out.dtype.element_ty)
+    tl.store(room + action, rounded, mask=there)
     tl.store(out_logp + row, chosen - reference - tl.log(whole), mask=there)
-    tl.store(out_scale + row, tl.where(there, -1.0 / (whole * temperature), 1.0))
+    # The largest number of a row, the action's, is made right again; the others are as far off as rounding leaves them.
+    right = slope / tl.where(rounded == 0.0, 1.0, rounded.to(tl.float32))
+    scale = tl.where(rounded == 0.0, 1.0, right) * (-1.0 / (whole * temperature))
+    tl.store(out_scale + row, tl.where(there, scale, 1.0))
 
 
 @dataclass(frozen=True)

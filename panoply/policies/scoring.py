@@ -19,7 +19,7 @@ from panoply.policies.penalties import Said
 if TYPE_CHECKING:
     from panoply.kernels.scoring import Drawn
 
-CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 28}
+CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 27}
 """Logits held at a time when no chunk is given: what a core's cache likes, or a small share of GPU memory."""
 KEPT_VOCABULARY = 4096
 """Below this, logits are computed again in no time."""
