@@ -120,7 +120,7 @@ def method(shape: Shape) -> OnPolicy:
 
 
 def measure(
-    shape: Shape, dtype: str = "bfloat16", steps: int = 3, warm: int = 2, micro_tokens: int = 16384
+    shape: Shape, dtype: str = "bfloat16", steps: int = 3, warm: int = 2, micro_tokens: int = 0
 ) -> dict[str, Any]:
     """Steps of Panoply, phase by phase. The first ones, with capture and compilation, are left out."""
     torch.cuda.reset_peak_memory_stats()
@@ -153,6 +153,7 @@ def measure(
     return {
         **asdict(shape),
         "dtype": dtype,
+        "micro_tokens": learner.room.tokens,
         **median,
         "steps": found,
         "setup_s": sum(d.setup_seconds for d in _made.values()),
@@ -222,7 +223,7 @@ CELLS: dict[str, Callable[[], dict[str, Any]]] = {
     "1.5B": lambda: measure(Shape(model="1.5B")),
     "prompt-1024-trl": lambda: trl(LONG, best=True),
     "1.5B-trl": lambda: trl(Shape(model="1.5B"), best=True),
-    "lora": lambda: measure(LORA, steps=5, micro_tokens=14336),
+    "lora": lambda: measure(LORA, steps=5),
     "lora-trl": lambda: trl(LORA, best=True),
     "lora-7b": lambda: measure(LORA_7B),
     "lora-7b-trl": lambda: trl(LORA_7B, best=True),

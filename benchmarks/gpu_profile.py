@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("shape", nargs="?", default="ANCHOR", choices=SHAPES)
     parser.add_argument("--cold", action="store_true", help="an empty compiler cache")
     parser.add_argument("--apart", action="store_true", help="kernels are compiled one after another")
-    parser.add_argument("--micro", type=int, default=16384, help="tokens of a micro-batch")
+    parser.add_argument("--micro", type=int, default=0, help="tokens of a micro-batch")
     parser.add_argument("--brief", action="store_true", help="no kernels and lines")
     parser.add_argument("--bits", type=int, default=32, help="of Adam's averages")
     parser.add_argument("--no-masters", action="store_true", help="weights without float32 copies")
@@ -96,7 +96,7 @@ def profile(given: argparse.Namespace) -> None:
     if shape.model in SIZES:
         rows_at_once, trained = shape.prompts * shape.group, shape.trained
         work = Work(
-            shape.prompt, shape.completion, rows_at_once, trained, shape.sampled, given.micro, 2,
+            shape.prompt, shape.completion, rows_at_once, trained, shape.sampled, learner.room.tokens, 2,
             frozen=shape.lora > 0, offload=given.offload,
         )  # fmt: skip
         holding = held(SIZES[shape.model], given.bits / 16, shape.lora, masters)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from panoply import selves
-from panoply.footprint import Dimensions, Held, Peak, Work, expected, experts_of
+from panoply.footprint import Dimensions, Held, Peak, Work, expected, experts_of, pass_tokens
 from panoply.kinds import is_text, kind_of
 from panoply.lora import BYTES, Lora
 from panoply.parts import Part
@@ -164,7 +164,7 @@ def step_work(plan: Plan, sampled: int, trained: int) -> Work:
         max(sampled // max(1, of.answer), options.held_out),
         trained,
         min(decisions, trained),
-        options.micro_tokens,
+        pass_tokens(options.micro_tokens, adapters=options.lora > 0),
         4 if options.dtype == "float32" else 2,
         "entropy" in method.needs(),
         options.lora > 0,
@@ -234,7 +234,8 @@ def activations(
     inside = sum(shape[0] for _, shape in blocks) if sizes is None else sizes.kept
     between = sum(shape[0] for name, shape in blocks if name.endswith("o_proj.weight"))
     width = 4 if options.dtype == "float32" else 2
-    longest, most = of.prompt + of.context, min(options.micro_tokens, max(trained, 1))
+    at_once = pass_tokens(options.micro_tokens, gpu=total is not None, adapters=options.lora > 0)
+    longest, most = of.prompt + of.context, min(at_once, max(trained, 1))
     cramped = total is not None and held + longest * inside * width > total
     recomputed = options.recompute == "always" or (options.recompute == "auto" and cramped)
     each = width * (between if recomputed else inside)

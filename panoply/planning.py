@@ -67,8 +67,9 @@ class Options:
     or down by chance, right on average."""
     threads: int = 0
     """0 measures what is faster; the number used is stored, since results differ between thread counts."""
-    micro_tokens: int = 16384
-    """Context tokens of one forward and backward pass, fewer where a GPU has no room; more accumulate gradients."""
+    micro_tokens: int = 0
+    """Context tokens of one forward and backward pass, fewer where a GPU has no room; more accumulate gradients. 0
+    takes what keeps a device busy: 9,216 on a GPU, 12,288 with adapters, 16,384 on a CPU."""
     recompute: Literal["auto", "always", "never"] = "auto"
     """Whether the inside of blocks is computed again in the backward pass and not kept: a third slower, in a fraction
     of the memory. `auto` does so where a sequence would not fit otherwise."""
@@ -102,7 +103,7 @@ class Options:
         "decode_steps": "at least 1",
         "lora": "from 0 to 65536",
         "threads": f"from 0 to {MOST_THREADS}",
-        "micro_tokens": "at least 1",
+        "micro_tokens": "at least 0",
         "evaluate_every": "at least 0",
         "held_out": "from 1 to 1000000",
         "checkpoint_every": "at least 1",

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from kit import Tabular, learner, on_policy
 
 import panoply as pp
 from benchmarks.gpu_memory import H200, STEP, Way, foreseen
 from panoply.costs import cost
-from panoply.footprint import GB, SIZES, SPARE, Dimensions, Work, expected, held, verdict
+from panoply.footprint import GB, SIZES, SPARE, Dimensions, Work, expected, held, pass_tokens, verdict
 from panoply.report.text import planned
 
 CELLS = sorted(
@@ -38,7 +39,8 @@ def test_what_was_measured_was_expected(cell: str) -> None:
     rows = facts["prompts"] * facts["group"]
     sampled = rows * facts["completion"]
     trained = sampled + facts["prompts"] * facts["prompt"]
-    work = Work(facts["prompt"], facts["completion"], rows, trained, sampled, 16384, 2)
+    at_once = facts.get("micro_tokens", 16384)
+    work = Work(facts["prompt"], facts["completion"], rows, trained, sampled, at_once, 2)
     work = replace(work, frozen=facts.get("lora", 0) > 0)
     holding = held(SIZES[facts["model"]], 2, facts.get("lora", 0))
     found = expected(_sizes(facts["model"]), holding, work, H200)
@@ -167,3 +169,9 @@ def test_more_answers_at_once_are_more_keys_and_values() -> None:
         cost(plan).peak.sampler
         > cost(pp.plan("grpo", model="fresh", dtype="bfloat16", device="cpu")).peak.sampler
     )  # type: ignore[union-attr]
+
+
+def test_passes_have_as_many_tokens_as_keep_a_device_busy_unless_told() -> None:
+    assert [pass_tokens(0), pass_tokens(0, adapters=True), pass_tokens(0, gpu=False)] == [9216, 12288, 16384]
+    assert pass_tokens(77, adapters=True) == pass_tokens(77, gpu=False) == 77
+    assert learner(Tabular(), on_policy(), micro_tokens=0).room.tokens == 16384

@@ -21,6 +21,7 @@ from panoply.batch import LOG_RATIO_LIMIT, Batch, Totals
 from panoply.checkpoint import check_states
 from panoply.errors import PanoplyError
 from panoply.experience import Experience, Segments
+from panoply.footprint import pass_tokens
 from panoply.loops.memory import Meter, Recompute, Room, rehearse
 from panoply.loops.micro_batches import split, unit_labels, unit_tokens
 from panoply.loops.mover import Diverged, Flat, Masters, Mover, guard
@@ -113,7 +114,8 @@ class Learner:
         self._weighed: tuple[Experience, list[_Active], Experience] | None = None
         """The last mini-batch with its weights: epochs without mini-batches see the same one again."""
         device = next((p.device for p in self.parameters.values()), torch.device("cpu"))
-        self.room = Room(micro_tokens, getattr(policy, "model", None), recompute, device)
+        asked = pass_tokens(micro_tokens, device.type == "cuda", bool(self.masters.adapted))
+        self.room = Room(asked, getattr(policy, "model", None), recompute, device)
         self.offload = offload
 
     def _masters(self, learning: dict[str, torch.nn.Parameter], copies: bool) -> Masters:
