@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from panoply.kernels.decode import _add_norm, gated, gelu_parts
 from panoply.kernels.launching import Often, parts_of, power_above
-from panoply.kernels.low_rank import Stack, Weight, slopes
+from panoply.kernels.low_rank import Stack, Weight, matrix, slopes
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -44,6 +44,22 @@ def _norm_back(
 _ADD_NORM, _NORM_BACK = Often(_add_norm), Often(_norm_back)
 
 
+def _added(
+    x: Tensor, change: Tensor | None, weight: Tensor, eps: float, offset: float
+) -> tuple[Tensor, Tensor]:
+    rows, width = x.shape
+    total, added = (x, x) if change is None else (torch.empty_like(x), change)
+    normed = torch.empty_like(x)
+    block = power_above(width)
+    warps = 4 if block <= 2048 else 8
+    _ADD_NORM(
+        (rows,), (x.dtype, weight.dtype, x.device, width, change is not None),
+        x, added, total, x, weight, normed, rows, width, eps, offset, 1.0, change is not None, 1, False, True, False,
+        block, num_warps=warps,
+    )  # fmt: skip
+    return total, normed
+
+
 class _AddNorm(torch.autograd.Function):
     """(x + change, RMSNorm of it)."""
 
@@ -51,16 +67,7 @@ class _AddNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, change: Tensor | None, weight: Tensor, eps: float, offset: float
     ) -> tuple[Tensor, Tensor]:
-        rows, width = x.shape
-        total, added = (x, x) if change is None else (torch.empty_like(x), change)
-        normed = torch.empty_like(x)
-        block = power_above(width)
-        warps = 4 if block <= 2048 else 8
-        _ADD_NORM(
-            (rows,), (x.dtype, weight.dtype, x.device, width, change is not None),
-            x, added, total, x, weight, normed, rows, width, eps, offset, 1.0, change is not None, 1, False, True,
-            False, block, num_warps=warps,
-        )  # fmt: skip
+        total, normed = _added(x, change, weight, eps, offset)
         ctx.save_for_backward(total, weight)
         ctx.eps, ctx.offset, ctx.added = eps, offset, change is not None
         ctx.set_materialize_grads(False)
@@ -89,6 +96,8 @@ def add_norm(
     x: Tensor, change: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """[N, width] x + change, and its RMSNorm, times the weight plus an offset."""
+    if not torch.is_grad_enabled():
+        return _added(x, change, weight, eps, offset)
     found: tuple[Tensor, Tensor] = _AddNorm.apply(x, change, weight, eps, offset)
     return found
 
@@ -258,6 +267,8 @@ def gated_down(both: Tensor, weight: Weight, stack: Stack | None = None, gelu: b
 
     Where the weight has low-rank factors, they get the gradient.
     """
+    if not torch.is_grad_enabled():
+        return gated(both, gelu) @ matrix(weight).t()
     leaves = () if stack is None else stack.leaves
     found: Tensor = _GatedDown.apply(both, weight, gelu, stack, *leaves)
     return found
