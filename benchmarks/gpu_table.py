@@ -138,11 +138,16 @@ def _reading(cells: Cells) -> str:
     ]
     if (anchor := cells.get("anchor")) is not None:
         lines.append(
-            f"Kernels and graphs are made once in a process, in {anchor['setup_s']:.1f} s here with the compiler's cache warm; the first step took "
+            f"Kernels and graphs are made once in a process, in {anchor['setup_s']:.1f} s here, and less where the compiler's cache is warm; the first step took "
             f"{anchor['first_step_s']:.1f} s. Single steps of the first row took {min(s['step'] for s in anchor['steps'][1:]):.2f} to "
             f"{max(s['step'] for s in anchor['steps'][1:]):.2f} s."
         )
-    if "short" in cells and "far" in cells:
+    if older := [
+        c for name in ORDER if (c := cells.get(name)) and "micro_tokens" not in c and c["dtype"] != "float32"
+    ]:
+        named = "; ".join(f"{shape(c)} in {c['dtype']}" for c in older)
+        lines.append(f"Older than today's kernels of learning, and with passes of 16,384 tokens: {named}.")
+    if "short" in cells and "far" in cells and cells["short"]["date"] == cells["far"]["date"]:
         ratio = cells["far"]["ms_per_token"] / cells["short"]["ms_per_token"]
         lines.append(f"Long completions: a position costs {ratio:.2f} times as much at 2,048 as at 128.")
     if "group-8" in cells and "prompt-1024" in cells:
