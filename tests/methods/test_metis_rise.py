@@ -113,6 +113,6 @@ def test_teachers_answers_as_they_come(tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(PanoplyError, match="high"):
-        pp.plan_recipe("metis-rise", "chain:kinds", settings={"target.high": 1.5})
+        pp.plan_recipe("metis-rise", "chain:frontier", settings={"target.high": 1.5})
     with pytest.raises(PanoplyError, match="needs a world with 'reference'|text"):
         pp.plan_recipe("metis-rise", "cartpole")

@@ -28,7 +28,7 @@ def targeted(
     maker: Maker,
     *,
     policy: str = "start",
-    prompts: int = 512,
+    prompts: int = 256,
     answers: int = 8,
     high: float = 0.75,
     most: int = 2,
@@ -62,9 +62,9 @@ IMITATE = {"data": "stored", "data.batch": 64, "update.lr": 3e-4, "update.schedu
 def _stages(made: Part) -> Recipe:
     return Recipe(
         (
-            Stage("try", "dapo", options={"steps": 60}),
+            Stage("try", "dapo", options={"steps": 30}),
             Stage("target", make=made),
-            Stage("imitate", "sft", {**IMITATE, "data.folder": "@target"}, {"model": "@try", "steps": 30}),
+            Stage("imitate", "sft", {**IMITATE, "data.folder": "@target"}, {"model": "@try", "steps": 20}),
         )
     )
 
@@ -73,20 +73,24 @@ CLAIM = Ranks(
     "After trial and error has learned what sometimes succeeds, imitating own right answers there and a teacher's "
     "where nothing ever did gets further in as many steps than more trial and error, and than the teacher's answers to "
     "problems as they come.",
-    ("", "trial and error=dapo", "any problems=untargeted"),
-    "chain:kinds",
-    "steps=90",
+    (
+        "metis-rise=metis-rise:try.sample.prompts=8",
+        "trial and error=dapo:sample.prompts=8",
+        "any problems=untargeted:try.sample.prompts=8",
+    ),
+    "chain:frontier",
+    "steps=50",
     metric="success",
     leads=True,
     tune={},
     fixed="recipes have a rate for each stage: that of trial and error is the same on all sides, and that of imitation "
     "on both that imitate",
-    also=("held_out_sampled_sums", "held_out_sampled_products", "held_out_sampled_differences"),
-    shows=(Shows("held_out_sampled_differences", most=0.4),),
+    also=("area", "pass@16", "entropy"),
+    shows=(Shows("success", most=0.7),),
 )
 
 
-@recipe("metis-rise@1", paper=173, world="chain:kinds", claim=CLAIM, tags=("teachers",))
+@recipe("metis-rise@1", paper=173, world="chain:frontier", claim=CLAIM, tags=("teachers",))
 def metis_rise() -> Recipe:
     """Metis-RISE (arXiv 2506.13056): DAPO without a cold start, then imitation of own and of a teacher's answers.
 
@@ -106,7 +110,7 @@ def metis_rise() -> Recipe:
     return _stages(targeted(policy="@try"))
 
 
-@recipe("untargeted@1", world="chain:kinds")
+@recipe("untargeted@1", world="chain:frontier")
 def untargeted() -> Recipe:
     """What Metis-RISE is compared with: the same stages, and a teacher's answers to problems as they come."""
-    return _stages(solved_for(prompts=512))
+    return _stages(solved_for(prompts=256))
