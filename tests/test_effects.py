@@ -139,6 +139,7 @@ EXCEPTIONS = {
     "sample.v0/allocated.least": "a model that has seen a few answers expects the same of all prompts: equal groups",
     "sample.v0/allocated.most": "a model that has seen a few answers expects the same of all prompts: equal groups",
     "sample.v0/allocated.weigh": "a model that has seen a few answers expects the same of all prompts: equal groups",
+    "sample.deepsearch/searched.rare": "in one short round hardly a prompt of four answers has just one that is right",
     "replay.episodes.size": "what a few small steps collect fits into any memory",
 }
 """Settings that a few small steps do not feel, with the reason. All others do something, or are refused."""
