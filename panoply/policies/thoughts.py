@@ -202,9 +202,77 @@ class Gated(Thoughts):
         return made
 
 
+class Latent(Thoughts):
+    """After `first` come `count` vectors in place of tokens, and then `last` (Monet, arXiv 2511.21395).
+
+    A vector is the last hidden state h that a token would have been read off, z = h + noise·ε, and is read in place
+    of an embedding. In the record `blank` stands for it; nothing else can be drawn there, and `blank` and `last`
+    nowhere else. Where `learns`, a vector's log-density is −‖z − h‖²/(2σ²), at the state h of now; else it is no
+    choice, as for GRPO.
+
+    first, blank, last   tokens, each written as the text that it stands for
+    """
+
+    kind = "latent"
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        first: str,
+        blank: str,
+        last: str,
+        count: int = 10,
+        sigma: float = 10.0,
+        noise: float = 0.0,
+        learns: bool = True,
+    ):
+        super().__init__(
+            width, first=first, blank=blank, last=last, count=count, sigma=sigma, noise=noise, learns=learns
+        )
+        self.count, self.sigma, self.noise, self.learns = int(count), float(sigma), float(noise), learns
+        self.ids: dict[str, int] = {}
+
+    def know(self, tokenizer: Decodes, vocabulary: int) -> None:
+        texts = {tokenizer.decode([token]): token for token in reversed(range(vocabulary))}
+        for role in ("first", "blank", "last"):
+            if (word := self.settings[role]) not in texts:
+                raise PanoplyError(f"'{word}' is no token of this model, so that no vectors can stand by it.")
+            self.ids[role] = texts[word]
+
+    def allowed(self, tokens: Tensor, length: Tensor, start: Tensor, vocabulary: int) -> Tensor:
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        inside = (place >= start[:, None]) & (place < length[:, None]) & (tokens == self.ids["first"])
+        begun = torch.where(inside, place, -self.count - 2).amax(1)
+        since = length - 1 - begun  # tokens after the newest `first`
+        free = torch.ones(vocabulary, dtype=torch.bool, device=tokens.device)
+        free[[self.ids["blank"], self.ids["last"]]] = False
+        only = {
+            role: torch.zeros_like(free).index_fill(0, self._id(role, free), True)
+            for role in ("blank", "last")
+        }
+        ending = torch.where((since == self.count)[:, None], only["last"], free)
+        return torch.where((since < self.count)[:, None], only["blank"], ending)
+
+    def _id(self, role: str, like: Tensor) -> Tensor:
+        return torch.tensor([self.ids[role]], device=like.device)
+
+    def think(self, drawn: Drawn) -> tuple[Tensor, Tensor]:
+        vectors = drawn.state
+        if self.noise:
+            vectors = vectors + self.noise * drawn.noise().to(vectors.dtype)
+        return drawn.action == self.ids["blank"], vectors
+
+    def density(self, vectors: Tensor, state: Tensor) -> Tensor | None:
+        if not self.learns:
+            return None
+        wide = torch.promote_types(state.dtype, torch.float32)
+        return -(vectors.to(wide) - state.to(wide)).square().sum(-1) / (2 * self.sigma**2)
+
+
 # ------------------------------------------------------------------ on disk
 
-KINDS: dict[str, type[Thoughts]] = {kind.kind: kind for kind in (Gated,)}
+KINDS: dict[str, type[Thoughts]] = {kind.kind: kind for kind in (Gated, Latent)}
 
 
 class Written(TypedDict):

@@ -121,7 +121,7 @@ class TextWorld(Measuring, ABC):
     (a final answer that can be asked for), `prefer` (annotators), `preference` (how likely they prefer), `judge` (which
     steps are right), `referee` (answers can be put to a policy to be scored), `privileged` (what a prompt leaves out
     can be shown), `modes` (ways to answer that can be asked for: `ways`, `in_mode`, `mode`), `masks` (its model fills
-    in masks), `fork`."""
+    in masks), `looks` (vectors may stand between two of its tokens), `fork`."""
     keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of its decisions beside those that all have: `domain`, where `part_of` tells kinds of problem apart."""
     preset: ClassVar[str] = "tiny"

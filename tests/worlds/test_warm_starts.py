@@ -10,6 +10,7 @@ from panoply.worlds.text.add import Add
 from panoply.worlds.text.chain import Chain
 from panoply.worlds.text.copies import Copies
 from panoply.worlds.text.digits import Digits
+from panoply.worlds.text.grids import Grids
 from panoply.worlds.text.hops import Hops
 from panoply.worlds.text.keydoor import Keydoor
 from panoply.worlds.text.manyanswers import ManyAnswers
@@ -30,6 +31,7 @@ WORLDS: list[TextWorld] = [
     Strings(),
     Copies(),
     Hops(),
+    Grids(),
     Referee(),
     Rules(),
     Proofread(),
