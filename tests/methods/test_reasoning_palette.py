@@ -126,6 +126,8 @@ def test_noise_and_kinds_of_problem() -> None:
     assert torch.equal(plain["mean"], torch.zeros(3))
     assert torch.equal(plain["spread"], torch.eye(3))
     assert not torch.equal(toward["mean"], plain["mean"])
+    assert not torch.allclose(toward["spread"], torch.eye(3), atol=1e-2)
+    assert torch.equal(toward["spread"], toward["spread"].tril()), "a root of the covariance"
     assert torch.equal(toward["decoder.0.weight"], plain["decoder.0.weight"])
     with pytest.raises(PanoplyError, match="no kind of problem 'blue'"):
         asked(collector(), toward="blue")
@@ -144,6 +146,18 @@ def test_imitation_comes_after_prefixes_and_answers_stay() -> None:
     assert again is palette, "it is fitted once"
     same, _ = asked(collector())
     assert all(torch.equal(palette[name], same[name]) for name in palette), "and the same in every stage"
+
+
+def test_equal_prompts_after_different_prefixes_are_not_shared() -> None:
+    collect = collector()
+    task = collect.tasks(1)[0]
+    found = collect.answers([task, task], [WORLD.gold(task)] * 2).prefixed(torch.randn(2, 1, 64))
+    assert found.context.tensor("prompt").tolist() == [0, 1]
+    with torch.no_grad():
+        one, two = collect.policy.score(found)["logp"].view(2, -1)
+    assert float((one - two).abs().max()) > 1e-3
+    with pytest.raises(PanoplyError, match="cannot be put after others"):
+        found.prefixed(torch.randn(2, 1, 64))
 
 
 def test_two_phases() -> None:

@@ -219,9 +219,11 @@ TINY = {
     "sample.temperature": 1.0,
     "models.latents.count": 4,
     "models.latents.sigma": 1.4,
+    "select.within_reach": "none",
     "update.minibatches": 4,
 }
-"""As for GRPO, with four mini-batches; σ is 10·√(64/3584), for vectors of 64 numbers and not of 3584."""
+"""As for GRPO, with four mini-batches of all prompts, since batches are small; σ is 10·√(64/3584), for vectors of 64
+numbers and not of 3584."""
 PUBLISHED: Published = {
     "NOVAglow646/Monet, RL/examples/vlpo_train.sh": {
         "sample.prompts": 64,
@@ -321,6 +323,6 @@ def monet_vlpo() -> Recipe:
     return Recipe(
         (
             Stage("imagine", "monet-imagine", options={"steps": 100}),
-            Stage("optimise", "vlpo", {}, {"model": "@imagine", "reference": "@imagine"}),
+            Stage("optimise", "vlpo", {}, {"model": "@imagine"}),
         )
     )
