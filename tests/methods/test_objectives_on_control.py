@@ -56,7 +56,7 @@ PARTS: dict[str, Any] = {
     "hapo": grpo().but(select=(uncertainty(),), credit=token_average(), surrogate=uncertain_clip()),
     "bupo": grpo().but(surrogate=in_phases(steps=4)),
 }
-STEPS = 12
+STEPS = 9
 MORE: dict[str, dict[str, Any]] = {
     **{name: {"reduce": "token_mean", "regularise.kl": "none"} for name in PARTS},
     "spo-single": {"sample.pool": 8, "models.tracker.estimate": 2},
