@@ -182,6 +182,22 @@ def test_an_answer_is_filled_in_whole_and_depends_on_its_seed_alone(
     assert both.decisions.tensor("position").tolist() == [5, 6, 7, 8] * 2 + [3, 4, 5, 6] * 2
 
 
+def test_a_mask_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a mask is the likeliest by far, the rest of the vocabulary is drawn as if there were none."""
+    world = Digits(length=4)
+    policy = open_policy("fresh", world, 0, "cpu")
+    engine = Denoiser(policy)  # type: ignore[arg-type]
+    biased = torch.zeros(13)
+    biased[engine.policy.mask] = 10.0
+    monkeypatch.setattr(policy.model, "logits", lambda hidden: biased.expand(*hidden.shape[:-1], 13).clone())
+    asked = Request(tuple(world.tokens("3021=")), list(range(64)))
+    for temperature, different in ((1.0, 12), (0.0, 1)):
+        said = engine.generate([asked], Sampling(max_tokens=4, temperature=temperature)).completions()
+        found = {token for answer in said for token in answer}
+        assert len(found) == different
+        assert engine.policy.mask not in found
+
+
 def test_the_first_token_filled_in_is_drawn_given_nothing_but_masks() -> None:
     """Four at a time in one step are drawn given the prompt alone: their recorded log-probability is that of `all`."""
     collect = collector()
