@@ -173,8 +173,8 @@ def _products(x: Tensor, layers: list[nn.Linear]) -> Tensor:
     if any(type(layer) not in (*low_rank.PLAIN, *low_rank.FEW) for layer in layers):
         return torch.cat([layer(x) for layer in layers], dim=1)
     weight, bias = one_matrix(layers)
-    if not torch.is_grad_enabled():
-        return nn.functional.linear(x, matrix(weight), bias)
+    if isinstance(weight, Tensor) and not torch.is_grad_enabled():
+        return nn.functional.linear(x, weight, bias)
     if any(isinstance(layer, low_rank.LowRank) for layer in layers):
         return low_rank.product(x, weight, bias, low_rank.stacked(layers))
     if not isinstance(weight, Tensor) or not any(layer.weight.requires_grad for layer in layers):
