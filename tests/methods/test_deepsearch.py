@@ -18,9 +18,10 @@ from kit import hand
 import panoply as pp
 from panoply.errors import PanoplyError
 from panoply.experience import OPEN, REPLAY, TERMINATED, Segments
-from panoply.methods.reasoning_data.deepsearch import Search, backed_up, node_value, searched
+from panoply.methods.reasoning_data.deepsearch import node_value, searched
 from panoply.rollout.text import Collector
 from panoply.rollout.tree import Node
+from panoply.slots.sample.searching import Search, backed_up
 from panoply.slots.task_memory import TaskMemory
 from panoply.worlds.text.chain import Chain
 from panoply.worlds.world import Task

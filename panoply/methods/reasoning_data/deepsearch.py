@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,17 +10,17 @@ from torch import Tensor
 
 from panoply.costs import Lengths, Tokens
 from panoply.evidence.claims import Learns, Shows
-from panoply.experience import REPLAY, Experience, Ragged, Segments
+from panoply.experience import Experience, Segments
 from panoply.methods.base.grpo import grpo
 from panoply.parts import Finding, part
 from panoply.regimes import OnPolicy
 from panoply.registry import Published, method
-from panoply.rollout.collector import in_epochs
-from panoply.rollout.tree import Branch, Tree
+from panoply.rollout.tree import Branch
 from panoply.slots.reduce.averages import token_mean
 from panoply.slots.reward.shaping import overlong, verdict
-from panoply.slots.sample.answers import answers_of
 from panoply.slots.sample.groups import LIMITS
+from panoply.slots.sample.rounds import asked, noted, recalled
+from panoply.slots.sample.searching import After, Bonus, Search
 from panoply.slots.schedule.schedules import constant
 from panoply.slots.surrogate.ratios import clip
 from panoply.slots.task_memory import TaskMemory
@@ -29,148 +28,6 @@ from panoply.slots.update.optimisers import adam
 
 if TYPE_CHECKING:
     from panoply.rollout.text import Collector
-    from panoply.worlds.world import Task
-
-Bonus = Literal["sqrt", "log", "linear"]
-After = Literal["frontier", "root"]
-
-
-# ------------------------------------------------------------------ the search
-
-
-def backed_up(value: float, outcome: float, gamma: float) -> float:
-    """A node's value after an answer below it ended with 1 or −1, which counts γ there.
-
-    A failure never lowers a node that a success has passed, and a success wipes out earlier failures.
-    """
-    if value * outcome >= 0:
-        return value + gamma * outcome
-    return gamma * outcome if outcome > 0 else value
-
-
-class Search:
-    """What is known of one task's tree: sums of outcomes, visits, and which node is expanded next."""
-
-    def __init__(
-        self,
-        tree: Tree,
-        root: int,
-        group: int,
-        deepest: int,
-        explore: float,
-        weights: tuple[float, float, float],
-        bonus: Bonus,
-        floor: float,
-        after: After,
-    ):
-        self.tree, self.root, self.group, self.deepest = tree, root, group, deepest
-        self.explore, self.weights, self.bonus, self.floor, self.after = explore, weights, bonus, floor, after
-        self.at: int | None = root
-        """The node to be expanded next; none when there are enough answers, or nothing is left."""
-        self.value: dict[int, float] = {root: 0.0}
-        self.visits: dict[int, int] = {root: 0}
-        self.children: dict[int, list[int]] = {}
-        self.kept: list[int] = []
-        """Ends that are learned from, in the order they were found."""
-        self.others: list[int] = []
-        """Further ends, which were found beside those."""
-
-    def outcome(self, node: int) -> float:
-        return 1.0 if (self.tree.nodes[node].earned or {}).get("success", 0.0) > 0 else -1.0
-
-    def expanded(self, new: Sequence[int]) -> None:
-        """Take note of the children of the node that was expanded, and choose the next."""
-        assert self.at is not None
-        nodes = self.tree.nodes
-        self.children[self.at] = list(new)
-        for child in new:
-            self.value[child], self.visits[child] = 0.0, 0 if nodes[child].ended else 1
-        ended = [child for child in new if nodes[child].ended and nodes[child].earned is not None]
-        if ended:
-            best = min(ended, key=self._preference)
-            self.others += [child for child in ended if child != best]
-            self._keep(best)
-        if len(self.kept) >= self.group:
-            self.at = None
-        elif ended or not any(not nodes[child].ended for child in new):
-            self.at = self._from_root() if self.after == "root" else self._frontier()
-        else:
-            self.at = max((c for c in new if not nodes[c].ended), key=self.puct)
-        if self.at is None:
-            self._fill()
-
-    def _preference(self, end: int) -> tuple[float, float]:
-        """Right ones first, then those that were said with most confidence."""
-        return -self.outcome(end), self.surprise(self._path(end)[1:])
-
-    def _keep(self, end: int) -> None:
-        self.kept.append(end)
-        outcome, path = self.outcome(end), self._path(end)
-        for node in path:
-            gamma = max((self.tree.nodes[node].depth + 1) / len(path), self.floor)
-            self.value[node] = backed_up(self.value[node], outcome, gamma)
-            self.visits[node] += 1
-
-    def _fill(self) -> None:
-        """Where the whole tree is searched and answers are lacking: ends that were found beside others."""
-        while len(self.kept) < self.group and self.others:
-            best = min(self.others, key=self._preference)
-            self.others.remove(best)
-            self._keep(best)
-
-    # -------------------------------------------------------------- which node is next
-
-    def mean(self, node: int) -> float:
-        """Q = v/N."""
-        return self.value[node] / self.visits[node] if self.visits[node] else 0.0
-
-    def puct(self, node: int) -> float:
-        parent = self.visits[self.tree.nodes[node].parent]
-        seen = self.visits[node]
-        return self.mean(node) + (
-            self.explore * math.sqrt(math.log(parent) / seen) if parent and seen else 0.0
-        )
-
-    def priority(self, node: int) -> float:
-        """F = λ₁·tanh Q(parent) + λ₂·(−mean log-probability of its own tokens) + λ₃·depth."""
-        quality, doubt, deep = self.weights
-        depth = self.tree.nodes[node].depth
-        far = {"sqrt": math.sqrt(depth / self.deepest), "log": math.log(depth + 1), "linear": float(depth)}
-        known = math.tanh(self.mean(self.tree.nodes[node].parent))
-        return quality * known + doubt * self.surprise([node]) + deep * far[self.bonus]
-
-    def _frontier(self) -> int | None:
-        """Of all nodes that may be expanded the one that promises most, wherever it is."""
-        nodes = self.tree.nodes
-        free = [n for n in self.value if n != self.root and n not in self.children and not nodes[n].ended]
-        return max(free, key=self.priority) if free else None
-
-    def _from_root(self) -> int | None:
-        """From the start down, at each node to the best child under which something is left to be expanded."""
-        at = self.root
-        while at in self.children:
-            alive = [child for child in self.children[at] if self._alive(child)]
-            if not alive:
-                return None
-            at = max(alive, key=self.puct)
-        return at
-
-    def _alive(self, node: int) -> bool:
-        if self.tree.nodes[node].ended:
-            return False
-        return node not in self.children or any(self._alive(child) for child in self.children[node])
-
-    def _path(self, node: int) -> list[int]:
-        """From the root to a node."""
-        path = [node]
-        while path[-1] != self.root:
-            path.append(self.tree.nodes[path[-1]].parent)
-        return path[::-1]
-
-    def surprise(self, edges: Sequence[int]) -> float:
-        """−mean log-probability of what was said on some edges."""
-        nodes = [self.tree.nodes[edge] for edge in edges]
-        return -sum(n.logp for n in nodes) / max(1, sum(n.decisions for n in nodes))
 
 
 # ------------------------------------------------------------------ sampling
@@ -282,7 +139,7 @@ def searched(
                answered as usual beside right answers of before, the others are dropped; 0: new ones for ever
     rare       the share of right answers up to which a prompt counts as rarely solved
     """
-    state, search, recall = _asked(state, collect, prompts, pool, rare)
+    state, search, recall = asked(state, collect, prompts, pool, rare)
     found: list[Experience] = []
     covered = 0
     if search:
@@ -303,14 +160,14 @@ def searched(
         covered = sum(any(one.outcome(end) > 0 for end in one.kept) for one in searches)
         found.append(_valued(tree, searches, squash, most))
     if recall:
-        found += _recalled(collect, TaskMemory.of(state), collect.numbered(recall), group, temperature)
+        found += recalled(collect, TaskMemory.of(state), collect.numbered(recall), group, temperature)
     made = found[0] if len(found) == 1 else Experience.mix(found)
     collect.notes = {
         "covered": covered / max(1, len(search)),
         "searched": len(search),
         "recalled": len(recall),
     }
-    return (_noted(state, made, group) if pool else state), made
+    return (noted(state, made, group) if pool else state), made
 
 
 def _valued(tree: Any, searches: Sequence[Search], squash: float, most: float) -> Experience:
@@ -321,118 +178,6 @@ def _valued(tree: Any, searches: Sequence[Search], squash: float, most: float) -
     last = torch.tensor([tree.nodes[node].ended for node in rows["node"].tolist()])
     limited = torch.where(last, sums, most * (sums / squash).tanh()) if squash else sums
     return rows.with_columns(node_value=limited).without("node")
-
-
-# ------------------------------------------------------------------ rounds
-
-
-def _asked(
-    state: dict[str, Any], collect: Collector, prompts: int, pool: int, rare: float
-) -> tuple[dict[str, Any], list[int], list[int]]:
-    """The numbers of the tasks that are searched in this step, and of those answered beside cached answers."""
-    if not pool:
-        return state, [0] * prompts, []
-    if not state:
-        collect.tasks(pool)
-        state = {
-            "round": 0,
-            "at": 0,
-            "search": torch.arange(pool),
-            "recall": torch.zeros(0, dtype=torch.long),
-        }
-    left = len(state["search"]) + len(state["recall"]) - state["at"]
-    if left <= 0:
-        state = _next_round(state, collect, pool, rare)
-        left = len(state["search"]) + len(state["recall"])
-    every = torch.cat([state["search"], state["recall"]])
-    order = in_epochs(collect.seed + state["round"], 0, len(every), len(every))
-    here = order[state["at"] : state["at"] + min(prompts, left)]
-    number = len(state["search"])
-    search, recall = ([int(every[i]) for i in here if (i < number) is yes] for yes in (True, False))
-    return {**state, "at": state["at"] + len(here)}, search, recall
-
-
-def _all(pool: int) -> dict[str, Tensor]:
-    return {"search": torch.arange(pool), "recall": torch.zeros(0, dtype=torch.long)}
-
-
-def _next_round(state: dict[str, Any], collect: Collector, pool: int, rare: float) -> dict[str, Any]:
-    """Never solved: searched again; rarely: answered beside what was right; where neither is left, all anew."""
-    numbers = torch.arange(pool)
-    ids = torch.tensor([task.id for task in collect.numbered(range(pool))])
-    known = TaskMemory.of(state).look(ids, won=0.0, ever=0.0)
-    never, seldom = known["ever"] == 0, (known["ever"] > 0) & (known["won"] <= rare)
-    if not bool((never | seldom).any()):
-        return {"round": state["round"] + 1, "at": 0, **_all(pool)}
-    return {
-        **state,
-        "round": state["round"] + 1,
-        "at": 0,
-        "search": numbers[never],
-        "recall": numbers[seldom],
-    }
-
-
-def _recalled(
-    collect: Collector, memory: TaskMemory, tasks: Sequence[Task], group: int, temperature: float
-) -> list[Experience]:
-    """Groups of own answers in which some are right ones of an earlier round."""
-    ids = torch.tensor([task.id for task in tasks])
-    kept = [_unpacked(row)[:group] for row in memory.look(ids, answers=())["answers"].tolist()]
-    first = collect.state["groups"]
-    collect.state["groups"] += len(tasks)
-    into = first + torch.arange(len(tasks))
-    found = []
-    asking = [i for i, cached in enumerate(kept) if len(cached) < group]
-    if asking:
-        sizes = [group - len(kept[i]) for i in asking]
-        own = collect.episodes([tasks[i] for i in asking], sizes, into=into[asking], temperature=temperature)
-        found.append(own)
-    place = [i for i, cached in enumerate(kept) for _ in cached]
-    if place:
-        said = [answer for cached in kept for answer in cached]
-        cached = collect.answers([tasks[i] for i in place], said, into=into[place], source=REPLAY)
-        with torch.no_grad():
-            found.append(cached.with_columns(logp=collect.policy.score(cached)["logp"].cpu()))
-    return [rows.with_columns(node_value=_outcomes(rows)) for rows in found]
-
-
-def _outcomes(rows: Experience) -> Tensor:
-    episodes = rows.by("episode")
-    right = episodes.sum(rows["signal:success"]) > 0
-    return episodes.rows(torch.where(right, 1.0, -1.0))
-
-
-def _noted(state: dict[str, Any], made: Experience, most: int) -> dict[str, Any]:
-    """Of every task of the step: the share of own answers that were right, and up to so many right ones ever."""
-    episodes, memory = made.by("episode"), TaskMemory.of(state)
-    right, own = episodes.sum(made["signal:success"]) > 0, episodes.first(made["source"]) != REPLAY
-    asked = Segments(episodes.first(made["task"]))
-    tried = asked.sum(own.float())
-    won = asked.sum((right & own).float()) / tried.clamp(min=1)
-    known = memory.look(asked.keys, answers=(), ever=0.0)
-    said, rows = answers_of(made), []
-    for i, before in enumerate(known["answers"].tolist()):
-        mine = ((asked.index == i) & right & own).nonzero().flatten().tolist()
-        every = {tuple(answer): None for answer in [*_unpacked(before), *(said[e] for e in mine)]}
-        rows.append(_packed([list(answer) for answer in every][:most]))
-    ever = torch.tensor([float(len(row) > 0) for row in rows])
-    written = memory.write(asked.keys, won=won, ever=ever, answers=Ragged.from_lists(rows))
-    return {**state, **written.state()}
-
-
-def _packed(answers: Sequence[Sequence[int]]) -> list[int]:
-    """Several answers in one list, each after its length."""
-    return [token for answer in answers for token in (len(answer), *answer)]
-
-
-def _unpacked(row: Sequence[int]) -> list[list[int]]:
-    found: list[list[int]] = []
-    at = 0
-    while at < len(row):
-        found.append(list(row[at + 1 : at + 1 + row[at]]))
-        at += 1 + row[at]
-    return found
 
 
 # ------------------------------------------------------------------ credit
