@@ -48,11 +48,23 @@ def _entropy(world: TextWorld, policy: TextPolicy, seed: int, k: int) -> float:
     return float(policy.score(answers, frozenset({need}))[need].double().mean())
 
 
+def _thoughtless(world: TextWorld, policy: TextPolicy, seed: int) -> float:
+    """Success where vectors that the model feeds back to itself are read as zeros: what is lost is what they carried."""
+    if policy.thoughts is None:
+        return _success(world, policy, seed)
+    policy.thoughts.empty = True
+    try:
+        return _success(world, policy, seed)
+    finally:
+        policy.thoughts.empty = False
+
+
 MEASURES: dict[str, Callable[..., float]] = {
     "success": _success,
     "pass@K": _pass_at,
     "distinct@K": _distinct,
     "entropy@K": _entropy,
+    "thoughtless": _thoughtless,
 }
 
 __all__ = ["Collector", "collector", "evaluate"]

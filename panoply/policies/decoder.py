@@ -298,7 +298,7 @@ class Decoder(nn.Module):
         flat = x.flatten(0, -2)
         vectors = inputs.vectors.to(x.dtype)
         if self.thoughts is not None:
-            vectors = self.thoughts.mixed(flat[inputs.at], vectors)
+            vectors = self.thoughts.read(flat[inputs.at], vectors)
         return flat.index_copy(0, inputs.at, vectors).view_as(x)
 
     @property

@@ -73,6 +73,8 @@ class Thoughts(nn.Module):
         self.width, self.settings = width, settings
         self.rates: dict[str, float] = {}
         """Learning rates of weights of its own, by their names; others have the model's."""
+        self.empty = False
+        """Whether all vectors are read as zeros: what they carry is lost, and nothing else."""
 
     def know(self, tokenizer: Decodes, vocabulary: int) -> None:
         """Called once, before anything is decoded."""
@@ -88,8 +90,12 @@ class Thoughts(nn.Module):
         """Which rows' newest tokens have a vector, and [rows, width] of them, to be recorded."""
         raise NotImplementedError
 
+    def read(self, embedding: Tensor, vectors: Tensor) -> Tensor:
+        """What the first block reads where tokens have vectors."""
+        return self.mixed(embedding, torch.zeros_like(vectors) if self.empty else vectors)
+
     def mixed(self, embedding: Tensor, vectors: Tensor) -> Tensor:
-        """What the first block reads where tokens have vectors, by the tokens' embeddings: here the vectors alone."""
+        """Vectors and the embeddings of the tokens that have them as one: here the vectors alone."""
         return vectors
 
     def density(self, vectors: Tensor, state: Tensor) -> Tensor | None:

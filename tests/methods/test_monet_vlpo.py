@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 import panoply as pp
 from panoply.errors import PanoplyError
-from panoply.experience import Experience
+from panoply.experience import Experience, Ragged
 from panoply.methods.reasoning_data.monet_vlpo import answered, imagined, within_reach
 from panoply.policies.text import TextPolicy
 from panoply.policies.thoughts import Latent
@@ -61,7 +62,7 @@ def test_a_latents_density_is_scored_with_the_stored_draw() -> None:
     found = asked(policy)
     now = policy.score(found, frozenset({"entropy"}))
     vectors = rows_of(found)
-    assert float((now["logp"] - found["logp"]).abs().max()) < 1e-3
+    assert float((now["logp"] - found["logp"]).detach().abs().max()) < 1e-3
     assert bool((found["entropy"][vectors] == 0).all())
     drawn = -8 * found["logp"][vectors]  # ‖z − h‖², of 64 numbers of variance 0.09
     assert float(drawn.mean()) == pytest.approx(64 * 0.09, rel=0.15)
@@ -95,6 +96,23 @@ def test_for_grpo_vectors_are_no_choice() -> None:
     assert bool((found["logp"][vectors] == 0).all())
     assert bool((policy.score(found)["logp"][vectors].detach().abs() < 1e-6).all())
     assert float((policy.score(found)["logp"] - found["logp"]).detach().abs().max()) < 1e-4
+
+
+def test_what_vectors_carry_is_told_by_reading_zeros_in_their_place() -> None:
+    policy = looking()
+    found = asked(policy)
+    tokens, full = ~rows_of(found), policy.score(found)["logp"].detach()
+    vectors = found.context.ragged("vectors")
+    zeros = Ragged(torch.zeros_like(vectors.values), vectors.offsets)
+    without = dataclasses.replace(found, context=found.context.plus({"vectors": zeros}))
+    assert policy.thoughts is not None
+    policy.thoughts.empty = True
+    emptied = policy.score(found)["logp"].detach()
+    policy.thoughts.empty = False
+    assert torch.allclose(emptied[tokens], policy.score(without)["logp"].detach()[tokens], atol=1e-6)
+    assert float((emptied - full)[tokens].abs().max()) > 1e-2
+    assert WORLD.measure("thoughtless", policy) != WORLD.measure("success", policy)
+    assert not policy.thoughts.empty
 
 
 # ------------------------------------------------------------------ imitation, reward, selection

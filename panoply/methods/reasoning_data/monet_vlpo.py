@@ -303,7 +303,7 @@ CLAIM = Learns(
     budget="optimise.episodes=7680",
     metric="success",
     tune={"optimise.update.lr": (1e-4, 3e-4, 1e-3)},
-    also=("area", "looked", "entropy", "total_decisions"),
+    also=("area", "world:success", "world:thoughtless", "looked", "entropy", "total_decisions"),
     shows=(Shows("looked", least=0.9),),
 )
 
@@ -319,6 +319,9 @@ def monet_vlpo() -> Recipe:
     Not built: the paper's second stage of imitation, in which vectors are found by aligning the states of tokens that
     *follow* a picture with those of a model that saw it, through the vectors alone. Here the teacher's states stand for
     them directly, which a world as small as this allows.
+
+    Whether vectors carry anything is told by `panoply compare … --metric world:thoughtless`: success where all of them
+    are read as zeros.
     """
     return Recipe(
         (
