@@ -49,7 +49,7 @@ def _entropy(world: TextWorld, policy: TextPolicy, seed: int, k: int) -> float:
 
 
 def _thoughtless(world: TextWorld, policy: TextPolicy, seed: int) -> float:
-    """Success where vectors that the model feeds back to itself are read as zeros: what is lost is what they carried."""
+    """Success where vectors that a model feeds back to itself are read as zeros: what is lost is what they carried."""
     if policy.thoughts is None:
         return _success(world, policy, seed)
     policy.thoughts.empty = True
