@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from panoply.errors import plain
 from panoply.report import shown
@@ -15,23 +16,33 @@ def page_width() -> int:
     return max(50, min(100, shutil.get_terminal_size((100, 24)).columns))
 
 
+LEAST = 24
+"""Characters that a column which is wrapped has at least."""
+
+
 def table(rows: Sequence[Sequence[str]], gap: str = "  ", margin: int = 2) -> str:
-    """Left-aligned columns of printable text; the last one is wrapped where the page, less a margin, ends."""
+    """Left-aligned columns of printable text; the last one is wrapped where the page, less a margin, ends.
+
+    Where the others leave it too little, the widest of them is wrapped as well.
+    """
     if not rows:
         return ""
     if (kept := shown.collected.get()) is not None:
         kept.append(rows)
         return shown.MARK.format(len(kept) - 1)
     rows = [[*map(plain, row[:-1]), row[-1]] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    before = sum(widths[:-1]) + len(gap) * (len(widths) - 1)
-    room = max(24, page_width() - margin - before)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    room = page_width() - margin - sum(widths) - len(gap) * len(widths)
+    if room < LEAST < max(widths, default=0):
+        widest = widths.index(max(widths))
+        widths[widest] = max(LEAST, widths[widest] - (LEAST - room))
+    widths.append(max(LEAST, room))
     lines = []
     for row in rows:
-        start = gap.join(cell.ljust(w) for cell, w in zip(row[:-1], widths, strict=False)) + gap
-        first, *rest = _wrap(row[-1], room) or [""]
-        lines.append((start + first if len(row) > 1 else first).rstrip())
-        lines += [" " * before + more for more in rest]
+        cells = [[c] if len(c) <= w else _wrap(c, w) for c, w in zip(row[:-1], widths, strict=False)]
+        cells.append(_wrap(row[-1], widths[-1]) or [""])
+        for texts in zip_longest(*cells, fillvalue=""):
+            lines.append(gap.join(text.ljust(w) for text, w in zip(texts, widths, strict=True)).rstrip())
     return "\n".join(lines)
 
 

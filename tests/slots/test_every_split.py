@@ -51,7 +51,7 @@ def turns_apart() -> Experience:
     return made.with_columns(**more)
 
 
-COLUMNS = ("value", "target", "uncertainty", "mean_logp@old", "logp:6:raw@old", "logp:6:normed@old")
+COLUMNS = ("value", "target", "uncertainty", "share", "mean_logp@old", "logp:6:raw@old", "logp:6:normed@old")
 
 
 def choices(cls: type[Part]) -> Iterator[tuple[str, Part]]:

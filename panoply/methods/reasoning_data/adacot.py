@@ -70,7 +70,14 @@ MASKED_CLAIM = Learns(
 )
 
 
-@method("adacot-masked@1", paper=64, base="ppo", presets={"tiny": TINY}, claim=MASKED_CLAIM)
+@method(
+    "adacot-masked@1",
+    paper=64,
+    base="ppo",
+    presets={"tiny": TINY},
+    claim=MASKED_CLAIM,
+    published={"arXiv 2505.11896, §3": {"select.but_the_decision": "but_the_decision"}},
+)
 def adacot_masked() -> OnPolicy:
     """The stage of AdaCoT (arXiv 2505.11896) on problems that all need thought: L = Σ over k ≠ k_dec of PPO's ℓ_k.
 

@@ -169,7 +169,7 @@ def lower_bound(batch: Batch, *, limit: float | None = None, weight: float | Par
 
 @part(
     "surrogate",
-    equation="e^{mean d over masks}·A",
+    equation="exp(mean d over masks)·A",
     unit="episode",
     idle="advantage",
     scores="policy",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from panoply.evidence.claims import Learns, Shows
 from panoply.experience import Experience, Segments
-from panoply.methods.base.grpo import CONTROL, TINY, grpo
+from panoply.methods.base.grpo import grpo
 from panoply.parts import Finding, Part, part, show_value
 from panoply.regimes import OnPolicy
 from panoply.registry import Published, method
@@ -164,14 +164,7 @@ PUBLISHED: Published = {
 fifth of their tokens at first, all of both at the end, are reconstructed; sizes and rates are GRPO's."""
 
 
-@method(
-    "d3s@1",
-    paper=43,
-    base="grpo",
-    presets={"tiny": TINY, "control": CONTROL},
-    claim=CLAIM,
-    published=PUBLISHED,
-)
+@method("d3s@1", paper=43, base="grpo", claim=CLAIM, published=PUBLISHED)
 def d3s() -> OnPolicy:
     """Dynamic Dual-Level Down-Sampling, D³S (arXiv 2509.22115). Ŝ = argmax Var(A_S), T = top K % of Ŝ by |A|·H.
 
