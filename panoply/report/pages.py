@@ -124,7 +124,7 @@ def _recipe_page(entry: Entry) -> str:
     pieces = [f"{entry.id}  (recipe)", indent(prose(entry.doc)), "", f"stages{rounds}"]
     for stage in recipe.stages:
         rows = [(path, show_value(value)) for path, value in stage.choices().items()]
-        pieces.append(indent(f"{stage.name}: {stage.does}"))
+        pieces.append(indent(prose(f"{stage.name}: {stage.does}")))
         pieces += [indent(table(rows), "    ")] if rows else []
         pieces += [
             indent(f"from the second round on {path}: {show_value(value)}", "      ")
