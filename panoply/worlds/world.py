@@ -120,8 +120,9 @@ class TextWorld(Measuring, ABC):
     (right answers of several), `hint`, `knowledge` and `plan` (aids that stand before a problem), `pairs`, `conclusion`
     (a final answer that can be asked for), `prefer` (annotators), `preference` (how likely they prefer), `judge` (which
     steps are right), `referee` (answers can be put to a policy to be scored), `privileged` (what a prompt leaves out
-    can be shown), `modes` (ways to answer that can be asked for: `ways`, `in_mode`, `mode`), `masks` (its model fills
-    in masks), `looks` (vectors may stand between two of its tokens), `fork`."""
+    can be shown), `modes` (ways to answer that can be asked for: `ways`, `in_mode`, `mode`), `lines` (an expert's
+    text by lines, and what may stand before each: `lines`, `before_line`), `masks` (its model fills in masks), `looks`
+    (vectors may stand between two of its tokens), `fork`."""
     keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of its decisions beside those that all have: `domain`, where `part_of` tells kinds of problem apart."""
     preset: ClassVar[str] = "tiny"

@@ -24,12 +24,12 @@ from panoply.worlds.world import Task
 WORLD = Program()
 
 
-def problem(text: str, wanted: int) -> Task:
-    data = {"held": (3, 1, 4, 0), "register": "c", "wanted": wanted, "missing": wanted - 4}
-    return Task(wanted, tuple(WORLD.tokens(text)), 0, data)
+def problem(value: int) -> Task:
+    data = {"held": (3, 1, value, 0), "register": "c", "missing": 10 - value}
+    return Task(value, tuple(WORLD.tokens(f"31>{value}0=")), 0, data)
 
 
-TASKS = [problem("314>80=", 8), problem("314>50=", 5)]
+TASKS = [problem(6), problem(9)]
 """The expert writes .CBx.cDA$ and .cDA$."""
 
 
@@ -60,8 +60,11 @@ class Marking:
     def tasks(self, n: int) -> list[Task]:
         return TASKS[:n]
 
-    place = staticmethod(lambda i: i)
-    task = staticmethod(lambda place: TASKS[place])
+    def place(self, i: int) -> int:
+        return i
+
+    def task(self, place: int) -> Task:
+        return TASKS[place]
 
     @contextmanager
     def acted_by(self, who: str) -> Iterator[None]:
@@ -93,13 +96,13 @@ def test_a_mark_earns_how_likely_the_next_line_is_and_nothing_after_it() -> None
     on_last = read.found[0]["signal:likelihood"]
     assert on_last.tolist() == [0, -6, 0, 0, 0, -3, 0, -8, 0, 0, 0, -4]
     assert collect.learner.asked == [], "the policy that learns is not asked"
-    assert collect.reference.asked[:2] == ["314>80=.CBx", "314>80=#4.CBx"]
+    assert collect.reference.asked[:2] == ["31>60=.CBx", "31>60=#4.CBx"]
 
 
 def test_a_mark_never_sees_its_line_and_the_first_of_a_group_stays() -> None:
     collect: Any = Marking(["#4.", ".", ".", "#1.", ".", "#1."])
     read = read_through(collect, TASKS, 2)
-    assert collect.seen == ["314>80=", "314>50=", "314>80=#4.CBx"]
+    assert collect.seen == ["31>60=", "31>90=", "31>60=#4.CBx"]
     assert [WORLD.text(text) for text in read.texts] == ["#4.CBx.cDA$", ".cDA$"]
     assert worth(read.found[1], "signal:likelihood") == [-2, -2], "an earlier comment may help, too"
 
@@ -184,7 +187,7 @@ def test_what_a_policy_makes_of_the_experts_text() -> None:
     policy = open_policy("start", WORLD, 0, "cpu")
     found = {name: WORLD.measure(name, policy) for name in ("nats", "thinks", "informs")}
     assert 0.05 < found["nats"] < 1.0
-    assert 0.4 < found["thinks"] < 0.6, "the teacher comments on half of its lines"
+    assert 0.3 < found["thinks"] < 0.5, "the teacher comments on 0.4 of its lines"
     assert 0.0 < found["informs"] < 2.08
 
 

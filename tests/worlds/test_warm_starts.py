@@ -15,6 +15,7 @@ from panoply.worlds.text.hops import Hops
 from panoply.worlds.text.keydoor import Keydoor
 from panoply.worlds.text.manyanswers import ManyAnswers
 from panoply.worlds.text.mixed import Mixed
+from panoply.worlds.text.program import Program
 from panoply.worlds.text.proofread import Proofread
 from panoply.worlds.text.referee import Referee
 from panoply.worlds.text.rules import Rules
@@ -35,6 +36,7 @@ WORLDS: list[TextWorld] = [
     Referee(),
     Rules(),
     Proofread(),
+    Program(),
     Digits(),
     Styles(),
     Mixed(),

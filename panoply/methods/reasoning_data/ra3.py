@@ -17,6 +17,7 @@ from panoply.regimes import OnPolicy
 from panoply.registry import Published, method, recipe
 from panoply.slots.credit.groups import group
 from panoply.slots.sample.groups import greedy_groups
+from panoply.worlds.world import earned
 
 if TYPE_CHECKING:
     from panoply.data_folder import Row
@@ -117,7 +118,7 @@ def marked(
     """
     from panoply.rollout.lines import read_through
 
-    collect, world = maker.collect(policy), maker.world
+    collect = maker.collect(policy)
     for first in range(0, prompts, AT_ONCE):
         places = [collect.place(i) for i in range(first, min(first + AT_ONCE, prompts))]
         tasks = [collect.task(place) for place in places]
@@ -126,7 +127,8 @@ def marked(
         else:
             texts = [collect.world.gold(task) for task in tasks]
         for place, task, text in zip(places, tasks, texts, strict=True):
-            yield maker.answer(place, task, text, commented=float(world.grade(task, text)["commented"]))
+            commented = earned(collect.world.grade(task, text)["commented"])
+            yield maker.answer(place, task, text, commented=commented)
 
 
 # ------------------------------------------------------------------ the recipe

@@ -38,7 +38,7 @@ FORM = re.compile(rf"(({COMMENT}[0-9])?\{LINE}[{INSTRUCTIONS}]+)+")
 @world("program@1")
 @dataclass(frozen=True)
 class Program(CharacterWorld):
-    """`314>80=`: registers a, b, c and d hold 3, 1, 4 and 0, and c shall be 8. Any program that makes it so is right.
+    """`31>60=`: registers a, b, c and d hold 3, 1, 6 and 0, and c shall be 0, modulo 10. Any program will do.
 
         .CBx.cDA$        lines alone, a point before each
         #4.CBx#1.cDA$    the same with comments: 4 are missing, then 1
@@ -52,9 +52,9 @@ class Program(CharacterWorld):
 
     macros: int = 0
     """Which eight macros, of very many."""
-    comments: float = 0.5
+    comments: float = 0.4
     """How often the teacher comments on a line."""
-    slip: float = 0.7
+    slip: float = 0.8
     """How often it writes the other macro, on lines that it has not commented on."""
 
     bounds: ClassVar[Mapping[str, str]] = {
@@ -89,15 +89,14 @@ class Program(CharacterWorld):
     def task(self, split: str, index: int) -> Task:
         def draw(draws: Draws) -> Task | None:
             held = [draws.below(10) for _ in REGISTERS]
-            at, missing = draws.below(len(REGISTERS)), 1 + draws.below(9)
-            wanted = (held[at] + missing) % 10
-            problem = "".join(f"{v}>{wanted}" if i == at else str(v) for i, v in enumerate(held))
+            at = draws.below(len(REGISTERS))
+            problem = "".join(f">{v}" if i == at else str(v) for i, v in enumerate(held))
             id = stable_hash("program", problem)
-            if (id % HELD_OUT == 0) != (split == "test"):
+            if not held[at] or (id % HELD_OUT == 0) != (split == "test"):
                 return None
-            data = {"held": tuple(held), "register": REGISTERS[at], "wanted": wanted, "missing": missing}
-            prompt = tuple(self.tokens(problem + "="))
-            return Task(id, prompt, len(_gains(missing)), {"problem": problem, "macros": self.macros, **data})
+            missing = 10 - held[at]
+            data = {"held": tuple(held), "register": REGISTERS[at], "missing": missing}
+            return Task(id, tuple(self.tokens(problem + "=")), len(_gains(missing)), data)
 
         return self._first(split, index, draw)
 
@@ -120,7 +119,7 @@ class Program(CharacterWorld):
         done = run(task.data["held"], "".join(line for _, line in lines))
         macros = set(self.library.values())
         return {
-            "success": float(bool(lines) and done[task.data["register"]] == task.data["wanted"]),
+            "success": float(bool(lines) and done[task.data["register"]] == 0),
             "commented": sum(bool(comment) for comment, _ in lines) / max(len(lines), 1),
             "known": sum(line in macros for _, line in lines) / max(len(lines), 1),
             "ended": float(body is not None),
