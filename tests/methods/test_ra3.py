@@ -16,7 +16,7 @@ from kit import hand
 
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
-from panoply.methods.reasoning_data.ra3 import marked, marks, next_line, ra3, ra3_intents
+from panoply.methods.reasoning_data.ra3 import marked, marks, next_line, next_token, ra3, ra3_intents
 from panoply.policies.build import open_policy
 from panoply.rollout.lines import read_through
 from panoply.worlds.text import program
@@ -144,39 +144,37 @@ def test_texts_with_marks_and_as_they_are() -> None:
     assert not collect.seen
 
 
-SMALL: dict[str, Any] = {
-    "run.device": "cpu",
-    "run.held_out": 2,
-    "run.evaluate_every": 0,
-    "run.greedy": False,
-    **{f"intents{n}.{k}": v for n in ("", "-2") for k, v in (("run.steps", 1), ("sample.prompts", 2))},
-    **{f"imitate{n}.{k}": v for n in ("", "-2") for k, v in (("run.steps", 1), ("data.batch", 4))},
-    "mark.prompts": 6,
-    "mark-2.prompts": 6,
-    "try.run.steps": 1,
-    "try.sample.prompts": 2,
-    "try.sample.group": 2,
-}
-
-
-def test_two_rounds_then_trial_and_error(tmp_path: Path) -> None:
-    tiny.bare(tmp_path / "run", "ra3", world="program", settings=SMALL)
-    names = sorted(path.name for path in (tmp_path / "run").glob("0*"))
-    assert [name[3:] for name in names] == [stage.name for stage in ra3().stages]
-    runs = {n[3:]: json.loads((tmp_path / f"run/{n}/run.json").read_text())["plan"]["run"] for n in names}
-    starts = {stage: Path(held["model"]).parts for stage, held in runs.items() if "mark" not in stage}
-    before = {
-        "imitate": "01-intents",
-        "intents-2": "03-imitate",
-        "imitate-2": "04-intents-2",
-        "try": "06-imitate-2",
+def test_two_rounds_each_from_the_one_before_then_trial_and_error() -> None:
+    """E from the start or the last M, texts marked by E, M from E on these texts, and at last GRPO from the last M."""
+    stages = {stage.name: stage for stage in ra3().stages}
+    assert list(stages) == ["intents", "mark", "imitate", "intents-2", "mark-2", "imitate-2", "try"]
+    models = {name: stage.options.get("model") for name, stage in stages.items() if stage.method}
+    assert models == {
+        "intents": None,
+        "imitate": "@intents",
+        "intents-2": "@imitate",
+        "imitate-2": "@intents-2",
+        "try": "@imitate-2",
     }
-    assert starts.pop("intents") == ("start",)
-    assert [name in starts[stage] for stage, name in before.items()] == [True] * len(starts)
-    rows = [json.loads(line) for line in (tmp_path / "run/02-mark/data.jsonl").read_text().splitlines()]
-    bare = ["".join(part for _, part in program._lines(row["text"])) for row in rows]
-    tasks = [WORLD.task("train", row["task"]) for row in rows]
-    assert bare == [WORLD.text([t for line in WORLD.lines(task) for t in line])[:-1] for task in tasks]
+    makes = {name: stage.make.settings() for name, stage in stages.items() if stage.make}
+    assert [made["policy"] for made in makes.values()] == ["@intents", "@intents-2"]
+    assert [stages[f"imitate{n}"].settings["data.folder"] for n in ("", "-2")] == ["@mark", "@mark-2"]
+    both = [sum(stage.options.get("steps", 0) for stage in made().stages) for made in (ra3, next_token)]
+    assert both == [50, 50]
+
+
+def test_the_experts_lines_stay_as_they_are(tmp_path: Path) -> None:
+    """By the shipped start: every text begins with a mark, and without marks it is the expert's."""
+    tiny.bare(tmp_path / "run", marked(prompts=24), world="program", settings={"run.device": "cpu"})
+    rows = [json.loads(line) for line in (tmp_path / "run/data.jsonl").read_text().splitlines()]
+    assert len(rows) == 24
+    for row in rows:
+        task = WORLD.task("train", row["task"])
+        lines = program._lines(row["text"])
+        assert "".join(f".{line}" for _, line in lines) + "$" == WORLD.text(WORLD.gold(task))
+        assert WORLD.grade(task, row["answer"])["success"] == 1
+    commented = sum(row["numbers"]["commented"] for row in rows) / len(rows)
+    assert 0.2 < commented < 0.65
 
 
 def test_what_a_policy_makes_of_the_experts_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_instructions() -> None:
 
 
 def test_eight_different_macros_of_three_to_five_instructions() -> None:
-    for number in range(20):
+    for number in (*range(8), 52):  # of 52 two would be the same
         library = Program(macros=number).library
         assert set(library) == {(register, gain) for register in REGISTERS for gain in GAINS}
         assert len(set(library.values())) == 8
