@@ -160,7 +160,7 @@ def test_two_rounds_each_from_the_one_before_then_trial_and_error() -> None:
     assert [made["policy"] for made in makes.values()] == ["@intents", "@intents-2"]
     assert [stages[f"imitate{n}"].settings["data.folder"] for n in ("", "-2")] == ["@mark", "@mark-2"]
     both = [sum(stage.options.get("steps", 0) for stage in made().stages) for made in (ra3, next_token)]
-    assert both == [50, 50]
+    assert both == [40, 40]
 
 
 def test_the_experts_lines_stay_as_they_are(tmp_path: Path) -> None:

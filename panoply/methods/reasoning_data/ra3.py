@@ -134,7 +134,7 @@ def marked(
 # ------------------------------------------------------------------ the recipe
 
 IMITATE = {"data": "stored", "data.batch": 64, "update.schedule": "constant"}
-ROUNDS, FIND, LEARN, TRY = 2, 10, 10, 10
+ROUNDS, FIND, LEARN, TRY = 2, 10, 5, 10
 """Rounds of E and M, the steps of each, and of the trial and error after them. E has settled after ten, not after five;
 more imitation than this is all it takes to solve nearly everything, with marks or without."""
 
@@ -159,7 +159,7 @@ CLAIM = Learns(
     "trial and error gets further than after imitation of the texts as they are, in as many steps in all.",
     over="next tokens=next-token",
     world="program",
-    budget="steps=50",
+    budget="steps=40",
     metric="success",
     tune={},
     fixed="recipes have a rate for each stage, the same on both sides; of three rates of imitation it is the one "
