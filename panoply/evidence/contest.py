@@ -128,10 +128,15 @@ class Contest:
             self.plans[key] = arm.plan(claim.world, 0, self.budget, **choices)
         return self.plans[key].seeded(seed, world=self.makes_data)
 
-    def orders(self, arms: Sequence[Arm], seeds: Sequence[int], split: str = "test") -> list[Heat]:
-        """What is to be run: every arm with every seed."""
+    def orders(
+        self, arms: Sequence[Arm], seeds: Sequence[int], split: str = "test", shown: Sequence[str] = ()
+    ) -> list[Heat]:
+        """What is to be run, every arm with every seed, and measured afterwards.
+
+        Before seeds are spent that is what sides are tuned by, and what is asked to be `shown`.
+        """
         claim = self.claim
-        metrics = (claim.metric, *claim.keeps, *claim.also) if split == "test" else ()
+        metrics = (claim.metric, *claim.keeps, *claim.also) if split == "test" else (claim.tuned_by, *shown)
         asked = tuple(m for m in metrics if scores.asks(m))
         for metric in asked:
             scores.check(metric, self.world)

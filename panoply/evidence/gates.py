@@ -48,7 +48,8 @@ def gate_of_problems(contest: Contest) -> dict[str, Any]:
 def gates_of_baseline(contest: Contest, tuning: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What the tuned baselines come to on tuning seeds."""
     arms = [arm.but(tuning["chosen"][arm.label]) for arm in contest.arms[1:]]
-    heats = contest.orders(arms, SEEDS if tuning["runs"] else SEEDS[:2], split="validation")
+    shown = [shown.metric for shown in contest.claim.shows]
+    heats = contest.orders(arms, SEEDS if tuning["runs"] else SEEDS[:2], split="validation", shown=shown)
     contest.make(heats)
     whole = [(seed, side) for seed, side in heats if all(o.problem is None for o in side.values())]
     if not whole:

@@ -25,6 +25,7 @@ class Pretended:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, score: Callable[[str, Any, int], float]):
         self.ran: list[tuple[str, float, int]] = []
         self.scores: dict[Path, float] = {}
+        self.measured: dict[Path, set[str]] = {}
 
         def run_all(orders: Any, *_: Any) -> None:
             for order in orders:
@@ -32,9 +33,11 @@ class Pretended:
                 order.folder = Path(f"{order.name}-{rate}")
                 if order.folder not in self.scores:  # else it is in the cache
                     self.ran.append((order.name.rsplit(" ", 1)[0], rate, seed))
+                self.measured.setdefault(order.folder, set()).update(order.measures)
                 self.scores[order.folder] = score(order.name.rsplit(" ", 1)[0], rate, seed)
 
         def read(folder: Path, metric: str, unit: str, budget: float) -> scores.Scored:
+            assert not scores.asks(metric) or metric in self.measured[folder], f"nobody measured {metric}"
             value = self.scores[folder] if metric != "kept" else 0.0
             return scores.Scored(value, [(0.0, 0.0), (budget, value)], 1.0, False)
 

@@ -50,8 +50,9 @@ def test_what_the_method_exploits_must_be_there(monkeypatch: pytest.MonkeyPatch)
     facts, _ = gated(monkeypatch, 0.5, shows=(Shows("degenerate_groups", least=0.6),))
     assert facts["verdict"] == "not able to tell"
     assert facts["why"] == "the gate of property: degenerate_groups of grpo is 0.5; at least 0.6 can tell."
-    facts, _ = gated(monkeypatch, 0.5, shows=(Shows("degenerate_groups", least=0.4, most=0.6),))
-    assert facts["verdict"] == "holds"
+    for metric in ("degenerate_groups", "world:pass@4"):
+        facts, _ = gated(monkeypatch, 0.5, shows=(Shows(metric, least=0.4, most=0.6),))
+        assert facts["verdict"] == "holds"
 
 
 def test_few_problems_need_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
