@@ -38,7 +38,7 @@ FORM = re.compile(rf"(({COMMENT}[0-9])?\{LINE}[{INSTRUCTIONS}]+)+")
 @world("program@1")
 @dataclass(frozen=True)
 class Program(CharacterWorld):
-    """`31>60=`: registers a, b, c and d hold 3, 1, 6 and 0, and c shall be 0, modulo 10. Any program will do.
+    """`31>60=`: registers a, b, c and d hold 3, 1, 6 and 0, and c shall be 0. Any program that ends so is right.
 
         .CBx.cDA$        lines alone, a point before each
         #4.CBx#1.cDA$    the same with comments: 4 are missing, then 1
