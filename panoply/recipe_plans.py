@@ -163,6 +163,8 @@ def _asked_to_make(
     name, given = turn.stage.name, choices.get("settings") or {}
     own = {k.removeprefix(f"{name}."): v for k, v in given.items() if k.startswith(f"{name}.")}
     for path in own:
+        if path.startswith("make."):
+            raise PanoplyError(f"Unknown setting '{name}.{path}'. Did you mean '{name}.{path[5:]}'?")
         if path.startswith("run.") and path[4:] not in MADE_WITH:
             raise PanoplyError(
                 f"{name}.{path} has no effect: the stage {name} makes data, and trains nothing."

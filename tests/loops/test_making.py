@@ -153,6 +153,7 @@ def test_what_is_refused_while_planning(registries: None) -> None:
             "Stage made (bucket): Unknown setting of make (bucket) 'answer'. Did you mean 'answers'?",
         ),
         (bucket(), {"run.steps": 3}, "made.run.steps has no effect: the stage made makes data"),
+        (bucket(), {"make.prompts": 3}, "Unknown setting 'made.make.prompts'. Did you mean 'made.prompts'?"),
     ):
         with pytest.raises(PanoplyError) as refused:
             planned(make, **settings)

@@ -16,6 +16,7 @@ from panoply.parts import Finding, part
 from panoply.regimes import OnPolicy
 from panoply.registry import Published, method
 from panoply.rollout.tree import Branch
+from panoply.slots.credit.groups import nothing_divides
 from panoply.slots.reduce.averages import token_mean
 from panoply.slots.reward.shaping import overlong, verdict
 from panoply.slots.sample.groups import LIMITS
@@ -192,9 +193,7 @@ def _credit_equation(held: Any) -> str:
     equation=_credit_equation,
     needs={"column:node_value"},
     bounds={"epsilon": "from 0 to 1"},
-    inert=lambda held, method: (
-        [("epsilon", "nothing divides (credit.scale=none)")] if held.scale == "none" else []
-    ),
+    inert=nothing_divides,
 )
 def node_value(
     experience: Experience, *, scale: Literal["none", "std"] = "none", epsilon: float = 1e-6

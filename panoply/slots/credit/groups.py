@@ -54,7 +54,18 @@ def _equation(held: Part) -> str:
     return f"A = ({baseline}){scale}" if scale else f"A = {baseline}"
 
 
-@part("credit", equation=_equation, impossible=_impossible, bounds={"epsilon": "from 0 to 1"})
+def nothing_divides(held: Any, method: Any) -> list[Finding]:
+    """ε is added to what divides."""
+    return [("epsilon", "nothing divides (credit.scale=none)")] if held.scale == "none" else []
+
+
+@part(
+    "credit",
+    equation=_equation,
+    impossible=_impossible,
+    inert=nothing_divides,
+    bounds={"epsilon": "from 0 to 1"},
+)
 def group(
     experience: Experience, *, baseline: Baseline = "mean", scale: Scale = "std", epsilon: float = 1e-4
 ) -> Tensor:
@@ -82,7 +93,7 @@ def _token_equation(held: Any) -> str:
     return "A_t = r_t − mean over the group's tokens" + (" / (their std + ε)" if held.scale == "std" else "")
 
 
-@part("credit", equation=_token_equation, bounds={"epsilon": "from 0 to 1"})
+@part("credit", equation=_token_equation, inert=nothing_divides, bounds={"epsilon": "from 0 to 1"})
 def token_group(
     experience: Experience, *, scale: Literal["std", "none"] = "std", epsilon: float = 1e-4
 ) -> Tensor:
