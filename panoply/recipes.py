@@ -9,8 +9,9 @@
         until="success>0.9",
     )
 
-`@NAME` stands for the folder of the stage NAME, as it was made last, and `@last` for that of the latest stage that has
-trained. In the first round, before any has, a setting `@last` is passed over, and the default holds.
+`@NAME` stands for what the stage NAME left when it was carried out last: its data, or its last weights (not its best
+ones, which may be those it began with), and `@last` for the latest stage that has trained. In the first round, before
+any has, a setting `@last` is passed over, and the default holds.
 """
 
 from __future__ import annotations

@@ -74,6 +74,12 @@ def is_run(source: Any) -> bool:
     return isinstance(source, str | Path) and is_file(Path(source) / CONFIG)
 
 
+def run_of(source: str | Path) -> Run:
+    """The run that a folder is, or whose checkpoint it is."""
+    path = Path(source)
+    return Run.open(path.parent.parent if is_file(path / checkpoint.MANIFEST) else path)
+
+
 def best_of(run: Run) -> Best:
     """The step that did best on held-out problems, by what (`of`) and how well; of a tie the later one.
 

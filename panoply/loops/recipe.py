@@ -20,6 +20,7 @@ from panoply.records import RecipeRecord
 from panoply.run import RECIPE, Run
 from panoply.stopping import Stopped
 from panoply.until import Until
+from panoply.which import take
 
 if TYPE_CHECKING:
     from panoply.handle import Course
@@ -60,15 +61,24 @@ def run_turns(recipe: Recipe, choices: Mapping[str, Any], carry_out: CarryOut) -
     result: Trained | None = None
     for turn in recipe.turns():
         found = yield from carry_out(turn, asked_of(turn, choices, done))
-        done[turn.stage.name] = str(found.run.resolve())
+        done[turn.stage.name] = _left(turn, found.run.resolve())
         if turn.stage.method:
-            done[LAST[1:]], result = str(found.run.resolve()), found
+            done[LAST[1:]], result = done[turn.stage.name], found
         if enough and result and turn.number % len(recipe.stages) == 0:
             logged = Run.open(result.run).metrics()
             if enough.met(result.after, logged[-1] if logged else {}):
                 break
     assert result is not None
     return result
+
+
+def _left(turn: Turn, run: Path) -> str:
+    """What later stages find under a stage's name: the folder of its data, or the weights that it ended with.
+
+    Not its best weights by held-out success, which are meant where a person names a run: they may be those of step 0,
+    and then all that the stage is there to teach would be dropped without a word.
+    """
+    return str(run if turn.stage.make else take(run, "last").model.parent)
 
 
 def run_stage(turn: Turn, at: Path, asked: dict[str, Any], train: Train) -> Course:

@@ -42,11 +42,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_rlhf_runs_its_stages_from_one_another(finished: Path) -> None:
     imitate, judge, optimise = (Run.open(finished / n) for n in ("01-imitate", "02-judge", "03-optimise"))
     assert [r.status() for r in (imitate, judge, optimise)] == ["finished"] * 3
-    begun = str(take(imitate.folder.resolve()).model.parent)
+    begun, judged = (str(take(r.folder.resolve(), "last").model.parent) for r in (imitate, judge))
     assert judge.plan().options.model == begun
     plan = optimise.plan()
     assert plan.options.reference == begun
-    assert plan.method.settings()["models.reward_model.folder"] == str(judge.folder.resolve())
+    assert plan.method.settings()["models.reward_model.folder"] == judged
     assert plan.method.settings()["reward.reward.name"] == "model"
     assert "accuracy" in (judge.result() or {})["after"]
     assert "model" in optimise.metrics()[0]
@@ -57,6 +57,11 @@ def test_a_stopped_recipe_goes_on_and_ends_with_the_same_weights(finished: Path,
     cut = tmp_path / "rlhf"
     shutil.copytree(finished, cut)
     shutil.rmtree(cut / "03-optimise")
+    for stage in ("01-imitate", "02-judge"):  # the last weights are handed on, and not the best
+        result = json.loads((cut / stage / "result.json").read_text())
+        (cut / stage / "result.json").write_text(
+            json.dumps({**result, "best": {**result["best"], "step": 0}})
+        )
     again = pp.train(resume=cut, progress=Progress())
     assert again.run == cut / "03-optimise"
     assert json.loads((again.run / "result.json").read_text())["fingerprint"] == whole

@@ -25,6 +25,7 @@ from panoply.slots.make.curating import (
     levenshtein,
     select_teacher,
 )
+from panoply.which import run_of
 from panoply.worlds.text.styles import Styles
 
 WORLD = Styles(operations=2, levels=(0, 1), traps=False)
@@ -162,6 +163,6 @@ def test_the_stages_follow_one_another(tmp_path: Path) -> None:
     assert all(row["numbers"]["entropy"] > 0 for rows in lessons for row in rows)
     assert Run.open(tmp_path / "run/02-try_a").plan().options.split == "validation"
     made = Run.open(tmp_path / "run/05-curate").plan().method.settings()
-    assert [Path(made[f"make.{n}"]).name for n in ("first", "second")] == ["02-try_a", "04-try_b"]
+    assert [run_of(made[f"make.{n}"]).folder.name for n in ("first", "second")] == ["02-try_a", "04-try_b"]
     assert read(str(tmp_path / "run/05-curate"), "answer")
     assert Run.open(tmp_path / "run/06-imitate").plan().options.model == "start"

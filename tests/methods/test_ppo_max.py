@@ -21,6 +21,7 @@ from panoply.methods.objectives.ppo_max import entropy_target, pretraining
 from panoply.run import Run
 from panoply.slots.credit.gae import gae
 from panoply.slots.reward.running import standardised
+from panoply.which import take
 
 
 def scored(scores: list[float], **columns: Any) -> Experience:
@@ -173,7 +174,7 @@ def test_the_critic_begins_as_the_judge_and_learns_first(tmp_path: Path) -> None
     tiny.bare(tmp_path / "run", "ppo-max", model="fresh", settings=SMALL)
     last = tmp_path / "run/03-optimise"
     settings = Run.open(last).plan().method.settings()
-    judge = str((tmp_path / "run/02-judge").resolve())
+    judge = str(take((tmp_path / "run/02-judge").resolve(), "last").model.parent)
     assert settings["models.critic.start"] == settings["models.reward_model.folder"] == judge
     rows = tiny.metrics(last)
     assert [("clip_high" in row, "critic_error" in row) for row in rows] == [(False, True)] + [

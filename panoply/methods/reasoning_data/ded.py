@@ -10,10 +10,10 @@ from panoply.evidence.claims import Ranks, Shows
 from panoply.parts import Finding, part
 from panoply.recipes import Recipe, Stage
 from panoply.registry import recipe
-from panoply.run import Run
 from panoply.seeds import numpy_rng
 from panoply.slots.make.answers import LIMITS
 from panoply.slots.make.curating import corpus_entropy, farthest_point, select_teacher
+from panoply.which import run_of
 
 if TYPE_CHECKING:
     from panoply.data_folder import Row
@@ -102,7 +102,7 @@ def curated(
 
 def _score(folder: str) -> float:
     """What a trial came to on problems that settings are chosen by."""
-    result = Run.open(folder).result() if folder else None
+    result = run_of(folder).result() if folder else None
     after: Any = {} if result is None else result["after"]
     if "sampled" not in after:
         raise PanoplyError(f"A trial is a finished run that was evaluated, unlike '{folder}'.")
