@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from panoply import index, tags
 from panoply.errors import PanoplyError
 from panoply.files import brief
 from panoply.index import Kind, Listed
@@ -86,37 +87,40 @@ class Entry:
             self.base,
             self.world,
             self.paper,
-            tuple(sorted({*self.tags, *self._follows(needs)})),
+            tuple(sorted(tags.joined(self.tags, self._follows()))),
             tuple(sorted(needs)),
             self.claim is not None,
         )
 
-    def _follows(self, needs: frozenset[str]) -> set[str]:
-        """Tags that follow from what it is: a method's regime and what it learns from, a world's medium."""
+    def _follows(self) -> set[str]:
+        """Tags that follow from what it is: its kind, a world's medium, a method's regime and answers to surveys."""
         if self.kind == "world":
             return {str(getattr(self.build, "medium", "text"))}
+        if self.kind == "recipe":
+            return {"recipe", *tags.of_recipe(self.build())}
         if self.kind != "method":
             return {self.kind}
         made: Method = self.build()
         slots = made.slots()
-        found = {made.regime.replace("_", "-")}
-        found |= {"data=rewards"} if "reward" in slots or made.regime == "off_policy" else set()
-        found |= {"data=logged"} if made.regime == "offline" else set()
-        found |= set([tag for need, tag in LEARNS_FROM.items() if need in needs][:1])
+        found = {made.regime.replace("_", "-"), *tags.of_method(made, self._acts())}
         return found | ({"critic"} if slots.get("models") or slots.get("networks") else set())
+
+    def _acts(self) -> bool:
+        """Whether it is at home in a world of control."""
+        home = (self.world or "").split(":")[0]
+        here = [
+            getattr(e.build, "medium", "") for e in ENTRIES.values() if (e.kind, e.name) == ("world", home)
+        ]
+        return "control" in (
+            *here,
+            *(tag for of in index.works().values() if of.name == home for tag in of.tags),
+        )
 
 
 ENTRIES: dict[str, Entry] = {}
 SAID = {"stated": "presets"}
 """Fields whose keyword has another name."""
-TAG = re.compile(r"[a-z0-9+-]+(=[a-z0-9+-]+)?")
-LEARNS_FROM = {
-    "world:pairs": "data=preferences",
-    "world:prefer": "data=preferences",
-    "world:teacher": "data=demonstrations",
-    "world:reference": "data=demonstrations",
-}
-"""What a method learns from beside rewards, by what it needs of a world; the first that it needs says it."""
+TAG = re.compile(r"[a-z0-9_+-]+(=[a-z0-9_+-]+)?")
 
 
 def enter(entry: Entry) -> None:
@@ -150,6 +154,7 @@ def _check_facts(entry: Entry) -> None:
         raise PanoplyError(
             f"Tags of '{entry.id}' are words such as exploration or feedback=offline, not {brief(entry.tags)}."
         )
+    tags.check(entry.id, entry.tags)
     for name in ("stated", "published"):
         for key, value in (getattr(entry, name) or {}).items():
             if not isinstance(key, str) or not isinstance(value, Mapping):

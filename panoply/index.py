@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from panoply.errors import PanoplyError
 from panoply.files import read_json
 
 FILE = Path(__file__).with_name("index.json")
@@ -102,13 +103,14 @@ def _read() -> dict[str, Any]:
 def made() -> str:
     """The index as it should be, a line for each work and part."""
     from panoply import parts as part_module
-    from panoply import registry
+    from panoply import registry, tags
 
     registry.import_all()
-    every = [e for e in registry.registered() if e.build.__module__.startswith("panoply.")]
-    lines = {
-        e.id: {k: v for k, v in dataclasses.asdict(e.listed()).items() if v and k != "id"} for e in every
-    }
+    every = [e.listed() for e in registry.registered() if e.build.__module__.startswith("panoply.")]
+    for line in every:
+        if line.kind in ("method", "recipe") and (lacks := tags.unanswered(line.id, line.tags)):
+            raise PanoplyError(lacks)
+    lines = {of.id: {k: v for k, v in dataclasses.asdict(of).items() if v and k != "id"} for of in every}
     places = {
         cls.info.id: Place(cls.__module__, cls.info.summary)
         for slot in part_module.SLOTS

@@ -9,17 +9,19 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from panoply import tags
 from panoply.commands.parser import Commands, add_json, add_plugins, command, load_plugins
 from panoply.errors import PanoplyError, unknown
 from panoply.index import KINDS
-from panoply.report.layout import page_width, table
+from panoply.report.layout import indent, page_width, table
 
 if TYPE_CHECKING:
     from panoply.index import Listed
 
 EXAMPLES = """\
   panoply list                          everything, a line each
-  panoply list methods --tag critic     methods with a critic; tags stand in panoply list --tags
+  panoply list --tag feedback=offline   by a tag; panoply list --tags says which there are and what they mean
+  panoply list methods --tag critic     methods with a critic
   panoply list --family preferences     of one family
   panoply list --needs teacher          what needs a teacher in its world
   panoply list --search "clip ratio"    with all of these words in its line
@@ -36,7 +38,11 @@ def add(commands: Commands) -> None:
     option("--tag", action="append", default=[], help="only works with a tag; given twice, with both")
     option("--needs", help="only methods that need this: teacher, logp@reference, entropy, …")
     option("--search", metavar="WORDS", help="only works in whose line all of these words occur")
-    option("--tags", action="store_true", help="list the tags there are, and how many works have each")
+    option(
+        "--tags",
+        action="store_true",
+        help="list the tags there are, what each means and how many works have it",
+    )
     add_plugins(parser)
     add_json(parser)
 
@@ -57,10 +63,7 @@ def _list(chosen: argparse.Namespace) -> int:
         raise PanoplyError(f"There are no {chosen.what} yet: a plug-in may register some.")
     found = chosen_of(every, chosen)
     if chosen.tags:
-        counts = {tag: sum(tag in w.tags for w in found) for tag in sorted(_all(found, "tags"))}
-        print(
-            json.dumps(counts) if chosen.json else table([(t, str(n)) for t, n in counts.items()], margin=0)
-        )
+        print(json.dumps(_counted(found), indent=1) if chosen.json else _listed_tags(found))
         return 0
     print(json.dumps([w.facts() for w in found], indent=1) if chosen.json else _listed(found))
     return 0
@@ -104,6 +107,29 @@ def _listed(works: Sequence[Listed]) -> str:
     said = (re.sub(r" \([^()]*\d{4}[^()]*\)", "", w.summary) for w in works)
     rows = [(w.id, w.kind, w.base or "–", w.arxiv or "–", what) for w, what in zip(works, said, strict=True)]
     return _lines([("id", "kind", "base", "arXiv", "what it is"), *rows])
+
+
+def _counted(works: Sequence[Listed]) -> dict[str, dict[str, int | str]]:
+    """Every tag that some work has: how many have it, and what it means."""
+    means = tags.meanings()
+    return {
+        tag: {"works": sum(tag in w.tags for w in works), "means": means.get(tag, "")}
+        for tag in sorted(_all(works, "tags"))
+    }
+
+
+def _listed_tags(works: Sequence[Listed]) -> str:
+    """Tags below the question that they answer, then the others."""
+    counted = _counted(works)
+    asked = [(f"{axis.asks} ({axis.survey})", [*axis.tags()]) for axis in tags.AXES]
+    answers = {tag for _, known in asked for tag in known}
+    pieces = []
+    for heading, known in [*asked, ("others", [tag for tag in counted if tag not in answers])]:
+        if rows := [
+            (tag, str(counted[tag]["works"]), str(counted[tag]["means"])) for tag in known if tag in counted
+        ]:
+            pieces += [heading, indent(table(rows)), ""]
+    return "\n".join(pieces[:-1])
 
 
 def _listed_parts() -> str:

@@ -126,6 +126,7 @@ PUBLISHED: Published = {
     world="inventory",
     claim=CLAIM,
     published=PUBLISHED,
+    tags=("on_policy=yes",),
 )
 def hdpo() -> Dataset:
     """Hindsight differentiable policy optimization (arXiv 2306.11246): replay what chance did, and backpropagate.

@@ -94,6 +94,7 @@ PUBLISHED: Published = {
     world="logged:pendulum-demonstrated",
     claim=CLAIM,
     published=PUBLISHED,
+    tags=("data=demos", "feedback=teacher", "reward=none"),
 )
 def recoil() -> Offline:
     """ReCOIL of Dual RL (arXiv 2302.08560): imitate an expert with the help of data that is not the expert's.

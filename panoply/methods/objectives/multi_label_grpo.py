@@ -72,7 +72,14 @@ PUBLISHED: Published = {
 """The paper trains one regression model with a number for each aspect. Its rates and batches are not known here."""
 
 
-@method("label-model@1", paper=164, world="strings", presets={"tiny": JUDGE_TINY}, published=PUBLISHED)
+@method(
+    "label-model@1",
+    paper=164,
+    world="strings",
+    presets={"tiny": JUDGE_TINY},
+    published=PUBLISHED,
+    tags=("data=scores", "feedback=annotators"),
+)
 def label_model() -> Dataset:
     """A reward model of several outputs (arXiv 2503.21819). mean over answers of Σ_k (f_k − label_k)².
 

@@ -124,7 +124,15 @@ PUBLISHED: Published = {
 }
 
 
-@method("sapo-swarm@1", paper=104, base="grpo", presets={"tiny": TINY}, published=PUBLISHED, claim=CLAIM)
+@method(
+    "sapo-swarm@1",
+    paper=104,
+    base="grpo",
+    presets={"tiny": TINY},
+    published=PUBLISHED,
+    claim=CLAIM,
+    tags=("on_policy=near",),
+)
 def sapo_swarm() -> OnPolicy:
     """Swarm sAmpling Policy Optimization (SAPO, arXiv 2509.08721): nodes that learn from each other's answers.
 

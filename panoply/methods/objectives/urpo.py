@@ -232,6 +232,7 @@ def frozen_referee() -> Recipe:
     presets={"tiny": TINY},
     claim=CLAIM,
     published=PUBLISHED,
+    tags=("data=rules", "data=scores", "feedback=program", "feedback=self", "reward=rule", "reward=judge"),
 )
 def urpo() -> OnPolicy:
     """Unified Reward and Policy Optimization (arXiv 2507.17515): the policy is its own reward model.

@@ -219,6 +219,7 @@ PUBLISHED: Published = {
     presets={"tiny": TINY},
     claim=_claim("a gated reward"),
     published=PUBLISHED,
+    tags=("optimisation=critic-free", "optimisation=constrained"),
 )
 def cgpo() -> OnPolicy:
     """CGPO with CRPG (arXiv 2409.20370). R̃ = V·σ(r − r̄)·clip(1 − κ/K, 0, 1); L = −(R̃ − mean R̃)·log π.
@@ -250,6 +251,17 @@ def cgpo() -> OnPolicy:
     published={
         UNOFFICIAL: {"sample.temperature": 0.9, "surrogate.loss.beta": 0.1, "surrogate.nll": 5.0},
     },
+    tags=(
+        "data=scores",
+        "data=rules",
+        "feedback=annotators",
+        "feedback=program",
+        "reward=learned",
+        "reward=rule",
+        "reward=several",
+        "optimisation=direct",
+        "optimisation=constrained",
+    ),
 )
 def cgpo_codpo() -> OnPolicy:
     """CGPO with CODPO: −log σ(β·(l⁺ − l⁻)) − (λ/|y⁺|)·log π(y⁺), the best feasible over the worst infeasible answer."""
@@ -268,6 +280,7 @@ def cgpo_codpo() -> OnPolicy:
     world="strings",
     claim=_claim("imitating the best accepted answer"),
     published={UNOFFICIAL: {"sample.group": 4}},
+    tags=("optimisation=rejection", "optimisation=constrained"),
 )
 def cgpo_crraft() -> OnPolicy:
     """CGPO with CRRAFT: −R_cal(y⁺)·log π(y⁺) for the best feasible answer of each prompt.

@@ -125,6 +125,7 @@ whose scores have another scale."""
     presets={"tiny": TINY},
     claim=CLAIM,
     published=PUBLISHED,
+    tags=("data=prefs", "feedback=annotators", "reward=pairwise", "optimisation=direct"),
 )
 def sppo() -> OnPolicy:
     """Self-Play Preference Optimization (arXiv 2405.00675). (log π/π_t − η·(P̂(y ≻ π_t) − ½))².

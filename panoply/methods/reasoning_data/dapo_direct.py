@@ -420,7 +420,21 @@ PUBLISHED: Published = {
 one of its models. A second iteration, π_ref ← π, is `data.refresh`."""
 
 
-@method("dapo-direct@1", paper=90, presets={"tiny": TINY}, claim=CLAIM, published=PUBLISHED)
+@method(
+    "dapo-direct@1",
+    paper=90,
+    presets={"tiny": TINY},
+    claim=CLAIM,
+    published=PUBLISHED,
+    tags=(
+        "data=rules",
+        "dynamics=known",
+        "feedback=program",
+        "reward=rule",
+        "reward=process",
+        "optimisation=direct",
+    ),
+)
 def dapo_direct() -> Dataset:
     """Direct Advantage Policy Optimization (arXiv 2412.18279), which is not the DAPO of decoupled clips (`dapo`).
 

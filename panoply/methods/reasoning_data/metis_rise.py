@@ -90,7 +90,13 @@ CLAIM = Ranks(
 )
 
 
-@recipe("metis-rise@1", paper=173, world="chain:frontier", claim=CLAIM, tags=("teachers",))
+@recipe(
+    "metis-rise@1",
+    paper=173,
+    world="chain:frontier",
+    claim=CLAIM,
+    tags=("teachers", "optimisation=critic-free", "optimisation=rejection", "optimisation=hybrid"),
+)
 def metis_rise() -> Recipe:
     """Metis-RISE (arXiv 2506.13056): DAPO without a cold start, then imitation of own and of a teacher's answers.
 

@@ -75,7 +75,13 @@ TINY = {
 """Few steps, and large ones."""
 
 
-@method("ra3-intents@1", base="grpo", presets={"tiny": TINY}, published=PUBLISHED)
+@method(
+    "ra3-intents@1",
+    base="grpo",
+    presets={"tiny": TINY},
+    published=PUBLISHED,
+    tags=("reward=implicit", "reward=process"),
+)
 def ra3_intents() -> OnPolicy:
     """The E-step of RA3 (arXiv 2509.25810): learn when a thought makes the expert's next line likelier.
 

@@ -130,7 +130,7 @@ CLAIM = Learns(
 )
 
 
-@recipe("smart@1", paper=217, world="modes", claim=CLAIM)
+@recipe("smart@1", paper=217, world="modes", claim=CLAIM, tags=("reward=rule", "optimisation=rejection"))
 def smart() -> Recipe:
     """SMART (arXiv 2410.16128): learn which way to go about a problem. L = −E[Σ over right (a, o) of log π(a, o | x)].
 
