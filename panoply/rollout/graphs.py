@@ -67,10 +67,17 @@ def graph_decoder(model: CachedModel, rows: int, capacity: int, burst: int) -> G
             made.prepare(model)
         except Exception as problem:  # a compiler or a driver that will not: sampling goes on without
             _broken[model] = f"{type(problem).__name__}: {str(problem).splitlines()[0]}"
+            _resume(model.device)
             _tell(_broken[model])
             return None
         _made[model] = made
     return made
+
+
+def _resume(device: torch.device) -> None:
+    """Let torch's generator go on after a capture that failed, for whose end it would wait for good."""
+    generator = torch.cuda.default_generators[device.index or 0]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def _kind(model: nn.Module) -> type[GraphDecoder]:
