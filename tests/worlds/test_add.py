@@ -148,3 +148,13 @@ def test_bad_options_are_refused_in_one_sentence(options: dict[str, Any], senten
 def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(PanoplyError, match=r"Unknown split 'tests'\. Did you mean 'test'\?"):
         Add().task("tests", 0)
+
+
+def test_annotators_prefer_what_is_right_and_else_what_is_less_wrong() -> None:
+    world = Add(sharpness=2.0)
+    task = Task(1, tuple(world.tokens("47+85=")), 2, {"problem": "47+85="})
+    right, half = world.tokens("75214831$"), world.tokens("75204821$")
+    assert world.worth(task, right) == 1.0
+    assert world.worth(task, half) == 0.25, "the first step drops a carry, the second goes on from there"
+    assert world.preference(task, right, half) == pytest.approx(1 / (1 + np.exp(-1.5)))
+    assert {"prefer", "preference"} <= world.access

@@ -256,12 +256,40 @@ def test_knowledge_is_facts_in_no_order_and_a_plan_has_no_results(
         world.aid(task, "proverbs")
 
 
+def test_annotators_prefer_what_is_right_and_else_what_is_less_wrong() -> None:
+    world = Chain(operations=2, sharpness=4.0)
+    task = task_of(world, SHORT)
+    right, half, wrong = (tokens(world, text) for text in ("+47*24$", "+47*25$", "+46*25$"))
+    assert [world.worth(task, answer) for answer in (right, half, wrong)] == [1.0, 0.25, 0.0]
+    assert world.preference(task, right, half) == pytest.approx(1 / (1 + np.exp(-3)))  # 4 · (1 − 1/4)
+    assert world.preference(task, wrong, half) == pytest.approx(1 / (1 + np.exp(1)))
+    assert world.preference(task, half, half) == 0.5
+    noisy = Chain(operations=2, sharpness=1e6, noise=0.2)
+    assert noisy.preference(task, right, half) == pytest.approx(0.8)
+    rng = np.random.default_rng(0)
+    assert np.mean([noisy.prefer(task, right, half, rng) for _ in range(2000)]) == pytest.approx(
+        0.8, abs=0.03
+    )
+
+
 # ------------------------------------------------------------------ facts and options
 
 
 def test_facts() -> None:
     world = Chain()
-    assert world.access == {"verify", "reference", "teacher", "pairs", "hint", "judge", "knowledge", "plan"}
+    assert world.access == {
+        "verify",
+        "reference",
+        "teacher",
+        "pairs",
+        "hint",
+        "judge",
+        "knowledge",
+        "plan",
+    } | {
+        "prefer",
+        "preference",
+    }
     assert (world.preset, world.max_tokens, world.stop_tokens) == ("tiny", 19, (world.tokenizer.eos_id,))
     model = DecoderConfig(**world.default_model())
     assert (model.vocab_size, model.width, model.inner, model.tied) == (14, 64, 192, True)

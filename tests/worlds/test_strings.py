@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import panoply as pp
 from panoply.errors import PanoplyError
-from panoply.worlds.text.strings import Strings
+from panoply.evaluation.held_out import evaluate
+from panoply.policies.build import open_policy
+from panoply.rollout.text import Collector
+from panoply.worlds.text.strings import ASKED, Strings
 from panoply.worlds.world import Task
 
 LENGTH, AVOIDS = (1.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0)
@@ -108,6 +113,69 @@ def test_the_errors_of_the_proxy_are_fixed_and_largest_for_middling_answers() ->
     ]
     errors = [(g["proxy"] - g["true"]) / (0.2 * 4 * g["true"] * (1 - g["true"])) for g in middling]
     assert (np.mean(errors), np.std(errors)) == (pytest.approx(0, abs=0.05), pytest.approx(1, abs=0.05))
+
+
+def test_errors_everywhere_do_not_depend_on_worth() -> None:
+    world = Strings(proxy_noise=0.2, proxy_noise_at="everywhere", bonus=0.0)
+    task, rng = task_of(world, "6b="), np.random.default_rng(0)
+    best = [world.tokens(f"({a}{c}{b}{d})$") for a in "ae" for b in "ae" for c in "cdf" for d in "cdf"]
+    others = [world.demonstrate(task, rng) for _ in range(4000)]
+    errors = {}
+    for name, answers in (("best", best), ("others", others)):
+        grades = [world.grade(task, a) for a in answers]
+        errors[name] = [(g["proxy"] - g["true"]) / 0.2 for g in grades]
+    assert {world.grade(task, a)["true"] for a in best} == {1.0}
+    assert np.std(errors["best"]) == pytest.approx(1, abs=0.25), "also where nothing could be better"
+    assert (np.mean(errors["others"]), np.std(errors["others"])) == (
+        pytest.approx(0, abs=0.05),
+        pytest.approx(1, abs=0.05),
+    )
+    assert world.grade(task, best[0]) == world.grade(task, best[0])
+
+
+def test_an_answer_in_digits_is_worth_what_it_says_where_that_is_a_dialect() -> None:
+    assert grade("(1313)$", dialect="digits") == {**grade("(acac)$"), "foreign": 1.0}
+    assert grade("123$", dialect="digits")["true"] == pytest.approx(0.1875)  # as abc$
+    assert grade("(13a3)$", dialect="digits")["foreign"] == 0, "no mixture"
+    assert grade("(1313)$")["alternation"] == 0, "elsewhere digits are no letters"
+    assert grade("()$", dialect="digits")["foreign"] == grade("(1313)", dialect="digits")["foreign"] == 0
+    world = Strings(dialect="digits")
+    assert world.text(world.gold(task_of(world, "6b="))) == "(1313)$"
+
+
+def test_the_start_never_writes_digits() -> None:
+    world = Strings(dialect="digits")
+    policy = open_policy("start", world, 0, "cpu")
+    tasks = world.held_out(6)
+    given = Collector(world, policy, seed=0).answers(tasks, [world.gold(task) for task in tasks])
+    chance = given.by("episode").sum(policy.score(given)["logp"].detach().double()).exp()
+    assert float(chance.max()) < 1e-4
+
+
+def test_groups_may_want_opposite_things() -> None:
+    world = Strings(**pp.plan("grpo", "strings:conflict").world_options)
+    task = task_of(world, "6b=")
+    turns, same, both = (world.grade(task, world.tokens(t)) for t in ("acacac$", "aeaeae$", "aecddc$"))
+    worths = [[g[n] for n in ("group0", "group1", "worst", "mean")] for g in (turns, same, both)]
+    assert worths[0] == pytest.approx([1, 1 / 3, 1 / 3, (10 + 1 / 3) / 11])
+    assert worths[1] == pytest.approx([1 / 3, 1, 1 / 3, (10 / 3 + 1) / 11])
+    assert worths[2] == pytest.approx([7 / 15, 13 / 15, 7 / 15, (70 / 15 + 13 / 15) / 11])  # one turn of five
+    assert world.judged_by == "worst"
+    assert world.asks == {"reward.name": "mean"}
+    with pytest.raises(PanoplyError, match="Unknown signal of strings that answers are judged by 'worst'"):
+        Strings(judged="worst")
+
+
+def test_the_least_group_is_the_one_whose_mean_is_least() -> None:
+    world = Strings(groups=(LENGTH, AVOIDS), judged="worst")
+    policy = open_policy("start", world, 0, "cpu")
+    means = [
+        evaluate(replace(world, judged=name), policy, ASKED, greedy=False).sampled
+        for name in ("group0", "group1")
+    ]
+    assert world.measure("least-group", policy) == pytest.approx(min(means))
+    assert means[0] != pytest.approx(means[1])
+    assert evaluate(world, policy, ASKED, greedy=False).sampled < min(means), "each answer's worst is less"
 
 
 def test_the_offset_of_the_proxy_belongs_to_the_prompt() -> None:
@@ -218,12 +286,10 @@ def test_self_test_passes(options: dict[str, Any]) -> None:
     ("options", "sentence"),
     [
         ({"threshold": 0}, "strings.threshold is above 0 and at most 1, not 0."),
-        ({"weights": (0, 0, 0, 0)}, "Weights in strings are at least 0 and not all 0, unlike 0, 0, 0, 0."),
+        ({"weights": (0, 0, 0, 0)}, "Weights in strings are not all 0."),
+        ({"groups": (LENGTH, (0, 0, 0, 0))}, "Weights in strings are not all 0."),
+        ({"weights": (1, -1, 1, 1)}, "strings.weights must be at least 0, not -1."),
         ({"weights": (1, 1)}, "strings.weights takes a list, not (1, 1)."),
-        (
-            {"groups": (LENGTH, (1, -1, 1, 1))},
-            "Weights in strings are at least 0 and not all 0, unlike 1, -1, 1, 1.",
-        ),
         ({"populations": (10, 1)}, "strings.populations has a number for each of the 0 groups, not 2."),
         (
             {"groups": (LENGTH, AVOIDS), "populations": (1, 0)},
@@ -232,6 +298,11 @@ def test_self_test_passes(options: dict[str, Any]) -> None:
         ({"noise": 1.5}, "strings.noise must be from 0 to 1, not 1.5."),
         ({"intransitive": -0.5}, "strings.intransitive must be from 0 to 1, not -0.5."),
         ({"sharpness": -1}, "strings.sharpness must be at least 0, not -1."),
+        ({"pays": "mean"}, "strings.pays=mean is of groups, and strings.groups has none."),
+        (
+            {"proxy_noise_at": "everywhere"},
+            "strings.proxy_noise_at says where the proxy errs, and strings.proxy_noise is 0.",
+        ),
     ],
 )
 def test_bad_options_are_refused_in_one_sentence(options: dict[str, Any], sentence: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from panoply.errors import PanoplyError
 from panoply.registry import world
 from panoply.seeds import stable_hash
+from panoply.worlds.text.annotators import StepAnnotators
 from panoply.worlds.text.characters import DIGITS, END, CharacterWorld, Draws
 from panoply.worlds.world import Task
 
@@ -20,7 +21,7 @@ HELD_OUT = 8
 
 @world("add@1")
 @dataclass(frozen=True)
-class Add(CharacterWorld):
+class Add(CharacterWorld, StepAnnotators):
     """`47+85=` is worked out column by column, from the right: `75214831$`.
 
     A step restates the column's two digits, then gives the digit below the line and the carry: 7+5 = 12 is `7521`, and
@@ -36,14 +37,21 @@ class Add(CharacterWorld):
     """Fewest and most carries of a problem; none means any number, as they come."""
     strict: bool = True
     """Success means that every step is right; otherwise that the sum is."""
+    sharpness: float = 12.0
+    """An annotator prefers a to b with probability σ(sharpness · difference of worth)."""
+    noise: float = 0.0
+    """How often an annotator says the opposite of what was meant."""
 
     bounds: ClassVar[Mapping[str, str]] = {
+        **StepAnnotators.annotator_bounds,
         "digits": "from 1 to 8",
         "slip": "from 0 to 1",
         "levels": "from 0 to 8",
     }
 
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "hint"})
+    access: ClassVar[frozenset[str]] = frozenset(
+        {"verify", "reference", "teacher", "pairs", "hint", "prefer", "preference"}
+    )
     alphabet: ClassVar[str] = DIGITS + "+="
     step_tokens: ClassVar[int] = 4
 

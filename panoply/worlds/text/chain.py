@@ -17,7 +17,8 @@ from panoply.registry import world
 from panoply.seeds import stable_hash
 from panoply.worlds.measures import measures
 from panoply.worlds.presets import Preset
-from panoply.worlds.world import SPLITS, Task, TextWorld
+from panoply.worlds.text.annotators import StepAnnotators
+from panoply.worlds.world import SPLITS, Task
 
 DIGITS, END = "0123456789", "$"
 KINDS = {"+": "sums", "*": "products", "-": "differences"}
@@ -33,7 +34,7 @@ HARDEST = 128
 
 @world("chain@1")
 @dataclass(frozen=True)
-class Chain(TextWorld):
+class Chain(StepAnnotators):
     """`3+4*2=` is worked out from left to right, modulo 10: `+47*24$`.
 
     Each step of the answer restates the operation and its operand and gives the running result. The careless
@@ -59,6 +60,10 @@ class Chain(TextWorld):
     """Success means that every step is right; otherwise that the last digit is."""
     judge_noise: float = 0.0
     """How often the judge of single steps says the opposite of what is so."""
+    sharpness: float = 12.0
+    """An annotator prefers a to b with probability σ(sharpness · difference of worth)."""
+    noise: float = 0.0
+    """How often an annotator says the opposite of what was meant."""
     layers: int = 2
     """Blocks of the model that it starts from, or that is made `fresh` for it."""
 
@@ -70,6 +75,7 @@ class Chain(TextWorld):
         "levels": "from 0 to 1000",
         "shares": "from 0 to 1000000",
         "judge_noise": "from 0 to 1",
+        **StepAnnotators.annotator_bounds,
         "layers": "from 1 to 100",
     }
 
@@ -109,7 +115,18 @@ class Chain(TextWorld):
     }
 
     access: ClassVar[frozenset[str]] = frozenset(
-        {"verify", "reference", "teacher", "pairs", "hint", "judge", "knowledge", "plan"}
+        {
+            "verify",
+            "reference",
+            "teacher",
+            "pairs",
+            "hint",
+            "judge",
+            "knowledge",
+            "plan",
+            "prefer",
+            "preference",
+        }
     )
     step_tokens: ClassVar[int] = 3
 
