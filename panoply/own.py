@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from panoply import registry, session
+from panoply.compose import assign
 from panoply.errors import PanoplyError, nearest, unknown
 from panoply.files import read_bytes
 from panoply.given import is_rows, keep, rows_file
 from panoply.parts import Part
+from panoply.regimes import Method
 from panoply.rewards import here
 from panoply.which import model_folder
 
@@ -26,7 +28,7 @@ def is_data_file(data: Any) -> bool:
 def in_words(choices: Mapping[str, Any]) -> dict[str, Any]:
     """The same choices with rows and functions as files, and paths as text: what can be written down."""
     found = dict(choices)
-    for name in ("model", "reference", "data"):
+    for name in ("model", "reference", "reward_model", "data"):
         if isinstance(found.get(name), os.PathLike):
             found[name] = os.fspath(found[name])
     if is_rows(found.get("data")):
@@ -131,6 +133,44 @@ def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None,
         "reward": others[0] if others else None,
         "settings": {**made, **(found.get("settings") or {})},
     }
+
+
+def judged_by(folder: str, method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What `--reward-model DIR` is short for: the model beside the policy, and its word as what is earned.
+
+    A method may look at that word elsewhere by itself, such as in a sum (`reward.blend`) or in its credit.
+    """
+    if "models" not in method.slot_of or "reward" not in method.slot_of:
+        raise PanoplyError(
+            "--reward-model has no effect: a method that learns from given data earns no reward."
+        )
+    of = "models.reward_model"
+    made = assign(method, f"{of}.folder", folder)
+    for path, value in settings.items():
+        made = assign(made, path, value) if path.startswith(f"{of}.") else made
+    said = made.settings()
+    outputs, name = said[f"{of}.outputs"], said[f"{of}.name"]
+    signals = {f"signal:{name}_{output}" for output in outputs} or {f"signal:{name}"}
+    found = {f"{of}.folder": folder}
+    if signals & method.needs():
+        return found
+    earned = list(_signals("reward", getattr(method, "reward", None)))
+    if len(earned) != 1 or len(signals) != 1:
+        names = ",".join(sorted(signal[7:] for signal in signals))
+        raise PanoplyError(
+            f"What a reward model says is {names}, and what is earned of it is to be said: --reward blend --set "
+            f"reward.names={names}."
+        )
+    return {**found, f"{earned[0]}.name": signals.pop()[7:]}
+
+
+def _signals(path: str, held: Any) -> Iterator[str]:
+    """Where a reward looks at a signal of the world as it is, inside of whatever other parts make of it."""
+    if isinstance(held, Part):
+        if held.info.id == "reward.signal":
+            yield path
+        for name in held.annotations():
+            yield from _signals(f"{path}.{name}", getattr(held, name))
 
 
 def _check_function(word: str) -> None:

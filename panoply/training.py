@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from panoply import extensions, registry, session
+from panoply import compose, extensions, registry, session
 from panoply.errors import PanoplyError, Resumable, machine_errors
 from panoply.given import CHANGED, adopt, changed_files, method_of, world_of
 from panoply.handle import Course, Step, Steps
 from panoply.kinds import kind_of
-from panoply.own import functions_by_name, in_words, is_data_file, own_data
+from panoply.own import functions_by_name, in_words, is_data_file, judged_by, own_data
 from panoply.parts import Part
 from panoply.planning import Plan, make_plan, plan_data
 from panoply.policies import hub
@@ -80,9 +81,10 @@ def plan(method: Any, world: Any = None, **choices: Any) -> Plan:
     value is a registered method in some slot, that slot gets the world's preset as it would by name; the parts in which
     it differs are taken as they are. `choices` are slots (`credit="gigpo"`, or a part), `settings={"update.lr": 1e-4}`,
     `preset`, `plugins`, and run options (`seed`, `steps`, `minutes`, `model`, …). Of a run as `model` or `reference`
-    the best checkpoint is meant, or `which="last"`, or that of a step, `which=40`. `data` and `reward` make a world of
-    your own: a file FILE.jsonl, a list of rows or a Hugging Face `Dataset`; a function, `FILE.py:NAME`, several in a
-    list, or `{function: weight}`.
+    the best checkpoint is meant, or `which="last"`, or that of a step, `which=40`. `reward_model` is a run of
+    `reward-model`, or a folder that transformers opens as a sequence classifier: what it says is earned then.
+    `data` and `reward` make a world of your own: a file FILE.jsonl, a list of rows or a Hugging Face `Dataset`; a
+    function, `FILE.py:NAME`, several in a list, or `{function: weight}`.
     """
     choices = in_words(choices)
     if "slots" in choices:
@@ -103,6 +105,9 @@ def plan(method: Any, world: Any = None, **choices: Any) -> Plan:
     world, choices = own_data(world, hub.known(_exact(choices)))
     world = world or registry.find("method", name).world or "chain"
     given = {slot: held for slot in SLOT_NAMES if (held := choices.pop(slot, None)) is not None}
+    if (folder := choices.pop("reward_model", None)) is not None:
+        settings = choices.get("settings") or {}
+        choices["settings"] = {**_judged_by(folder, name, {**differing, **given}, settings), **settings}
     mark = CHANGED if differing else ""
     made = make_plan(name, world, slots={**differing, **given}, mark=mark, **choices)
     with contextlib.suppress(
@@ -110,6 +115,21 @@ def plan(method: Any, world: Any = None, **choices: Any) -> Plan:
     ):  # then it is bound to this process, which is said at its start
         made = dataclasses.replace(made, plugins=(*made.plugins, *session.plugins(made)))
     return made
+
+
+def _judged_by(
+    folder: Any, name: str, slots: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The settings that a reward model stands for, in a method with slots and settings as they were chosen."""
+    if settings.get("world.rewards") and "reward" not in slots:
+        raise PanoplyError(
+            "--reward-model and functions of yours are both rewards: add them up with --reward blend --set "
+            "reward.names=reward,model."
+        )
+    resolved = compose.resolve(name, slots=slots)
+    chosen = {path: value for path, value in settings.items() if path.split(".")[0] in ("reward", "credit")}
+    method = functools.reduce(lambda made, item: compose.assign(made, *item), chosen.items(), resolved.method)
+    return judged_by(str(folder), method, settings)
 
 
 def _exact(choices: Mapping[str, Any], say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -124,6 +144,14 @@ def _exact(choices: Mapping[str, Any], say: Callable[[str], None] = lambda _: No
         assert taken.checkpoint is not None
         found[name] = str(taken.checkpoint.folder)
         say(f"--{name} is {taken}.")
+    if found.get("reward_model") is not None:
+        from panoply.policies.folder import read_config
+
+        judge = take(found["reward_model"])
+        if judge.checkpoint is not None and is_run(found["reward_model"]):
+            say(f"--reward-model is {judge}.")
+        found["reward_model"] = os.path.abspath(judge.model)
+        read_config(judge.model)
     return found
 
 
@@ -140,6 +168,11 @@ def plan_recipe(name: str, world: str | None = None, **choices: Any) -> RecipePl
 
 def _for_all_stages(entry: registry.Entry, world: str | None, choices: Mapping[str, Any]) -> dict[str, Any]:
     """What the user chose for a recipe, and where it runs."""
+    if choices.get("reward_model") is not None:
+        raise PanoplyError(
+            "--reward-model is for a method, not for all stages of a recipe: name the stage's, as in --set "
+            "STAGE.models.reward_model.folder=DIR."
+        )
     choices = in_words(choices)
     home = "jsonl" if is_data_file(choices.get("data")) else entry.world or "chain"
     chosen = _exact(choices).items()

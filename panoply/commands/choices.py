@@ -13,6 +13,7 @@ NAMES = (
     "which",
     "lora",
     "reference",
+    "reward_model",
     "steps",
     "minutes",
     "until",
@@ -32,6 +33,11 @@ def add_choices(parser: Parser) -> None:
         "--model", help="start (the world's warm start, the default), fresh, a folder, a run or NAME/MODEL"
     )
     option("--reference", help="what KL and preference terms compare with: start, none, a folder or a run")
+    option(
+        "--reward-model",
+        metavar="DIR",
+        help="earn what this says: a run of reward-model, or a sequence classifier of transformers",
+    )
     add_which(parser, "that --model and --reference take of a run")
     option("--lora", type=int, metavar="RANK", help="train low-rank adapters only")
     option("--steps", type=int, help="optimisation steps")

@@ -25,6 +25,7 @@ def add(commands: Commands) -> None:
 
 def _export(chosen: argparse.Namespace) -> int:
     from panoply import api
+    from panoply.policies.build import is_judge
     from panoply.policies.control import is_control
     from panoply.which import take
 
@@ -33,6 +34,8 @@ def _export(chosen: argparse.Namespace) -> int:
         next_ = "Open it with peft.AutoPeftModelForCausalLM."
     elif is_control(folder):
         next_ = f"Go on from it with --model {folder}."
+    elif is_judge(folder):
+        next_ = f"Open it with transformers, or train on it: panoply train grpo --reward-model {folder}"
     else:
         next_ = f"Open it with transformers, or: panoply sample {folder} PROMPT"
     print(f"Wrote {folder}: {take(chosen.source, chosen.which)}. {next_}")

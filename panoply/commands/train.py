@@ -13,6 +13,7 @@ EXAMPLES = """\
   panoply train grpo --world chain                      learn, with a live panel
   panoply train grpo --set update.lr=1e-4 --seed 3      change a setting
   panoply train grpo --credit reinforce                 borrow another method's part
+  panoply train grpo --reward-model my-judge            earn what a reward model says
   panoply train my-method --plugin my_method.py         use your own part, method or world
   panoply train --resume runs/2026-01-31-grpo-chain-s0  go on with a stopped run"""
 

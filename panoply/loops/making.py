@@ -90,11 +90,12 @@ class Maker:
     def judged(self, judge: str, rows: Sequence[Row]) -> list[float]:
         """What a reward model (a run of `reward-model`, or a folder) gives for the answer of each row."""
         from panoply.policies.build import DTYPE, pick_device
-        from panoply.policies.value import ValueModel
+        from panoply.policies.classifier import open_judge
         from panoply.which import model_folder
 
         options, collect = self.plan.options, self.collect("start")
-        model = ValueModel.load(model_folder(judge), DTYPE[options.dtype], pick_device(options.device))
+        device, words = pick_device(options.device), collect.policy.tokenizer
+        model = open_judge(model_folder(judge), DTYPE[options.dtype], device, words)
         found: list[float] = []
         for first in range(0, len(rows), 8 * ASKED):
             some = rows[first : first + 8 * ASKED]

@@ -50,6 +50,8 @@ class Architecture:
 
     name: str
     """Of transformers' class, and what `architectures` of `config.json` says."""
+    judge: str = ""
+    """The same of its sequence classifier, where that is not called alike."""
     norms: Norms = field(default_factory=Norms)
     norm_offset: float = 0.0
     """Norms multiply by their weight plus this; all of them do so in float32 and round once."""
@@ -90,6 +92,11 @@ class Architecture:
     """Further numbers of `config.json`, and the field of `DecoderConfig` that each is."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What is meant where `config.json` is silent."""
+
+    @property
+    def classifier(self) -> str:
+        """Of transformers' class for reward models of this layout."""
+        return self.judge or self.name.replace("ForCausalLM", "ForSequenceClassification")
 
     @property
     def plain(self) -> bool:
@@ -211,6 +218,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3_text": replace(
         _GEMMA2,
         name="Gemma3ForCausalLM",
+        judge="Gemma3TextForSequenceClassification",
         qk_norm="head",
         pattern=every(6, "sliding_window_pattern"),
         local_theta=10_000.0,

@@ -50,10 +50,15 @@ def open_folder(
     """The policy, or the reward model, that a folder holds."""
     if is_control(folder):
         return ControlPolicy.load(folder)
-    kinds = read_config(folder).get("architectures") or [""]
-    if kinds[0].endswith("ForSequenceClassification"):
+    if is_judge(folder):
         return ValueModel.load(folder, DTYPE[dtype], pick_device(device))
     return TextPolicy.load(folder, DTYPE[dtype], pick_device(device))
+
+
+def is_judge(folder: Path) -> bool:
+    """Whether a folder holds a sequence classifier: a reward model."""
+    kinds = read_config(folder).get("architectures") or [""]
+    return str(kinds[0]).endswith("ForSequenceClassification")
 
 
 def warm_start(world: TextWorld) -> Path | None:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
 
 import torch
 from safetensors.torch import save_file
@@ -49,11 +49,14 @@ def load_model(
 
         return load_foreign(folder, dtype, device)
     config = DecoderConfig.from_hf(raw, str(folder / "config.json"))
+    return decoder_of(config, read_weights(files, dtype, device), folder)
+
+
+def decoder_of(config: DecoderConfig, weights: dict[str, Tensor], folder: Path) -> Decoder:
+    """A decoder of what a folder says and holds; where embeddings are tied, no weights of a head are looked for."""
     with torch.device("meta"):
         model = Decoder(config)
-    weights = read_weights(files, dtype, device)
-    weights = _fitting(model, weights, folder)
-    model.load_state_dict(weights, assign=True, strict=False)
+    model.load_state_dict(_fitting(model, weights, folder), assign=True, strict=False)
     model.tie()
     return model.eval()
 
@@ -68,8 +71,14 @@ def _merged(folder: Path, dtype: torch.dtype, device: torch.device | str) -> Dec
     return merged_by_peft(model, folder)
 
 
+class Writes(Protocol):
+    """What knows by itself how to write its config and weights: a model of transformers, a reward model."""
+
+    def write(self, folder: Path, shard_bytes: int) -> None: ...
+
+
 def save_model(
-    model: Decoder | Foreign,
+    model: Decoder | Writes,
     folder: str | Path,
     shard_bytes: int = SHARD_BYTES,
     files_beside: Mapping[str, bytes] | None = None,
@@ -147,14 +156,23 @@ def _write_decoder(model: Decoder, folder: Path, shard_bytes: int) -> None:
     raw = model.config.to_hf()
     raw["dtype"] = raw["torch_dtype"] = DTYPE_NAMES.get(model.dtype, "float32")
     (folder / "config.json").write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n")
+    write_weights(weights_of(model, model.config.tied), folder, shard_bytes)
+
+
+def weights_of(model: Decoder, headless: bool) -> dict[str, Tensor]:
+    """A decoder's weights under their names on disk, adapters merged, with its head or without."""
     own = {n: w for n, w in plain_weights(model).items() if not n.startswith("thoughts.")}
     named = to_disk(own, model.config.layout.sparse)
-    weights = {n: w.detach().cpu().contiguous() for n, w in named.items()}
-    if model.config.tied:
-        del weights["lm_head.weight"]
+    return {
+        n: w.detach().cpu().contiguous() for n, w in named.items() if n != "lm_head.weight" or not headless
+    }
+
+
+def write_weights(weights: Mapping[str, Tensor], folder: Path, shard_bytes: int) -> None:
+    """Weights as one file of safetensors, or as shards and their index."""
     shards = _shards(weights, shard_bytes)
     if len(shards) == 1:
-        save_file(weights, folder / WHOLE, metadata={"format": "pt"})
+        save_file(dict(weights), folder / WHOLE, metadata={"format": "pt"})
         return
     where: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):

@@ -282,6 +282,11 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def load_foreign(folder: Path, dtype: torch.dtype, device: torch.device | str) -> Foreign:
+    """A causal language model, run by transformers."""
+    return Foreign(opened_by_transformers(folder, "AutoModelForCausalLM", dtype, device))
+
+
+def opened_by_transformers(folder: Path, kind: str, dtype: torch.dtype, device: torch.device | str) -> Any:
     """Remote code is never run and not asked about, pickled weights and adapters are never opened.
 
     transformers makes up what a folder lacks; here that is refused.
@@ -296,7 +301,7 @@ def load_foreign(folder: Path, dtype: torch.dtype, device: torch.device | str) -
         raise PanoplyError(
             f"{plain(folder)} holds an adapter beside a model: merge it, or take its files away."
         )
-    models: Any = transformers.AutoModelForCausalLM
+    models: Any = getattr(transformers, kind)
     local: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
         with quiet_transformers():
@@ -317,7 +322,7 @@ def load_foreign(folder: Path, dtype: torch.dtype, device: torch.device | str) -
         raise PanoplyError(f"transformers cannot open {plain(folder)}: {_first_line(problem)}.") from problem
     _check_report(report, folder)
     check_finite(inner.named_parameters(), plain(folder))
-    return Foreign(inner.to(device))
+    return inner.to(device)
 
 
 def _check_report(report: Mapping[str, Any], folder: Path) -> None:

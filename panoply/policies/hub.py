@@ -18,7 +18,7 @@ from panoply.errors import PanoplyError, plain
 FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "tokenizer.model"]
 OTHERS = ["*/*"]
 """Files of subfolders: other formats of the same weights."""
-CHOICES = ("model", "reference")
+CHOICES = ("model", "reference", "reward_model")
 """The choices of a plan that name models."""
 
 

@@ -129,6 +129,18 @@ class Tokenizer:
             raise PanoplyError(f"The tokenizer has no token {token!r}.")
         return int(ident)
 
+    def differs(self, other: Tokenizer) -> str:
+        """In what the ids of this one mean something else to another, in words; nothing where all mean the same.
+
+        The other may know more tokens, such as one that was added for padding.
+        """
+        theirs = other._core.get_vocab(with_added_tokens=True)
+        for token, ident in self._core.get_vocab(with_added_tokens=True).items():
+            if theirs.get(token) != ident:
+                there = f"{theirs[token]} there" if token in theirs else "not known there"
+                return f"the token {plain(token)!r} is {ident} here and {there}"
+        return ""
+
     @property
     def vocab_size(self) -> int:
         return int(self._core.get_vocab_size(with_added_tokens=True))

@@ -3,29 +3,83 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError, plain
 from panoply.experience import Experience
+from panoply.files import brief
 from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.decoder import Decoder, DecoderConfig
-from panoply.policies.folder import read_config
+from panoply.policies.folder import (
+    DTYPE_NAMES,
+    decoder_of,
+    read_config,
+    save_model,
+    weights_of,
+    write_weights,
+)
 from panoply.policies.text import TextPolicy, fingerprint
 from panoply.policies.tokenizer import Tokenizer
-from panoply.policies.weights import check_fit, read_weights, weight_files
+from panoply.policies.weights import read_weights, weight_files
 
-HEAD = "score.weight"
+HEAD, ALONE = "score.weight", ("value",)
+NATIVE = f"Critics and reward models that learn need a layout that runs natively: {', '.join(ARCHITECTURES)}."
 
 
 def outputs_of(needs: frozenset[str]) -> tuple[str, ...]:
     """What a judge that learns says of an answer: what its losses need (`judged:NAME`), or one number alone."""
-    return tuple(sorted(need[7:] for need in needs if need.startswith("judged:"))) or ("value",)
+    return tuple(sorted(need[7:] for need in needs if need.startswith("judged:"))) or ALONE
+
+
+def outputs_in(raw: Mapping[str, Any], number: int, folder: Path) -> tuple[str, ...]:
+    """The names of a classifier's outputs, as `id2label` has them; transformers writes none where it made them up."""
+    if number == 1:
+        return ALONE
+    labels = raw.get("id2label")
+    if labels is None:
+        return tuple(f"LABEL_{i}" for i in range(number))
+    named = [labels.get(str(i)) for i in range(number)] if isinstance(labels, dict) else []
+    if len(set(map(str, named))) < number or not all(isinstance(name, str) and name for name in named):
+        raise PanoplyError(
+            f"{plain(folder)} has {number} outputs, and its config.json does not name each of them in id2label."
+        )
+    return tuple(map(str, named))
+
+
+def padding_in(raw: Mapping[str, Any], folder: Path) -> int | None:
+    """What a classifier passes over at the end of a text: padding, and where a text is padded with its end, the end."""
+    pad = raw.get("pad_token_id")
+    if pad is not None and (isinstance(pad, bool) or not isinstance(pad, int)):
+        raise PanoplyError(
+            f"pad_token_id in {plain(folder / 'config.json')} is a whole number, not {brief(pad)}."
+        )
+    return pad
+
+
+def padding_of(tokenizer: Tokenizer) -> int | None:
+    """What a new one would pass over, none where texts are padded with what ends them: the end is to be read.
+
+    transformers then takes answers one at a time and refuses batches, in which it could not tell the two apart.
+    """
+    return None if tokenizer.pad_id == tokenizer.eos_id else tokenizer.pad_id
+
+
+def last_token(ends: Experience, pad: int | None) -> Tensor:
+    """Of rows that are the last of an answer: the position of its last token that is no padding."""
+    position = ends["position"]
+    if pad is None:
+        return position
+    tokens = ends.context.ragged("tokens")
+    first = tokens.offsets[ends["context"].to(tokens.offsets.device)].to(position.device)
+    values = tokens.values.to(position.device)
+    while bool((padded := (values[first + position] == pad) & (position > 0)).any()):
+        position = position - padded.long()
+    return position
 
 
 class ValueModel:
@@ -35,14 +89,19 @@ class ValueModel:
     decision, and `judgements` one for each output.
     """
 
-    def __init__(self, trunk: TextPolicy, head: nn.Linear, outputs: tuple[str, ...] = ("value",)):
+    def __init__(self, trunk: TextPolicy, head: nn.Linear, outputs: tuple[str, ...] = ALONE):
         if not isinstance(trunk.model, Decoder):
-            known = ", ".join(ARCHITECTURES)
-            raise PanoplyError(f"Critics and reward models need a layout that runs natively: {known}.")
+            raise PanoplyError(NATIVE)
         self.trunk, self.head, self.outputs = trunk, head, outputs
+        self.pad = padding_of(trunk.tokenizer)
+        """The token that a batch is padded with, which ends no answer."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.trunk.tokenizer
 
     @classmethod
-    def of(cls, policy: TextPolicy, outputs: tuple[str, ...] = ("value",)) -> ValueModel:
+    def of(cls, policy: TextPolicy, outputs: tuple[str, ...] = ALONE) -> ValueModel:
         """The policy's own weights and a head of zeros, so that everything starts at 0. Takes the policy over."""
         width = policy.model.config.width
         weight = policy.model.head_weight
@@ -77,64 +136,61 @@ class ValueModel:
         return torch.stack([first, *others]).sum(0) if others else first
 
     def judgements(self, experience: Experience) -> dict[str, Tensor]:
-        """What each output says of every episode."""
+        """What each output says of every episode, read where transformers' classifiers read it.
+
+        That is after its last decision, but for tokens of padding there: who decodes may have drawn such a token.
+        """
         episodes = experience.by("episode")
         after = experience.take(episodes.last(torch.arange(len(experience), device=episodes.index.device)))
-        after = after.with_columns(position=after["position"] + 1)
-        return self.score(after)
+        return self.score(after.with_columns(position=last_token(after, self.pad) + 1))
 
     def save(self, folder: str | Path) -> None:
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        config = self.trunk.model.config
-        assert isinstance(config, DecoderConfig)
-        raw = config.to_hf()
-        labels = ("score",) if len(self.outputs) == 1 else self.outputs
-        architecture = raw["architectures"][0].replace("ForCausalLM", "ForSequenceClassification")
-        raw |= {"architectures": [architecture], "num_labels": len(self.outputs), "tie_word_embeddings": True}
-        raw |= {
+        """A folder that transformers opens as a sequence classifier, replaced as a whole."""
+        save_model(self, folder, files_beside=self.trunk.tokenizer.files)
+
+    def write(self, folder: Path, shard_bytes: int) -> None:
+        model = cast(Decoder, self.trunk.model)
+        labels = ("score",) if self.outputs == ALONE else self.outputs
+        raw = model.config.to_hf() | {
+            "architectures": [model.config.layout.classifier],
+            "dtype": DTYPE_NAMES.get(model.dtype, "float32"),
+            "num_labels": len(labels),
+            "tie_word_embeddings": True,
             "id2label": {str(i): name for i, name in enumerate(labels)},
             "label2id": {name: i for i, name in enumerate(labels)},
-            "pad_token_id": self.trunk.tokenizer.pad_id,
+            "pad_token_id": self.pad,
         }
-        weights = {name: p.detach().contiguous() for name, p in self.named_parameters()}
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(raw, indent=1))
-        self.trunk.tokenizer.save(folder)
+        weights = weights_of(model, headless=True)
+        write_weights({**weights, HEAD: self.head.weight.detach().cpu().contiguous()}, folder, shard_bytes)
 
     @classmethod
     def load(
         cls, folder: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> ValueModel:
+        """Of a folder written here, or by transformers of a layout that runs natively."""
         folder = Path(folder)
         raw = read_config(folder)
+        if raw["model_type"] not in ARCHITECTURES:
+            raise PanoplyError(f"{plain(folder)} is a {plain(raw['model_type'])}: {NATIVE}")
+        config = DecoderConfig.from_hf({**raw, "tie_word_embeddings": True}, str(folder / "config.json"))
         weights = read_weights(weight_files(folder), dtype, device)
         if HEAD not in weights or weights[HEAD].dim() != 2:
             raise PanoplyError(
                 f"{plain(folder)} is not a reward model or critic: it has no {HEAD} of two dimensions."
             )
         rows, width = weights[HEAD].shape
-        head = nn.Linear(width, rows, bias=False, device=device, dtype=dtype)
-        with torch.no_grad():
-            head.weight.copy_(weights.pop(HEAD))
-        config = DecoderConfig.from_hf({**raw, "tie_word_embeddings": True}, str(folder / "config.json"))
         if width != config.width:
             raise PanoplyError(
                 f"The weights in {plain(folder)} do not fit: {HEAD} is {width} wide, not {config.width}."
             )
-        with torch.device("meta"):
-            model = Decoder(config)
-        expected = {n: tuple(w.shape) for n, w in model.state_dict().items() if not n.startswith("lm_head")}
-        check_fit(expected, weights, plain(folder))
-        model.load_state_dict(weights, assign=True, strict=False)
-        model.tie()
-        labels = raw.get("label2id")
-        if rows > 1 and not (isinstance(labels, dict) and len(labels) == rows):
-            raise PanoplyError(
-                f"{plain(folder)} has {rows} outputs, and its config.json does not name them in label2id."
-            )
-        outputs = ("value",) if rows == 1 or labels is None else tuple(labels)
-        return cls(TextPolicy(model.eval(), Tokenizer.load(folder)), head, outputs)
+        head = nn.Linear(width, rows, bias=False, device=device, dtype=dtype)
+        with torch.no_grad():
+            head.weight.copy_(weights.pop(HEAD))
+        model = decoder_of(config, weights, folder)
+        found = cls(TextPolicy(model, Tokenizer.load(folder)), head, outputs_in(raw, rows, folder))
+        found.pad = padding_in(raw, folder)
+        return found
 
     def fingerprint(self) -> str:
         """Sixteen hex digits that change with any bit of any weight."""

@@ -18,6 +18,7 @@ from panoply.slots.update.optimisers import adam
 
 if TYPE_CHECKING:
     from panoply.loops.seat import Seat
+    from panoply.policies.classifier import Classifier
     from panoply.policies.value import ValueModel
 
 _LOSS = squared_value(clip=0.2)
@@ -88,19 +89,21 @@ def critic(
 def _begun_as(seat: Seat, start: str, losses: tuple[Part, ...], update: Part | None, warmup: int) -> Model:
     """A critic that begins with the weights of a reward model."""
     model = _loaded(seat, start)
+    if not hasattr(model, "named_parameters"):
+        raise PanoplyError(f"A critic learns, and the layout of {start} is one that only transformers runs.")
     if len(model.outputs) > 1:
         raise PanoplyError(f"A critic gives one number, and {start} gives {', '.join(model.outputs)}.")
     return _learning(model, lambda held, experience: dict(held.score(experience)), losses, update, warmup)
 
 
-def _loaded(seat: Seat, folder: str) -> ValueModel:
+def _loaded(seat: Seat, folder: str) -> ValueModel | Classifier:
     """A reward model from a run or a folder, where the policy is."""
     from panoply.policies.build import DTYPE, pick_device
-    from panoply.policies.value import ValueModel
+    from panoply.policies.classifier import open_judge
     from panoply.which import model_folder
 
-    options = seat.options
-    return ValueModel.load(model_folder(folder), DTYPE[options.dtype], pick_device(options.device))
+    options, words = seat.options, cast(Any, seat.policy).tokenizer
+    return open_judge(model_folder(folder), DTYPE[options.dtype], pick_device(options.device), words)
 
 
 @part(
@@ -142,7 +145,9 @@ def _learning(model: Any, columns: Any, losses: tuple[Part, ...], update: Part |
     return Model(model, columns, Fit(losses, token_mean(), update), warmup)
 
 
-def _limits_impossible(held: Any, method: Any) -> list[Finding]:
+def _judge_impossible(held: Any, method: Any, world: Any) -> list[Finding]:
+    if world.medium != "text":
+        return [("", "reward models are of text")]
     if held.within is not None and held.within[0] >= held.within[1]:
         return [("within", "it is the lowest and the highest number, in this order")]
     return []
@@ -151,7 +156,7 @@ def _limits_impossible(held: Any, method: Any) -> list[Finding]:
 @part(
     "model",
     equation="r(y), a frozen reward model",
-    impossible=_limits_impossible,
+    impossible=_judge_impossible,
     bounds={"scale": "any number", "within": "any number"},
 )
 def reward_model(
@@ -163,9 +168,10 @@ def reward_model(
     outputs: tuple[str, ...] = (),
     within: tuple[float, float] | None = None,
 ) -> Model:
-    """A frozen reward model (a run of `reward-model`, or a folder): adds `signal:NAME` on each episode's last row.
+    """A frozen reward model: adds `signal:NAME` on each episode's last row. `--reward-model DIR` trains on it.
 
-    Train on it with `reward.name=model`.
+    That is short for `models.reward_model.folder=DIR` and `reward.name=model`. DIR is a run of `reward-model`, or any
+    folder that transformers opens as a sequence classifier, whose tokenizer is the policy's.
 
     outputs   of a model that says several things: those to be used, each a signal `NAME_OUTPUT` of its own
     within    the lowest and the highest number it may say; beyond, it was trained on nothing
