@@ -166,7 +166,7 @@ def test_in_a_circle_extrapolation_is_what_converges(nash: games.Array) -> None:
 
 
 def test_the_reference_is_what_lets_inpos_last_policy_rest() -> None:
-    """With τ = .1 and η = ½ it does; multiplicative weights have no reference and circle outwards, but for their mean."""
+    """With τ = .1 and η = ½ it does; multiplicative weights have no reference: all but their mean circles outwards."""
     nash = games.regularised_nash(WINS, REFERENCE, 0.1)
     rests = games.course(lambda p: games.inpo(WINS, REFERENCE, p, tau=0.1, eta=0.5), REFERENCE, 400)
     assert games.kl(nash, rests.last) < 1e-12
