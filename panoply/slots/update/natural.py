@@ -92,12 +92,15 @@ def fisher(
 
 
 def conjugate(product: Callable[[Tensor], Tensor], b: Tensor, iterations: int) -> Tensor:
-    """x with product(x) ≈ b, by conjugate gradients (Hestenes and Stiefel 1952)."""
+    """x with product(x) ≈ b, by conjugate gradients (Hestenes and Stiefel 1952), as far as the product is positive."""
     x, residual = torch.zeros_like(b), b.clone()
     direction, squared = residual.clone(), residual @ residual
     for _ in range(iterations):
         moved = product(direction)
-        stride = squared / (direction @ moved)
+        curvature = direction @ moved
+        if not curvature > 0:
+            break
+        stride = squared / curvature
         x += stride * direction
         residual -= stride * moved
         new = residual @ residual
