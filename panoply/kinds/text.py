@@ -59,12 +59,28 @@ def _thoughtless(world: TextWorld, policy: TextPolicy, seed: int) -> float:
         policy.thoughts.empty = False
 
 
+@torch.no_grad()
+def _kl(world: TextWorld, policy: TextPolicy, seed: int) -> float:
+    """KL(π‖start) of whole answers, in nats: the mean of Σ log π/π_start over own answers, four a problem."""
+    answers = Collector(world, policy, seed, split="test").episodes(world.held_out(MEASURED), 4)
+    start = build.open_policy("start", world, seed, "cpu")
+    apart = [one.score(answers)["logp"].double().cpu() for one in (policy, start)]
+    return float((apart[0] - apart[1]).sum() / len(answers.by("episode")))
+
+
+def _regularised(world: TextWorld, policy: TextPolicy, seed: int, k: int) -> float:
+    """What sampled answers are worth, less a K-th of that KL: what methods with β = 1/K are to make large."""
+    return _success(world, policy, seed) - _kl(world, policy, seed) / k
+
+
 MEASURES: dict[str, Callable[..., float]] = {
     "success": _success,
     "pass@K": _pass_at,
     "distinct@K": _distinct,
     "entropy@K": _entropy,
     "thoughtless": _thoughtless,
+    "kl": _kl,
+    "regularised@K": _regularised,
 }
 
 __all__ = ["Collector", "collector", "evaluate"]

@@ -28,6 +28,8 @@ SMALL = {
     "sample.warmup": 0,
     "sample.demonstrations": 8,
     "data.batch": 8,
+    "data.prompts": 8,
+    "data.answers": 4,
     "data.data.batch": 8,
     "models.critic.warmup": 0,
     "sample.length": 16,
