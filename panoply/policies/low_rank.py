@@ -279,6 +279,17 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: weight for name, weight in held if not name.endswith((".lora_A", ".lora_B"))} | whole
 
 
+@torch.no_grad()
+def plain(model: Any) -> Any:
+    """A model of its own without adapters, which begins as this one; nothing is shared, and all of it may learn."""
+    weights = {name: weight.clone() for name, weight in plain_weights(model).items()}
+    with torch.device("meta"):
+        made = type(model)(model.config)
+    made.load_state_dict(weights, assign=True, strict=False)
+    made.tie()
+    return made.requires_grad_(True).eval()
+
+
 def linear_layers(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Which layers could have adapters, and the shapes of their weights."""
     return {name: tuple(m.weight.shape) for name, m in model.named_modules() if type(m) is nn.Linear}

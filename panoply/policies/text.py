@@ -19,7 +19,7 @@ from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import generation_config, load_model, save_model
 from panoply.policies.foreign import Foreign
 from panoply.policies.layout import Rows, lay_out
-from panoply.policies.low_rank import copied
+from panoply.policies.low_rank import copied, plain
 from panoply.policies.penalties import NEUTRAL, Said
 from panoply.policies.scoring import Head, scored
 from panoply.policies.thoughts import Thoughts, read_thoughts
@@ -135,6 +135,13 @@ class TextPolicy:
         """A frozen snapshot that later training does not touch."""
         model = copied(self.model).requires_grad_(False).eval()
         return type(self)(model, self.tokenizer, shared=self.shared, files_beside=self.files_beside)
+
+    def apart(self) -> TextPolicy:
+        """A model that begins as this one and may become something else, a critic say: all weights are its own.
+
+        A copy is no beginning for that: with adapters it shares what is frozen, which would learn with it.
+        """
+        return type(self)(plain(self.model), self.tokenizer, files_beside=self.files_beside)
 
     @torch.no_grad()
     def fingerprint(self) -> str:

@@ -126,13 +126,17 @@ def test_candidates_are_own_steps_in_whole_groups(tiny_collector: Collector) -> 
 def test_what_ends_an_answer_is_worth_what_it_earned(tiny_collector: Collector) -> None:
     """With new weights nothing succeeds, so that a critic at ½ differs from steps that end answers at 0."""
     part = step_candidates(**{**SMALL, "spread": 0.3}, values="critic", critic_lr=1e-9)
-    _, made = part({}, tiny_collector)
+    state, made = part({}, tiny_collector)
     episodes = made.by("episode")
     advantage = episodes.first(made["advantage"])
     states = Segments(episodes.first(made["group"]))
     assert torch.allclose(states.max(advantage) - states.min(advantage), torch.tensor(0.5), atol=1e-3)
-    with pytest.raises(PanoplyError, match="In none of .* states do the steps differ by 0.3"):
-        step_candidates(**{**SMALL, "spread": 0.3}, values="samples")({}, tiny_collector)
+    nothing = part.but(values="samples", refresh=1)
+    with pytest.raises(PanoplyError, match="In no state of 3 prompts do the steps differ by 0.3"):
+        nothing({}, tiny_collector)
+    again, _ = nothing(state, tiny_collector)
+    assert again["steps"] == 1
+    assert torch.equal(again["advantage"], state["advantage"]), "what was made before stays"
 
 
 def test_the_critic_learns_values_by_cross_entropy(tiny_collector: Collector) -> None:

@@ -250,3 +250,20 @@ def test_scale() -> None:
     assert Lora().scale(8, 8) == 2
     assert Lora(alpha=32).scale(8, 8) == 4
     assert Lora(alpha=32, rslora=True).scale(16, 16) == 8
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_made_of_it_learns_apart(layout: str) -> None:
+    """A copy shares what is frozen; a critic that learned in it would move the policy's embeddings and norms."""
+    policy = fresh(**LAYOUTS[layout])
+    add_lora(policy, 2, Lora())
+    move(policy)
+    before, other = policy.fingerprint(), policy.apart()
+    torch.testing.assert_close(other.score(DATA)["logp"], policy.score(DATA)["logp"], rtol=0, atol=1e-12)
+    names = {name for name, _ in other.named_parameters()}
+    assert names == {name for name, _ in fresh(**LAYOUTS[layout]).named_parameters()}
+    with torch.no_grad():
+        for _, parameter in other.named_parameters():
+            assert parameter.requires_grad
+            parameter += 1
+    assert policy.fingerprint() == before

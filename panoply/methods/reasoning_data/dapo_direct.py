@@ -162,9 +162,7 @@ def fitted(
 
     rows     a decision taken in each state, whose value is read before it
     """
-    trunk = policy.copy()
-    trunk.model.requires_grad_(True)
-    critic = ValueModel.of(trunk)
+    critic = ValueModel.of(policy.apart())
     optimiser = torch.optim.Adam([p for _, p in critic.named_parameters()], lr=lr)
     for epoch in range(epochs):
         order = torch.randperm(len(rows), generator=torch_rng("critic", seed, epoch))
@@ -254,26 +252,19 @@ def step_candidates(
     solutions, keep   own answers to a prompt, and those whose steps are looked at, half of them right if possible
     samples    continuations of a state, whose first steps are the candidates
     spread     states whose advantages differ by less than this are left out
-    refresh    after so many steps all is made anew by the policy as it is then, with further prompts; 0: never
+    refresh    after so many steps all is made anew by the policy as it is then, with further prompts; 0: never. What
+               was made before stays where steps differ in no state any more
     values     of a state by a critic fitted to the success of continuations; `samples`: that success itself
     """
     if not state or (refresh and state["steps"] >= refresh):
-        state = {
-            "next": 0,
-            "steps": 0,
-            **_made(
-                collect,
-                prompts,
-                solutions,
-                keep,
-                samples,
-                spread,
-                values,
-                critic_lr,
-                critic_batch,
-                critic_epochs,
-            ),
-        }
+        fitting = (values, critic_lr, critic_batch, critic_epochs)
+        made = _made(collect, prompts, solutions, keep, samples, spread, *fitting)
+        if not made and not state:
+            raise PanoplyError(
+                f"In no state of {prompts} prompts do the steps differ by {spread:g}: ask for more prompts, or a "
+                "smaller data.spread."
+            )
+        state = {**(made or state), "next": 0, "steps": 0}
     number = int(state["of"].max()) + 1
     chosen = torch.tensor(in_epochs(collect.seed, state["next"], min(batch, number), number))
     stored, prefixes = (Ragged(state[name], state[f"{name}@offsets"]) for name in ("said", "prefix"))
@@ -303,7 +294,10 @@ def _made(
     batch: int,
     epochs: int,
 ) -> dict[str, Tensor]:
-    """The data set, as it is remembered: states, and candidates one after another with their advantages."""
+    """The data set, as it is remembered: states, and candidates one after another with their advantages.
+
+    Nothing where the steps differ in no state, as once all answers are right.
+    """
     begun = collect.state["tasks"]
     numbers = {task.id: begun + i for i, task in reversed(list(enumerate(collect.tasks(prompts))))}
     asked = collect.numbered(sorted(numbers.values()))
@@ -332,10 +326,7 @@ def _made(
     advantage = advantages(worth, times, together)
     apart = together.max(advantage) - together.min(advantage) >= max(spread, 1e-9)
     if not bool(apart.any()):
-        raise PanoplyError(
-            f"In none of {len(states)} states do the steps differ by {spread:g}: ask for more prompts, or a smaller "
-            "data.spread."
-        )
+        return {}
     kept = together.rows(apart).nonzero().flatten()
     number = torch.cumsum(apart, 0) - 1
     chosen = [found[i] for i in kept.tolist()]
