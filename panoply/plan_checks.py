@@ -257,7 +257,12 @@ def _refusal(plan: Plan, who: str, need: str) -> str:
     if own and need == "pairs":
         return (
             f"{who} compares answers, and {plan.world_options['data']} has none to compare: its lines need 'chosen' "
-            "and 'rejected'."
+            "and 'rejected', or rated answers in 'completions'."
+        )
+    if own and need == "lists":
+        return (
+            f"{who} learns from lists, and {plan.world_options['data']} has none: its lines need rated answers in "
+            "'completions', and world.rated to be lists."
         )
     if own and need in ("teacher", "reference"):
         return (

@@ -186,6 +186,22 @@ def test_code_and_commands_of_a_page_run(
         in_process(small(words))
 
 
+def test_every_form_of_preferences_trains(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each example of the page is the file that the command after it names."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("panoply.loops.job.Job._say_pace", lambda *_: None)
+    page = DOCS / "preferences.md"
+    examples, commands = blocks(page, "json"), [lines(block) for block in blocks(page, "sh")]
+    assert len(examples) == len(commands) == len(re.findall("^## ", page.read_text(), re.MULTILINE))
+    for example, several in zip(examples, commands, strict=True):
+        for line in several:
+            _, *words = words_of(line)
+            Path(words[words.index("--data") + 1]).write_text(example)
+            batch = "data.data.batch=4" if words[1] == "kto" else "data.batch=2"
+            sets = [w for s in (batch, "run.held_out=1", "world.longest=16") for w in ("--set", s)]
+            in_process([*words, *sets, "--steps", "1", "--threads", "1", "--quiet"])
+
+
 def test_plans_for_logged_data_can_be_made() -> None:
     commands = [words_of(line) for block in blocks(DOCS / "offline.md", "sh") for line in lines(block)]
     assert len(commands) >= 6

@@ -193,7 +193,7 @@ class TestRewards:
         assert word == f"{(done.run / 'given/right.py').resolve()}:right"
         world = Run.open(done.run).plan().world()
         task = next(t for t in (world.task("train", i) for i in range(9)))
-        told = task.data["line"]["answer"]
+        told = task.data["row"].line["answer"]
         graded = world.grade(task, world.tokenizer.encode(told))
         assert graded["right"] == pytest.approx(1 - len(told) / 8)
         world.close()

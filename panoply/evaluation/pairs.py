@@ -39,9 +39,11 @@ def evaluate_pairs(data: Part, collect: Collector, model: ValueModel, pairs: int
 
 
 def _pairs(experience: Experience, model: ValueModel) -> dict[str, Tensor]:
-    """Whether each pair is ordered right."""
-    chosen, rejected = Batch(experience, {}).pair_rows(model.judge(experience))
-    return {"pairs": chosen > rejected}
+    """Whether each pair is ordered right; of one whose order is not certain, how likely it is."""
+    batch = Batch(experience, {})
+    chosen, rejected = batch.pair_rows(model.judge(experience))
+    p = batch.pairs.tensor("p").to(chosen) if "p" in batch.pairs else torch.ones_like(chosen)
+    return {"pairs": torch.where(chosen > rejected, p, torch.where(chosen < rejected, 1 - p, 0.0))}
 
 
 def _labels(experience: Experience, model: ValueModel) -> dict[str, Tensor]:

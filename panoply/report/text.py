@@ -90,6 +90,8 @@ def planned(made: Plan) -> str:
     if said := kind.remark(options.model, world, made.lora) or kind.runs(options.model, world):
         rows.append(("model", said))
     rows += _exploration(world)
+    if is_text(world) and (said := world.about()):
+        rows.append(("data", said))
     pieces = [
         f"{made.method_id} on {made.world_id}, seed {options.seed}",
         indent(equations(made.method.equation())),

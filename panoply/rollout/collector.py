@@ -199,22 +199,33 @@ class Given(InOrder[Task]):
         return self._given(tasks, lessons, into=into, source=source, played=True)
 
     def teacher_pairs(self, tasks: Sequence[Task]) -> Experience:
-        """A good answer and a bad one to each task for which the world has them."""
+        """A good answer and a bad one to each task for which the world has them, and what else is known of the pair.
+
+        Where a preference is not certain (`p`), the pair is turned round as often as people would turn it, and p with
+        it: losses that know p are the same either way, and all others learn from it on the mean.
+        """
         first = self.state["episodes"]
         doubled: list[Task] = []
         lessons: list[list[Lesson]] = []
+        known: list[Mapping[str, float]] = []
         for i, task in enumerate(tasks):
-            pair = self.world.pair(task, numpy_rng("teacher", self.seed, first + i))
-            if pair is not None:
-                doubled += [task, task]
-                lessons += [self.world.turns(task, answer) for answer in pair]
+            rng = numpy_rng("teacher", self.seed, first + i)
+            pair = self.world.pair(task, rng)
+            if pair is None:
+                continue
+            facts = dict(self.world.known_of_pair(task))
+            if rng.random() >= facts.get("p", 1.0):
+                pair, facts["p"] = pair[::-1], 1 - facts["p"]
+            doubled += [task, task]
+            lessons += [self.world.turns(task, answer) for answer in pair]
+            known.append(facts)
         if not doubled:
             raise PanoplyError(
                 f"The teacher of {self.world.name} made no mistakes, so there are no pairs to learn from."
             )
         experience = self._given(doubled, lessons)
         chosen = torch.arange(first, first + len(doubled), 2)
-        return experience.with_pairs(Table({"chosen": chosen, "rejected": chosen + 1}))
+        return experience.with_pairs(Table({"chosen": chosen, "rejected": chosen + 1, **_facts(known)}))
 
     def preferred(
         self, tasks: Sequence[Task], chosen: Sequence[Sequence[int]], rejected: Sequence[Sequence[int]]
@@ -296,6 +307,17 @@ class Given(InOrder[Task]):
 
     def _count(self, decisions: Table) -> None:
         self.state["decisions"] = self.state.get("decisions", 0) + decisions.rows
+
+
+UNKNOWN = {"p": 1.0, "margin": 0.0, "annotator": -1.0}
+"""What stands in a column of pairs for one of which nothing is known, where something is of others."""
+
+
+def _facts(known: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
+    """Columns of pairs, of what is known of at least one of them."""
+    names = dict.fromkeys(name for facts in known for name in facts)
+    columns = {name: torch.tensor([facts.get(name, UNKNOWN[name]) for facts in known]) for name in names}
+    return {name: column.long() if name == "annotator" else column for name, column in columns.items()}
 
 
 class Replies:

@@ -157,6 +157,10 @@ class TextWorld(Measuring, ABC):
         """The name under which a warm start is shipped. Options that change the task may change it."""
         return f"{self.name}-start"
 
+    def about(self) -> str:
+        """What a plan says of its data, where a user has brought them."""
+        return ""
+
     def check(self, needs: frozenset[str]) -> None:
         """Refuse what cannot serve these needs of a method, in all of the world's data, before a run begins."""
 
@@ -239,6 +243,14 @@ class TextWorld(Measuring, ABC):
         attempts = (self.demonstrate(task, rng) for _ in range(64))
         wrong = next((a for a in attempts if not self.grade(task, a)["success"]), None)
         return None if wrong is None else (self.gold(task), wrong)
+
+    def known_of_pair(self, task: Task) -> Mapping[str, float]:
+        """What else is known of that pair: `p` (how likely the good one is preferred), `margin`, `annotator`."""
+        return {}
+
+    def rated_answers(self, task: Task) -> list[tuple[list[int], float]]:
+        """Several answers to a task with what each is worth to those who rated them."""
+        raise PanoplyError(f"{self.name} has no rated answers.")
 
     def gold(self, task: Task) -> list[int]:
         """The reference answer, from where the prompt ends."""

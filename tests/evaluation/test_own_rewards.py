@@ -119,7 +119,7 @@ def test_eval_says_what_train_said(done: pp.Trained) -> None:
 
 def test_answers_that_cannot_be_graded_are_left_out_counted_and_told(place: Path) -> None:
     done = train(place, "flaky", "flaky")
-    asked = [t.data["line"]["prompt"] for t in Run.open(done.run).plan().world().held_out(256)]
+    asked = [t.data["row"].prompt for t in Run.open(done.run).plan().world().held_out(256)]
     lost = sum(prompt.endswith(("0", "2", "4")) for prompt in asked)
     assert 0 < lost < len(asked)
     assert done.after["sampled"] == done.after["greedy"] == 1.0

@@ -85,7 +85,7 @@ def test_lines_become_tasks_once_an_epoch_and_never_in_both_splits(files: Path, 
     second = [world.task("train", len(train) + i).id for i in range(len(train))]
     assert sorted(first) == sorted(second) == sorted(t.id for t in train)
     assert first != second
-    assert world.tokenizer.decode(list(train[0].prompt)) == train[0].data["line"]["prompt"]
+    assert world.tokenizer.decode(list(train[0].prompt)) == train[0].data["row"].prompt
 
 
 def test_rewards_are_weighted_and_get_the_fields_they_ask_for(files: Path, model: Path) -> None:
@@ -260,7 +260,10 @@ def test_every_line_is_checked_for_what_the_method_needs(
         write(files / "late.jsonl", lines)
         with pytest.raises(PanoplyError) as refused:
             pp.plan(method, **choices)
-        assert str(refused.value) == f"Line {number} of {files / 'late.jsonl'} has no field {field}."
+        assert (
+            str(refused.value)
+            == f"Line {number} of {files / 'late.jsonl'} has no field {field}: mend the line, or leave it out."
+        )
 
 
 def test_answers_that_a_method_does_not_ask_for_may_lack(model: Path, files: Path) -> None:

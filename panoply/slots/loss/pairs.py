@@ -7,6 +7,7 @@ episode's decisions and not the sum.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,14 @@ def episode_scores(batch: Batch, to: str | None, per_token: bool = False) -> Ten
 def snapshot_needs(held: Any) -> frozenset[str]:
     """The snapshot that scores are taken against; the behaviour is none, for it may have sampled at a temperature."""
     return frozenset() if held.to is None else frozenset({f"logp@{held.to}"})
+
+
+def either_way(batch: Batch, loss: Callable[[Tensor], Tensor], margin: Tensor, turned: Tensor) -> Tensor:
+    """A pair's loss and that of the pair turned round, by how likely each is: p, and 1 where nothing else is known."""
+    if "p" not in batch.pairs:
+        return loss(margin)
+    p = batch.pairs.tensor("p").to(margin)
+    return p * loss(margin) + (1 - p) * loss(turned)
 
 
 def pair_stats(margin: Tensor, chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
@@ -69,13 +78,17 @@ def logistic(
 ) -> Values:
     """DPO (arXiv 2305.18290): the pair's score difference under a Bradley–Terry likelihood.
 
+    Where pairs have `p`, how likely the first is preferred, both orders count by their probability.
     smoothing: the share of labels taken to be flipped (cDPO).
     gamma: the lead the chosen side must have (SimPO, arXiv 2405.14734).
     """
     chosen, rejected = batch.pair_rows(episode_scores(batch, to, per_token))
     margin = beta * (chosen - rejected) - gamma
-    value = -(1 - smoothing) * F.logsigmoid(margin) - smoothing * F.logsigmoid(-margin)
-    return value, pair_stats(margin, chosen, rejected)
+
+    def loss(margin: Tensor) -> Tensor:
+        return -(1 - smoothing) * F.logsigmoid(margin) - smoothing * F.logsigmoid(-margin)
+
+    return either_way(batch, loss, margin, -margin - 2 * gamma), pair_stats(margin, chosen, rejected)
 
 
 def _squared_equation(held: Any) -> str:

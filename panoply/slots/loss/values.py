@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from panoply.batch import Batch, Values
 from panoply.parts import Finding, Part, part
+from panoply.slots.loss.pairs import either_way
 
 
 @part(
@@ -62,11 +63,15 @@ def smooth_pinball(batch: Batch, *, weight: float | Part = 0.5) -> Values:
 def bradley_terry(batch: Batch, *, weight: float | Part = 1.0, centre: float = 0.0) -> Values:
     """A reward model's likelihood of the preferences (Bradley & Terry 1952; arXiv 2203.02155).
 
+    Where pairs have a `margin`, the chosen answer must lead by that much (arXiv 2307.09288, eq. 2); where they have
+    `p`, how likely it is preferred, both orders count by their probability.
     centre: weight of (r_chosen + r_rejected)², which keeps rewards around zero.
     """
     chosen, rejected = batch.pair_rows(batch.now["judged"])
     margin = chosen - rejected
-    value = -F.logsigmoid(margin) + centre * (chosen + rejected) ** 2
+    lead = batch.pairs.tensor("margin").to(margin) if "margin" in batch.pairs else 0.0
+    likelihood = either_way(batch, lambda m: -F.logsigmoid(m), margin - lead, -margin - lead)
+    value = likelihood + centre * (chosen + rejected) ** 2
     return value, {"margin": margin.detach(), "accuracy": (margin > 0).float()}
 
 

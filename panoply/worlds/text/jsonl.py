@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeGuard
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -19,9 +19,8 @@ from panoply.registry import world
 from panoply.rewards.functions import RewardFunction, call_all
 from panoply.rewards.here import HereFunction, is_here
 from panoply.seeds import numpy_rng, stable_hash
+from panoply.worlds.text.forms import Brought, Line, Row, brought
 from panoply.worlds.world import SPLITS, Task, TextWorld
-
-Line = Mapping[str, Any]
 
 
 @world("jsonl@1")
@@ -29,8 +28,10 @@ Line = Mapping[str, Any]
 class Jsonl(TextWorld):
     """Your own data: one JSON object a line.
 
-    It has `prompt` (text, or a list of chat messages) and, as the method needs, `completion`, or `chosen` and
-    `rejected`, or whatever fields the reward functions ask for.
+    It has `prompt` (text, or a list of chat messages) and, as the method needs, `completion` (with `label`: whether it
+    is good), or `chosen` and `rejected`, or `completions` with ratings, or whatever fields the reward functions ask
+    for. The forms are those of TRL, OpenRLHF and UltraFeedback (docs/preferences.md); `panoply plan` says which was
+    found.
 
     The reward is the weighted sum of the functions' values; `success` says whether it reached `threshold`.
     """
@@ -53,6 +54,12 @@ class Jsonl(TextWorld):
     Given answers that are longer than `longest` are refused, or cut at their end.
     """
     held_out_share: float = 0.1
+    rated: Literal["pairs", "best", "lists"] = "pairs"
+    """What several rated answers to a prompt become: all pairs of different ratings, one pair of the best and another
+    by lot, or one list, which losses of lists take."""
+    rating: str = ""
+    """The rating they are compared by, such as helpfulness; none means the first that is known (`rating`, `score`,
+    `fine-grained_score`, `overall_score`, then the mean of all)."""
     seconds: float = 10.0
     """Time limit of one call of a reward function."""
     memory: float = 8.0
@@ -101,51 +108,67 @@ class Jsonl(TextWorld):
 
     @cached_property
     def access(self) -> frozenset[str]:  # type: ignore[override]
-        named = {name for _, line in self._lines for name in line}
+        named = {name for row in self._brought.rows for name in row.answers}
         given = {"verify"} if self.rewards else set()
-        given |= {"teacher", "reference"} if named & {"completion", "chosen"} else set()
+        given |= {"teacher", "reference"} if named else set()
         given |= {"pairs"} if "chosen" in named else set()
+        given |= {"lists"} if any(row.rated for row in self._brought.rows) else set()
         return frozenset(given)
+
+    @property
+    def asks(self) -> Mapping[str, Any]:
+        """Single answers with labels are taken one by one."""
+        if not self.data or not any(row.form == "labelled answers" for row in self._brought.rows):
+            return {}
+        return {"data.data": "demonstrations", "data.data.batch": 32}
+
+    def about(self) -> str:
+        return self._brought.said()
 
     def check(self, needs: frozenset[str]) -> None:
         """Every line, before anything is computed: it has a prompt, and the answers that the method learns from."""
-        for number, line in self._lines:
-            if not _is_prompt(line.get("prompt", line.get("messages"))):
-                raise self._lacks(number, "prompt", "text or messages")
+        for row in self._brought.rows:
+            if row.prompt is None:
+                raise self._refused(row, row.wrong or "has no field 'prompt' with text or messages")
             fields = ["chosen", "rejected"] if "world:pairs" in needs else []
-            if not fields and needs & {"world:teacher", "world:reference"}:
-                fields = [_given(line)]
+            if not fields and needs & {"world:teacher", "world:reference", "world:lists"}:
+                fields = [self._given(row)]
             for field in fields:
-                said = _text(line, field)
+                said = row.answers.get(field)
                 if said is None or len(said.encode()) >= self.longest:  # a token is a byte at least
-                    self._said_by(line, number, field)
+                    self._said_by(row, field)
 
-    def _lacks(self, number: int, field: str, what: str) -> PanoplyError:
-        return PanoplyError(f"Line {number} of {self.data} has no field '{field}' with {what}.")
+    def _refused(self, row: Row, why: str) -> PanoplyError:
+        return PanoplyError(f"Line {row.number} of {self.data} {why}: mend the line, or leave it out.")
 
     @cached_property
-    def _lines(self) -> list[tuple[int, Line]]:
+    def _brought(self) -> Brought:
         if not self.data:
             raise PanoplyError("The world jsonl is your own data: name its file with --data FILE.jsonl.")
-        return list(read_lines(self.data))
+        found = brought(list(read_lines(self.data)), self.rated, self.rating)
+        if not found.rows:
+            raise PanoplyError(f"Nothing is left of {self.data}: left out are {'; '.join(found.left_out())}.")
+        return found
 
     @cached_property
     def _tasks(self) -> dict[str, list[Task]]:
         """Every line as a task, held out or not by a hash of its prompt."""
         found: dict[str, list[Task]] = {split: [] for split in SPLITS}
         long = []
-        for (number, line), prompt in zip(self._lines, self._prompts(), strict=True):
+        prompts = self._prompts()
+        for row in self._brought.rows:
+            prompt = prompts[row.number]
             if len(prompt) > self.longest_prompt:
-                long.append(number)
+                long.append(row.number)
                 prompt = prompt[-self.longest_prompt :]
                 if self.too_long == "drop":
                     continue
             id = stable_hash("jsonl", *prompt)
             split = "test" if id % 10_000 < 10_000 * self.held_out_share else "train"
-            found[split].append(Task(id, tuple(prompt), 0, {"line": line, "number": number}))
+            found[split].append(Task(id, tuple(prompt), 0, {"row": row}))
         if long and self.too_long == "refuse":
             raise PanoplyError(
-                f"{len(long)} of {len(self._lines)} prompts of {self.data} are longer than {self.longest_prompt} "
+                f"{len(set(long))} of {len(prompts)} prompts of {self.data} are longer than {self.longest_prompt} "
                 f"tokens, the first on line {long[0]}: set world.too_long to drop or cut, or raise "
                 "world.longest_prompt."
             )
@@ -154,27 +177,24 @@ class Jsonl(TextWorld):
         found["test"] = found["test"] or found["train"][:1]
         return found
 
-    def _prompts(self) -> Iterator[list[int]]:
+    def _prompts(self) -> dict[int, list[int]]:
         """The tokens of every line's prompt; all conversations go through the template at once."""
-        given = {number: line.get("prompt", line.get("messages")) for number, line in self._lines}
-        chats = {number: prompt for number, prompt in given.items() if isinstance(prompt, list) and prompt}
+        given = {row.number: row.prompt for row in self._brought.rows}
+        chats = {number: prompt for number, prompt in given.items() if isinstance(prompt, list)}
         if chats:
             check_append_only(self.tokenizer)
         try:
-            texts = (
-                dict(zip(chats, render_all(self.tokenizer, list(chats.values())), strict=True))
-                if chats
-                else {}
-            )
+            rendered = render_all(self.tokenizer, list(chats.values())) if chats else []
         except Refused as error:
             raise PanoplyError(f"Line {list(chats)[error.number]} of {self.data}: {error}") from error
-        for number, prompt in given.items():
-            if number in texts:
-                yield self.tokenizer.encode(texts[number])
-            elif isinstance(prompt, str) and prompt:
-                yield self.tokenizer.encode_prompt(prompt)
-            else:
-                raise self._lacks(number, "prompt", "text or messages")
+        found = {n: self.tokenizer.encode(text) for n, text in zip(chats, rendered, strict=True)}
+        for row in self._brought.rows:
+            if row.number in found:
+                continue
+            if not isinstance(row.prompt, str):
+                raise self._refused(row, row.wrong or "has no field 'prompt' with text or messages")
+            found[row.number] = self.tokenizer.encode_prompt(row.prompt)
+        return found
 
     def task(self, split: str, index: int) -> Task:
         """Epoch after epoch, each in an order of its own."""
@@ -198,28 +218,49 @@ class Jsonl(TextWorld):
     # -------------------------------------------------------------- answers
 
     def demonstrate(self, task: Task, rng: np.random.Generator) -> list[int]:
-        return self._answer(task, _given(task.data["line"]))
+        return self._said_by(task.data["row"], self._given(task.data["row"]))
 
     def gold(self, task: Task) -> list[int]:
         return self.demonstrate(task, np.random.default_rng(0))
 
     def pair(self, task: Task, rng: np.random.Generator) -> tuple[list[int], list[int]] | None:
-        return self._answer(task, "chosen"), self._answer(task, "rejected")
+        """None where both answers are the same once they are cut."""
+        row: Row = task.data["row"]
+        chosen, rejected = self._said_by(row, "chosen"), self._said_by(row, "rejected")
+        return None if chosen == rejected else (chosen, rejected)
 
-    def _answer(self, task: Task, field: str) -> list[int]:
-        return self._said_by(task.data["line"], task.data["number"], field)
+    def known_of_pair(self, task: Task) -> Mapping[str, float]:
+        row: Row = task.data["row"]
+        known = {"p": row.p, "margin": row.margin}
+        found = {name: value for name, value in known.items() if value is not None}
+        return found if row.annotator is None else {**found, "annotator": self._people[row.annotator]}
 
-    def _said_by(self, line: Line, number: int, field: str) -> list[int]:
+    @cached_property
+    def _people(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self._brought.annotators)}
+
+    def rated_answers(self, task: Task) -> list[tuple[list[int], float]]:
+        row: Row = task.data["row"]
+        return [(self._tokens(row, "completions", text), worth) for text, worth in row.rated]
+
+    def _given(self, row: Row) -> str:
+        """The field of the answer to be imitated; of a row that has none, what the file's other rows have."""
+        pairs = "chosen" in row.answers or (not row.answers and "pairs" in self.access)
+        return "chosen" if pairs else "completion"
+
+    def _said_by(self, row: Row, field: str) -> list[int]:
         """The tokens of a given answer, its end included."""
-        said = _text(line, field)
-        if said is None:
-            raise self._lacks(number, field, "text")
+        if field not in row.answers:
+            raise self._refused(row, row.wrong or f"has no field '{field}' with text")
+        return self._tokens(row, field, row.answers[field])
+
+    def _tokens(self, row: Row, field: str, said: str) -> list[int]:
         end = self.tokenizer.eos_id
         answer = [*self.tokenizer.encode(said), *([] if end is None else [end])]
         if len(answer) > self.longest and self.too_long != "cut":
             raise PanoplyError(
-                f"The field '{field}' on line {number} of {self.data} has {len(answer)} tokens, and an answer at most "
-                f"{self.longest}: raise world.longest, or set world.too_long to cut."
+                f"The field '{field}' on line {row.number} of {self.data} has {len(answer)} tokens, and an answer at "
+                f"most {self.longest}: raise world.longest, or set world.too_long to cut."
             )
         return answer[: self.longest]
 
@@ -268,13 +309,12 @@ class Jsonl(TextWorld):
         """None where a function failed: that sample is lost, and no other."""
         if not self.rewards:
             return [self._matches(task, answer) for task, answer in zip(tasks, answers, strict=True)]
-        lines = [t.data["line"] for t in tasks]
+        rows: list[Row] = [t.data["row"] for t in tasks]
+        lines = [row.line for row in rows]
         names = dict.fromkeys(name for line in lines for name in line if name not in ("prompt", "messages"))
         fields: dict[str, list[Any]] = {name: [line.get(name) for line in lines] for name in names}
-        fields["prompts"] = [line.get("prompt", line.get("messages")) for line in lines]
-        fields["completions"] = [
-            self._said(line, answer) for line, answer in zip(lines, answers, strict=True)
-        ]
+        fields["prompts"] = [row.prompt for row in rows]
+        fields["completions"] = [self._said(row, answer) for row, answer in zip(rows, answers, strict=True)]
         fields["completion_ids"] = [list(answer) for answer in answers]
         columns = call_all(self._functions, fields)
         weights = self.weights or (1.0,) * len(self.rewards)
@@ -289,15 +329,15 @@ class Jsonl(TextWorld):
             graded.append({**parts, "reward": total, "success": float(total >= self.threshold)})
         return graded
 
-    def _said(self, line: Line, answer: Sequence[int]) -> str | list[dict[str, str]]:
+    def _said(self, row: Row, answer: Sequence[int]) -> str | list[dict[str, str]]:
         """An answer as TRL gives it to reward functions: text, or to chat prompts a list of one message."""
         text = self.tokenizer.decode([token for token in answer if token != self.tokenizer.eos_id])
-        chat = isinstance(line.get("prompt", line.get("messages")), list)
-        return [{"role": "assistant", "content": text}] if chat else text
+        return [{"role": "assistant", "content": text}] if isinstance(row.prompt, list) else text
 
     def _matches(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
-        """Without reward functions: whether the answer is the given one."""
-        same = "teacher" in self.access and list(answer) == self.gold(task)
+        """Without reward functions: whether the answer is the given one, and that a good one."""
+        row: Row = task.data["row"]
+        same = bool(row.answers) and row.good and list(answer) == self.gold(task)
         return {"success": float(same), "reward": float(same)}
 
     def signals(self) -> frozenset[str] | None:
@@ -312,30 +352,6 @@ class Jsonl(TextWorld):
         """Why reward functions failed, and how often."""
         functions = self._functions if "_functions" in self.__dict__ else []
         return {f"{f.source}: {why}": n for f in functions for why, n in f.failures.items()}
-
-
-def _given(line: Line) -> str:
-    """The field of the answer to be imitated."""
-    return "completion" if "completion" in line else "chosen"
-
-
-def _text(line: Line, field: str) -> str | None:
-    """What a field says: its text, or the last message of a conversation; None where there is neither."""
-    said = line.get(field)
-    if isinstance(said, list) and said and isinstance(said[-1], dict):
-        said = said[-1].get("content")
-    return said if _is_text(said) else None
-
-
-def _is_text(said: Any) -> TypeGuard[str]:
-    """Half of a surrogate pair, which JSON can spell, is no text: it cannot be tokenised."""
-    return isinstance(said, str) and not any("\ud800" <= c <= "\udfff" for c in said)
-
-
-def _is_prompt(said: Any) -> bool:
-    if isinstance(said, list):
-        return bool(said) and all(isinstance(message, dict) for message in said)
-    return _is_text(said) and said != ""
 
 
 def read_lines(file: str) -> Iterator[tuple[int, Line]]:
