@@ -52,7 +52,7 @@ def measure(name: str, preset: Preset, seeds: int, cache: Path, workers: int | N
 
     return {
         "use": preset.use,
-        "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in preset.settings.items()},
+        "settings": json.loads(json.dumps(dict(preset.settings))),
         "baseline": preset.baseline,
         "budget": {budget.unit: budget.amount},
         "ceiling": preset.ceiling,
@@ -86,6 +86,9 @@ def table(stored: Mapping[str, Any]) -> str:
 
 
 def _word(value: Any) -> str:
+    """As `--set` takes it."""
+    if isinstance(value, list) and any(isinstance(one, list) for one in value):
+        return json.dumps(value, separators=(",", ":"))
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

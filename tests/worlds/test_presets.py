@@ -108,7 +108,7 @@ def test_the_page_shows_what_was_measured() -> None:
     assert set(stored) <= set(NAMES)
     assert bench.page(text, bench.table(stored)) == text
     for name, of in stored.items():
-        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in NAMES[name].settings.items()}
+        plain = json.loads(json.dumps(dict(NAMES[name].settings)))
         assert of["settings"] == plain, f"{name} was measured with other settings"
 
 
