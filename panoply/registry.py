@@ -163,12 +163,14 @@ def survey(
     family: str | None = None,
     claim: Claim | None = None,
     tags: Sequence[str] = (),
+    judge: Callable[..., Mapping[str, Any]] | None = None,
 ) -> Callable[[Build], Build]:
     """Register a work that orders others. The function returns its order: works that are here, by heading.
 
-    `panoply show NAME` prints them with what each is; a name that is not registered is refused.
+    `panoply show NAME` prints them with what each is; a name that is not registered is refused. `having` names those
+    with some tags. One that also says how to judge has a `judge`, as a protocol has.
     """
-    return _registering(id, "survey", None, family, tags, paper=paper, claim=claim)
+    return _registering(id, "survey", None, family, tags, paper=paper, claim=claim, judge=judge)
 
 
 def world(
@@ -220,6 +222,19 @@ def find_any(name: str) -> Entry | None:
         if name in (line.id, line.name):
             return find(line.kind, name)
     return next((e for e in entries() if name in (e.id, e.name)), None)
+
+
+def having(*lines: str) -> tuple[str, ...]:
+    """Methods and recipes with all tags of one of some lines, by name: `having("data=prefs feedback=online")`."""
+    wanted = [set(line.split()) for line in lines]
+    found = (w for w in works() if w.kind in ("method", "recipe"))
+    return tuple(w.name for w in found if any(line <= set(w.tags) for line in wanted))
+
+
+def here(*names: str) -> tuple[str, ...]:
+    """Those of some names that are registered, as some of a survey's works may not be."""
+    known = {w.name for w in works()}
+    return tuple(name for name in names if name in known)
 
 
 def implied(name: str) -> Entry | None:

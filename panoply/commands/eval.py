@@ -32,7 +32,9 @@ def add(commands: Commands) -> None:
     parser = command(commands, "eval", about, _eval, EXAMPLES)
     option = parser.add_argument
     option("source", metavar="RUN|DIR")
-    option("--by", metavar="PROTOCOL", help="judge the run by a registered protocol (panoply list protocols)")
+    option(
+        "--by", metavar="PROTOCOL", help="judge the run by a protocol or survey (panoply list --tag protocol)"
+    )
     add_which(parser)
     option("--world", help="needed for a model folder; a run knows its own")
     option("--problems", type=int, help="held-out problems, or starts (default 256, in control 100)")

@@ -19,6 +19,7 @@ from typing import Any
 
 from panoply import checkpoint, functions, registry
 from panoply.errors import PanoplyError
+from panoply.index import Kind
 from panoply.kinds import kind_of
 from panoply.planning import Options
 from panoply.registry import Entry
@@ -58,13 +59,20 @@ class Judged:
         return float(found.rates["sampled"])
 
 
+KINDS: tuple[Kind, ...] = ("protocol", "survey")
+"""Which works may judge."""
+
+
 def find(name: str) -> Entry:
-    """The protocol of that name, if it judges runs."""
-    entry = registry.find("protocol", name)
+    """The protocol, or the survey, of that name, if it judges runs."""
+    entry = registry.find_any(name)
+    if entry is None or entry.kind not in KINDS:
+        entry = registry.find("protocol", name)
     if entry.judge is None:
-        able = [e.name for e in registry.entries("protocol") if e.judge is not None]
+        able = [e.name for kind in KINDS for e in registry.entries(kind) if e.judge is not None]
+        shown = "run" if entry.kind == "protocol" else "show"
         raise PanoplyError(
-            f"'{name}' judges no runs, it only shows itself: panoply run {entry.name}. "
+            f"'{name}' judges no runs, it only shows itself: panoply {shown} {entry.name}. "
             f"These do: {', '.join(able) or 'none yet'}."
         )
     return entry

@@ -108,12 +108,20 @@ def _function_page(entry: Entry) -> str:
     return "\n".join([*pieces, "", "more", indent(table(nexts)), "", "from Python", indent(f"{where}()")])
 
 
+MANY = 12
+"""So many works below a heading have a line each; of more, only the names stand there."""
+
+
 def _survey_page(entry: Entry) -> str:
     """The works that a survey orders, below its headings, with what each of them is."""
     pieces = [f"{entry.id}  (survey)", indent(prose(entry.doc)), *_measured(entry)]
     for heading, listed in functions.ordered(entry).items():
         rows = [(of.name, of.kind, of.summary) for of in listed]
-        pieces += ["", heading, indent(table(rows) or "none of them is here")]
+        names = prose(", ".join(of.name for of in listed))
+        pieces += ["", heading]
+        pieces += [indent(names if len(rows) > MANY else table(rows) or "none of them is here")]
+    if entry.judge is not None:
+        pieces += ["", "more", indent(table([(f"panoply eval RUN --by {entry.name}", "judge a run by it")]))]
     return "\n".join(pieces)
 
 

@@ -23,7 +23,8 @@ class Tables(NamedTuple):
     """What a bandit's seed decides."""
 
     means: Array
-    """[problems, arms]: expected rewards. Of `linear`: [features, arms], weights of the context's features."""
+    """[problems, arms]: expected rewards. Of `linear`: [features, arms], weights of the context's features. Of `bits`:
+    [groups · contexts, arms], the contexts of one group after another."""
     features: Array
     """[problems, arms, features] of `problems`, in which problems share directions; else empty."""
 
@@ -39,19 +40,28 @@ class Bandit(Simulated):
       have `features` that questions share. With `seen=features` they are all that is seen of a question, and a policy
       that weighs them alike everywhere (`policy.shared=true`, `policy.hidden=[]`) is a softmax over φ(x, a)·θ: what is
       learnt on one question moves others.
+    - `bits`: one of 2^`bits` contexts is seen, and an arm pays what it is worth to the user, who is of one of some
+      `groups`. What arms are worth is normal around ½ with a deviation of ¼: drawn anew for every context and group
+      (`structure=table`), or a linear function of the bits as ±1 that each group has of its own (`linear`). With `told`
+      the user's group is seen, too. With `seen=features` a policy sees 1 and the bits, in the place of the user's group
+      where it is told: without hidden layers (`policy.hidden=[]`) it is a softmax over them.
     - `ring`: an action is a point in the plane; `modes` peaks on a ring of radius 1 pay up to 1 each.
 
     Rewards have normal noise of `noise`. `value`, `gradient` and `best` are exact.
     """
 
-    variant: Literal["arms", "linear", "problems", "ring"] = "arms"
+    variant: Literal["arms", "linear", "problems", "bits", "ring"] = "arms"
     arms: int = 8
     means: tuple[float, ...] | None = None
     features: int = 4
     problems: int = 40
     right: int = 2
     seen: Literal["number", "features"] = "number"
-    """What is seen of one of the `problems`."""
+    """What is seen of one of the `problems`, or of a context of `bits`."""
+    bits: int = 4
+    groups: int = 1
+    structure: Literal["table", "linear"] = "table"
+    told: bool = True
     modes: int = 6
     width: float = 0.15
     """Of a ring's peak: its standard deviation."""
@@ -65,6 +75,8 @@ class Bandit(Simulated):
         "features": "from 1 to 100000",
         "problems": "from 1 to 1000000",
         "right": "from 1 to 1000000",
+        "bits": "from 1 to 16",
+        "groups": "from 1 to 1000",
         "modes": "from 1 to 10000",
         "width": "above 0",
         "noise": "at least 0",
@@ -93,7 +105,15 @@ class Bandit(Simulated):
             return Box((self.features,))
         if self.variant == "problems" and self.seen == "features":
             return Box((self.arms * self.features,), nodes=(self.arms, self.features))
-        return Discrete(self.problems if self.variant == "problems" else 1)
+        if self.variant == "bits":
+            known = self.groups if self.told else 1
+            return Discrete(known << self.bits) if self.seen == "number" else Box((known * (1 + self.bits),))
+        return Discrete(self.cells)
+
+    @property
+    def cells(self) -> int:
+        """How many problems there are; of `bits`, contexts of all groups."""
+        return {"problems": self.problems, "bits": self.groups << self.bits}.get(self.variant, 1)
 
     @property
     def takes(self) -> Space:  # type: ignore[override]
@@ -110,7 +130,7 @@ class Bandit(Simulated):
         taken = np.zeros((rows, 2))
         if self.variant == "linear":
             return {"context": draws.normal(self.features), "taken": taken}
-        number = draws.below(self.problems) if self.variant == "problems" else np.zeros(rows, np.int64)
+        number = draws.below(self.cells) if self.cells > 1 else np.zeros(rows, np.int64)
         return {"problem": number, "taken": taken}
 
     def move(self, state: State, actions: Array, draws: Draws) -> Moved:
@@ -124,9 +144,24 @@ class Bandit(Simulated):
         return Moved(state | {"taken": taken}, paid, np.ones(len(paid), bool))
 
     def look(self, state: State) -> Array:
-        if self.variant == "problems" and self.seen == "features":
-            return self._described(state["problem"])
-        return state["context"].astype(np.float32) if self.variant == "linear" else state["problem"]
+        if self.variant == "linear":
+            return state["context"].astype(np.float32)
+        return self._seen(state["problem"])
+
+    def _seen(self, problem: Array) -> Array:
+        """What is seen of problems by their numbers."""
+        if self.variant == "bits":
+            return self._in_context(problem)
+        return self._described(problem) if self.seen == "features" else problem
+
+    def _in_context(self, cell: Array) -> Array:
+        """What is seen of contexts: their numbers, or 1 and the bits, each with the group where it is told."""
+        context = cell % (1 << self.bits)
+        if self.seen == "number":
+            return cell if self.told else context
+        seen = np.zeros((len(cell), self.groups if self.told else 1, 1 + self.bits), np.float32)
+        seen[np.arange(len(cell)), cell >> self.bits if self.told else 0] = spelled(context, self.bits)
+        return seen.reshape(len(cell), -1)
 
     def _described(self, problem: Array) -> Array:
         """φ(x, ·) of problems, the features of all their answers after one another."""
@@ -180,9 +215,9 @@ class Bandit(Simulated):
         return 1.0 if self.variant == "ring" else float(self.tables.means.max(-1).mean())
 
     def _means(self, logits: Array) -> Array:
-        if self.variant not in ("arms", "problems"):
+        if self.variant not in ("arms", "problems", "bits"):
             raise PanoplyError(
-                f"Exact values of a softmax are for arms and problems, not for {self.variant}."
+                f"Exact values of a softmax are for arms, problems and bits, not for {self.variant}."
             )
         return self.tables.means if logits.ndim == 2 else self.tables.means[0]
 
@@ -196,9 +231,26 @@ class Bandit(Simulated):
         if self.variant != "problems":
             raise PanoplyError(f"A bandit of {self.variant} has no right answers; one of problems has.")
         every = np.arange(self.problems)
-        chances = policy.chances(self._described(every) if self.seen == "features" else every)
-        found: Array = (chances * self.tables.means).sum(-1)
+        found: Array = (policy.chances(self._seen(every)) * self.tables.means).sum(-1)
         return found
+
+    @measures("worst-group")
+    def worst_group(self, policy: Any, seed: int) -> float:
+        """What the worst-served group of users loses by a policy against the best for it, exactly."""
+        self._check_groups()
+        means = self.tables.means.reshape(self.groups, -1, self.arms)
+        chances = policy.chances(self._seen(np.arange(self.cells))).reshape(means.shape)
+        return float((means.max(-1) - (chances * means).sum(-1)).mean(-1).max())
+
+    def users(self, seeds: Array) -> tuple[Array, Array]:
+        """Of starts by their seeds: the group of the user who comes, and the most that an arm is worth to him."""
+        self._check_groups()
+        cell = self.start(Draws(seeds, 0))["problem"]
+        return cell >> self.bits, self.tables.means[cell].max(-1)
+
+    def _check_groups(self) -> None:
+        if self.variant != "bits":
+            raise PanoplyError(f"A bandit of {self.variant} has no groups of users; one of bits has.")
 
     def picture(self, state: State, size: int = 240) -> Array:
         if self.variant == "ring":
@@ -218,6 +270,12 @@ class Bandit(Simulated):
         return sheet.pixels()
 
 
+def spelled(context: Array, bits: int) -> Array:
+    """1 and the bits of numbers as ±1: 2 of two bits, whose second is set, is 1, −1, 1."""
+    found: Array = 2.0 * (context[:, None] >> np.arange(bits) & 1) - 1
+    return np.concatenate([np.ones((len(context), 1)), found], axis=1)
+
+
 @functools.lru_cache(maxsize=64)
 def _tables(world: Bandit) -> Tables:
     rng = numpy_rng("bandit", world.variant, world.seed)
@@ -229,5 +287,13 @@ def _tables(world: Bandit) -> Tables:
         for row in means:
             row[rng.permutation(world.arms)[: world.right]] = 1.0
         return Tables(means, rng.normal(size=(world.problems, world.arms, world.features)))
+    if world.variant == "bits":
+        size = (world.groups, 1 << world.bits, world.arms)
+        if world.structure == "linear":
+            weights = rng.normal(size=(world.groups, 1 + world.bits, world.arms)) / np.sqrt(1 + world.bits)
+            worth = spelled(np.arange(1 << world.bits), world.bits) @ weights
+        else:
+            worth = rng.normal(size=size)
+        return Tables((0.5 + worth / 4).reshape(-1, world.arms), nothing)
     means = rng.random(world.arms) if world.means is None else np.asarray(world.means, np.float64)
     return Tables(means[None], nothing)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from panoply.errors import PanoplyError
-from panoply.worlds.control.bandit import Bandit
+from panoply.worlds.control.bandit import Bandit, spelled
 from panoply.worlds.control.mdp import softmax
-from panoply.worlds.control.simulated import Simulation
+from panoply.worlds.control.simulated import Draws, Simulation
 from panoply.worlds.control.world import Box, Discrete
 
 
@@ -61,6 +61,57 @@ def test_a_linear_arm_pays_by_the_context() -> None:
     np.testing.assert_allclose(step.reward, expected, rtol=1e-6)
 
 
+def test_contexts_of_bits_as_numbers_and_as_features() -> None:
+    """Two bits and two groups: cell 6 is the second group's context 2, whose second bit is set."""
+    assert spelled(np.array([0, 1, 2]), 2).tolist() == [[1, -1, -1], [1, 1, -1], [1, -1, 1]]
+    world = Bandit("bits", arms=3, bits=2, groups=2)
+    state = {"problem": np.array([6]), "taken": np.zeros((1, 2))}
+    assert (world.observation, world.look(state).tolist()) == (Discrete(8), [6])
+    hidden = Bandit("bits", arms=3, bits=2, groups=2, told=False)
+    assert (hidden.observation, hidden.look(state).tolist()) == (Discrete(4), [2])
+    world, hidden = (Bandit("bits", arms=3, bits=2, groups=2, seen="features", told=t) for t in (True, False))
+    assert world.observation == Box((6,))
+    assert world.look(state).tolist() == [[0, 0, 0, 1, -1, 1]]
+    assert hidden.look(state).tolist() == [[1, -1, 1]]
+    envs = batch(world, 300)
+    assert len(np.unique(envs.observations, axis=0)) == 8
+    paid = envs.step(world.expert(envs.state)).reward
+    np.testing.assert_allclose(paid, world.tables.means.max(-1)[envs.state["problem"]])
+
+
+def test_what_is_linear_in_bits_is_fitted_by_them_and_a_table_is_not() -> None:
+    seen = spelled(np.arange(32), 5)
+    for structure, fits in (("linear", True), ("table", False)):
+        worth = Bandit("bits", arms=2, bits=5, groups=2, structure=structure).tables.means[32:]
+        error = worth - seen @ np.linalg.lstsq(seen, worth, rcond=None)[0]
+        assert (np.abs(error).max() < 1e-9) == fits
+    spread = Bandit("bits", arms=2, bits=12, structure="table").tables.means
+    assert spread.mean() == pytest.approx(0.5, abs=0.01)
+    assert spread.std() == pytest.approx(0.25, abs=0.01)
+    linear = [Bandit("bits", bits=4, structure="linear", seed=i).tables.means for i in range(60)]
+    assert np.std(linear) == pytest.approx(0.25, abs=0.02), "as spread as a table's"
+
+
+class Always:
+    """A policy that always takes the first arm."""
+
+    def chances(self, seen: np.ndarray) -> np.ndarray:
+        return np.tile([1.0, 0.0], (len(seen), 1))
+
+
+def test_the_worst_served_group_by_hand() -> None:
+    world = Bandit("bits", arms=2, bits=1, groups=2)
+    first, second = world.tables.means.reshape(2, 2, 2)
+    lost = [float((m.max(-1) - m[:, 0]).mean()) for m in (first, second)]
+    assert world.measure("worst-group", Always()) == pytest.approx(max(lost))
+    group, best = world.users(np.arange(50))
+    cells = world.start(Draws(np.arange(50), 0))["problem"]
+    assert group.tolist() == (cells // 2).tolist()
+    np.testing.assert_allclose(best, world.tables.means.max(-1)[cells])
+    with pytest.raises(PanoplyError, match="A bandit of arms has no groups of users; one of bits has"):
+        Bandit().measure("worst-group", Always())
+
+
 def test_a_ring_has_equal_peaks() -> None:
     world = Bandit("ring", modes=4, width=0.1)
     assert isinstance(world.action, Box)
@@ -79,7 +130,7 @@ def test_noise_has_the_spread_asked_for() -> None:
 
 
 def test_what_has_no_exact_value_says_so() -> None:
-    with pytest.raises(PanoplyError, match="for arms and problems, not for ring"):
+    with pytest.raises(PanoplyError, match="for arms, problems and bits, not for ring"):
         Bandit("ring").gradient(np.zeros(3))
     with pytest.raises(PanoplyError, match="no closed form"):
         Bandit("linear").best()
@@ -88,7 +139,7 @@ def test_what_has_no_exact_value_says_so() -> None:
 
 
 def test_pictures_show_the_arm_taken() -> None:
-    for world in (Bandit(), Bandit("ring"), Bandit("linear")):
+    for world in (Bandit(), Bandit("ring"), Bandit("linear"), Bandit("bits")):
         envs = batch(world, 1)
         before = envs.render(0)
         action = np.ones((1, 2)) if world.variant == "ring" else np.ones(1, np.int64)
