@@ -69,8 +69,8 @@ def on_scores(game: Tensor, rounds: int = ROUNDS, rate: float = RATE) -> Tensor:
     return (rounds * rate * scores).softmax(0)
 
 
-STEPS, MOST = 10, 6
-"""Of the zone: how long an episode is, and in how many of its steps it may be in the zone."""
+STEPS, MOST, ASCENT = 10, 6, 400
+"""Of the zone: how long an episode is, in how many of its steps it may be there, and steps of ascent on p's logit."""
 
 
 def zone(fitted: bool) -> float:
@@ -87,13 +87,13 @@ def zone(fitted: bool) -> float:
     game = preference(valued[:, None], valued[None])
     logit = torch.zeros((), dtype=torch.double)
     weight = 0.0
-    for step in range(ROUNDS):
+    for step in range(ASCENT):
         p = logit.sigmoid()
         chance = binomial * p**k * (1 - p) ** (STEPS - k)
         if step == 0 and fitted:
             weight = _per_step(game, k, chance)
         earned = weight * k if fitted else game @ chance
-        logit = (logit + RATE * (chance * (k - STEPS * p) * earned).sum()).clamp(-8, 8)
+        logit = (logit + (chance * (k - STEPS * p) * earned).sum()).clamp(-8, 8)
     return float(chance[k <= MOST].sum())
 
 
@@ -131,6 +131,10 @@ NOISY = {"world.horizon": 200, "sample.flip": 0.2, "sample.opponents": 10}
 """An annotator who prefers the longer of two episodes and says the opposite of one in five."""
 
 
+TINY = {name: value for name, value in RLOO_TINY.items() if name != "reward.beta"}
+"""RLOO's; nothing is taken off the win rate."""
+
+
 PUBLISHED: Published = {
     "arXiv 2401.04056, §4 (reconstructed)": {"sample.against": "past", "reward": "wins", "sample.group": 1},
 }
@@ -146,7 +150,7 @@ PUBLISHED: Published = {
     claim=Learns(
         "From as many comparisons, of which a fifth is answered wrongly, paying an episode its win rate against "
         "earlier ones learns more than paying it by a reward fitted to them.",
-        over="preference-ppo",
+        over="preference-ppo:models.preferred.warmup=1",
         world="cartpole",
         budget="episodes=512",
         settings=NOISY,
@@ -180,7 +184,7 @@ def spo_minimax() -> OnPolicy:
     paper=143,
     base="rloo",
     world="strings",
-    presets={"tiny": RLOO_TINY},
+    presets={"tiny": TINY},
     claim=Ahead(
         "Where raters prefer three options in a circle, the average of self-play on win rates wins nearly half of the "
         "time against each of them; ascent on fitted scores goes to one option, which another beats.",

@@ -154,7 +154,7 @@ def preferred(
     fits: int = 20,
     batch: int = 32,
     memory: int = 512,
-    warmup: int = 1,
+    warmup: int = 0,
 ) -> Model:
     """A reward of steps, the signal `preferred`, learned from comparisons of episodes (Bradley and Terry).
 

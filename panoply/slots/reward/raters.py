@@ -84,7 +84,8 @@ def spared(
 
     dim, low, high   the zone: where that number of the observation is between the two
     """
-    earned, where = reward(experience).float(), _seen(experience, dim)
+    earned: Tensor = reward(experience).float()
+    where = _seen(experience, dim)
     episodes = experience.by("episode")
     share = episodes.mean(((where >= low) & (where < high)).float())
     return earned - penalty * episodes.rows((share > most).float()) * episodes.is_last()
@@ -92,4 +93,5 @@ def spared(
 
 def _seen(experience: Experience, dim: int) -> Tensor:
     numbers = experience.context.tensor("observation").flatten(1)
-    return numbers[:, dim].float()[experience["context"]]
+    found: Tensor = numbers[:, dim].float()[experience["context"]]
+    return found
