@@ -83,12 +83,7 @@ def next_window(
     its last row. A row's chance depends on its seed and on the place of the token alone, so that on unchanged weights
     windows change nothing.
     """
-    collect.check_tokens_alone("An answer in windows")
-    if collect._complete is not None or collect._mask([collect.world.play(collect.task(0))]) is not None:
-        raise PanoplyError(
-            f"{collect.world.name} says itself when an answer is complete, or which tokens may be drawn, and answers "
-            "that go on in another step do not ask."
-        )
+    _check(collect, "An answer in windows")
     made = _sampled(collect, open, slots, window, temperature)
     over = (made.end != OPEN).nonzero().flatten().tolist()
     graded = collect.world.grade_all([made.tasks[i] for i in over], [made.said(i) for i in over])
@@ -98,6 +93,50 @@ def next_window(
         raise Resumable(f"Not one of {failed} answers could be graded: {why}.")
     experience = _experience(collect, made, dict(zip(over, graded, strict=True)), temperature)
     return {**made.left_open(), "ungraded": failed}, experience
+
+
+def from_prefixes(collect: Collector, prefixes: Sequence[Sequence[int]], temperature: float) -> Experience:
+    """An answer to each of the next tasks that begins with given tokens, none or some, and is sampled to its end.
+
+    The given ones are rows of it like the others, with the log-probability that who goes on from them gives them; they
+    do not learn (`train` is false), are no decisions that were made (nothing counts them) and have source 3.
+    """
+    _check(collect, "An answer that begins with given tokens")
+    said = [token for prefix in prefixes for token in prefix]
+    first: int = collect.state["tasks"]
+    begun = _with_new(collect, nothing_open(), len(prefixes))
+    assert begun["number"].tolist() == list(range(first, first + len(prefixes)))
+    begun["length"] = torch.tensor([len(prefix) for prefix in prefixes])
+    unknown = torch.full((len(said),), torch.nan)
+    tokens = {"action": torch.tensor(said, dtype=torch.long), "logp": unknown, "entropy": unknown}
+    tokens["version"] = torch.full_like(tokens["action"], collect.version)
+    made = _sampled(collect, {**begun, **tokens}, len(prefixes), collect.world.max_tokens, temperature)
+    answers = [made.said(i) for i in range(len(prefixes))]
+    graded = collect.world.grade_all(made.tasks, answers)
+    if all(signals is None for signals in graded):
+        why = "; ".join(collect.world.failures())
+        raise Resumable(f"Not one of {len(graded)} answers could be graded: {why}.")
+    found = _experience(collect, made, dict(enumerate(graded)), temperature)
+    given = ~found["train"]
+    if not bool(given.any()):
+        return found
+    with torch.no_grad():
+        scored = collect.policy.score(found, frozenset({"logp", "entropy"}))
+    return found.with_columns(
+        **{
+            name: torch.where(given, scored[name].to(found[name]), found[name])
+            for name in ("logp", "entropy")
+        }
+    )
+
+
+def _check(collect: Collector, what: str) -> None:
+    collect.check_tokens_alone(what)
+    if collect._complete is not None or collect._mask([collect.world.play(collect.task(0))]) is not None:
+        raise PanoplyError(
+            f"{collect.world.name} says itself when an answer is complete, or which tokens may be drawn, and answers "
+            "that go on from what was said before do not ask."
+        )
 
 
 def _sampled(

@@ -13,7 +13,7 @@ from panoply.regimes import Fit
 from panoply.slots.loss.values import squared_value
 from panoply.slots.model.model import Model
 from panoply.slots.reduce.averages import token_mean
-from panoply.slots.sample.windows import OPEN_ANSWERS
+from panoply.slots.sample.windows import GIVEN_TOKENS, OPEN_ANSWERS
 from panoply.slots.update.optimisers import adam
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def impossible(held: Any, method: Any) -> list[Finding]:
 
 
 def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
-    goes_on = world.medium != "text" or OPEN_ANSWERS in method.sample.info.gives
+    goes_on = world.medium != "text" or method.sample.info.gives & {OPEN_ANSWERS, GIVEN_TOKENS}
     return [] if goes_on else [("finished", f"{method.sample.info.id} samples every answer to its end")]
 
 
@@ -77,8 +77,9 @@ def critic(
     update     how it learns, or `none`: with the policy, on the same mini-batches, in one backward pass and one
                optimiser step, its loss one more term with its own weight
     warmup     steps in which it learns alone
-    finished   whether it learns only from episodes that have ended, and then from all their rows; where episodes go on
-               beyond a batch, it learns of each once and knows what it came to
+    finished   whether it learns only from episodes that have ended, and then from all their rows, those included that
+               the policy does not learn from; where episodes go on beyond a batch, it learns of each once and knows
+               what it came to
     start      a run of reward-model, or a folder, whose weights it begins with
     """
     found = _begun_as(seat, start, (loss,), update, warmup) if start else made(seat, (loss,), update, warmup)

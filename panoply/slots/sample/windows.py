@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 OPEN_ANSWERS = "open answers"
 """What a sample part gives whose answers may go on in another step, and a credit part that can value them."""
 
+GIVEN_TOKENS = "given tokens"
+"""What a sample part gives whose answers begin with tokens that the policy does not learn from."""
+
 
 def _first() -> dict[str, Any]:
     from panoply.rollout.windows import nothing_open
