@@ -14,8 +14,10 @@ from panoply.experience import Experience
 from panoply.policies.decoder import DecoderConfig
 from panoply.policies.text import TextPolicy
 from panoply.rollout.text import Collector
+from panoply.slots.data import preferences as data
 from panoply.slots.data.preferences import preferences
-from panoply.worlds.text.chain import Chain
+from panoply.worlds.text.add import Add
+from panoply.worlds.text.copies import Copies
 from panoply.worlds.text.strings import Strings
 
 
@@ -93,6 +95,55 @@ def test_the_starting_policy_answers_once() -> None:
     assert len({tuple(row) for row in shown(first)}) > 4, "two different answers a task"
 
 
+@pytest.mark.parametrize("pairs", [0, 24])
+def test_no_answer_is_compared_with_itself(pairs: int) -> None:
+    """Problems without a carry have one answer of the teacher's; in their place others are asked."""
+    world = Add(sharpness=1e4)
+    config = DecoderConfig(**{**world.default_model(), "width": 16, "layers": 1, "heads": 2, "inner": 16})
+    collect = Collector(world, TextPolicy.fresh(config, world.tokenizer), seed=0)
+    part = preferences(batch=24, pairs=pairs)
+    state, made = part({}, collect)
+    rows = shown(made)
+    assert len(rows) == 48
+    assert all(a != b for a, b in zip(rows[::2], rows[1::2], strict=True))
+    assert all(better >= worse for better, worse in worths(made, "success"))
+    tasks = made.by("episode").first(made["task"]).reshape(-1, 2)
+    assert (tasks[:, 0] == tasks[:, 1]).all()
+    assert len(tasks[:, 0].unique()) == 24
+    drawn = [world.task("train", collect.place(i)) for i in range(collect.state["tasks"])]
+    said = [world.text(row) for row in rows]
+    assert all(text[6:8] == text[1] + text[4] for text in said), "47+85=75…: each answers its own problem"
+    able = sum(task.level > 0 for task in drawn)
+    assert 24 <= able < 24 / 0.6, "with a carry, most have two different answers among a few"
+    assert len(drawn) > able
+    if pairs:
+        _, again = part(state, collect)
+        assert sorted(shown(again)) == sorted(rows)
+
+
+def test_own_answers_are_drawn_again_where_both_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], int]] = []
+    drawn = iter([[[1], [1], [2], [3], [4], [4]], [[1], [5]], [[6]]])
+
+    class Told:
+        def episodes(self, tasks: list[str], group: int) -> None:
+            asked.append((tasks, group))
+
+    monkeypatch.setattr(data, "answers_of", lambda _: next(drawn))
+    assert data._own(Told(), ["x", "y", "z"]) == [([1], [6]), ([2], [3]), ([4], [5])]  # type: ignore[arg-type]
+    assert asked == [(["x", "y", "z"], 2), (["x", "z"], 1), (["x"], 1)]
+
+
+def test_a_teacher_who_never_says_anything_else_cannot_be_compared_with_himself() -> None:
+    world = Add(slip=0.0)
+    config = DecoderConfig(**{**world.default_model(), "width": 16, "layers": 1, "heads": 2, "inner": 16})
+    collect = Collector(world, TextPolicy.fresh(config, world.tokenizer), seed=0)
+    with pytest.raises(
+        PanoplyError, match="The teacher of add has two different answers to too few of its tasks"
+    ):
+        preferences(batch=2)({}, collect)
+
+
 def test_annotators_take_turns_and_their_groups_differ() -> None:
     groups = ((1.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0))
     _, made = preferences(batch=66, annotators=11)(
@@ -111,7 +162,7 @@ def test_annotators_take_turns_and_their_groups_differ() -> None:
 @pytest.mark.parametrize(
     ("world", "settings", "sentence"),
     [
-        ("chain", {}, "data (preferences) needs a world with 'prefer', and chain@1 has none."),
+        ("copies", {}, "data (preferences) needs a world with 'prefer', and copies@1 has none."),
         (
             "strings",
             {"data.answers": "start"},
@@ -128,5 +179,5 @@ def test_what_cannot_be_is_refused(world: str, settings: dict[str, Any], sentenc
 
 
 def test_a_world_without_preferences_says_so() -> None:
-    with pytest.raises(PanoplyError, match="chain has no preferences"):
-        Chain().prefer(Chain().task("train", 0), [], [], torch.Generator())  # type: ignore[arg-type]
+    with pytest.raises(PanoplyError, match="copies has no preferences"):
+        Copies().prefer(Copies().task("train", 0), [], [], torch.Generator())  # type: ignore[arg-type]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 
+from panoply.errors import PanoplyError
 from panoply.experience import Experience, Ragged, Table
 from panoply.parts import Finding, part
 from panoply.rollout.collector import in_epochs
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from panoply.worlds.world import Task
 
 Pair = tuple[list[int], list[int]]
+AGAIN = 4
+"""How often a second answer is drawn to be another than the first."""
+TRIES = 64
+"""How often further tasks are taken in place of those that have but one answer."""
 
 
 def _needs(held: Any) -> frozenset[str]:
@@ -58,7 +64,9 @@ def preferences(
     answers: Literal["teacher", "start"] = "teacher",
     annotators: int = 0,
 ) -> tuple[dict[str, Any], Experience]:
-    """Two answers to each task, ordered by the world's preference.
+    """Two different answers to each task, ordered by the world's preference.
+
+    Where both are the same one is drawn again, and a task to which there is but one answer is passed over.
 
     pairs       how many there are, gone through in a new order again and again; 0 makes new ones for ever
     answers     whose answers are compared: of the world's teacher, or of the policy before its first step
@@ -67,13 +75,13 @@ def preferences(
     """
     if not pairs:
         first = collect.state["episodes"] // 2
-        tasks = collect.tasks(batch)
         asked = [(first + i) % annotators for i in range(batch)] if annotators else None
-        return state, _experience(collect, tasks, _ordered(collect, tasks, answers, asked), asked)
+        places, ordered = _ordered(collect, batch, answers, asked)
+        return state, _experience(collect, collect.numbered(places), ordered, asked)
     if not state:
         state = _set(collect, pairs, answers, annotators)
     rows = in_epochs(collect.seed, state["next"], batch, pairs)
-    tasks = collect.numbered(state["first"] + row for row in rows)
+    tasks = collect.numbered(state["places"][rows].tolist())
     told = Ragged(state["tokens"], state["offsets"])
     chosen = [(told[2 * row].tolist(), told[2 * row + 1].tolist()) for row in rows]
     asked = [row % annotators for row in rows] if annotators else None
@@ -82,36 +90,61 @@ def preferences(
 
 def _set(collect: Collector, pairs: int, answers: str, annotators: int) -> dict[str, Any]:
     """A data set, as it is remembered: which tasks, and the preferred answer before the other."""
-    first = collect.state["tasks"]
-    tasks = collect.tasks(pairs)
     asked = [i % annotators for i in range(pairs)] if annotators else None
-    told = Ragged.from_lists([a for pair in _ordered(collect, tasks, answers, asked) for a in pair])
-    return {"next": 0, "first": first, "tokens": told.values, "offsets": told.offsets}
+    places, ordered = _ordered(collect, pairs, answers, asked)
+    told = Ragged.from_lists([answer for pair in ordered for answer in pair])
+    return {"next": 0, "places": torch.tensor(places), "tokens": told.values, "offsets": told.offsets}
 
 
 def _ordered(
-    collect: Collector, tasks: Sequence[Task], answers: str, asked: Sequence[int] | None
-) -> list[Pair]:
-    """Two answers to each task, the preferred one first."""
-    first, world = collect.state["episodes"], collect.world
-    rngs = [numpy_rng("preferences", collect.seed, first + i) for i in range(len(tasks))]
-    if answers == "start":
-        told = _own(collect, tasks)
-    else:
-        told = [
-            (world.demonstrate(t, rng), world.demonstrate(t, rng)) for t, rng in zip(tasks, rngs, strict=True)
-        ]
-    people: Sequence[int | None] = asked or [None] * len(tasks)
-    return [
-        (a, b) if world.prefer(task, a, b, rng, who) else (b, a)
-        for task, (a, b), rng, who in zip(tasks, told, rngs, people, strict=True)
-    ]
+    collect: Collector, number: int, answers: str, asked: Sequence[int] | None
+) -> tuple[list[int], list[Pair]]:
+    """So many pairs of different answers to the next tasks, the preferred one first, and the numbers of the tasks."""
+    world = collect.world
+    people: Sequence[int | None] = asked or [None] * number
+    places: list[int] = []
+    ordered: list[Pair] = []
+    for _ in range(TRIES):
+        first, place = collect.state["episodes"], collect.state["tasks"]
+        tasks = collect.tasks(number - len(ordered))
+        rngs = [numpy_rng("preferences", collect.seed, first + i) for i in range(len(tasks))]
+        told = _own(collect, tasks) if answers == "start" else _taught(collect, tasks, rngs)
+        for i, (task, (a, b), rng) in enumerate(zip(tasks, told, rngs, strict=True)):
+            if a != b:
+                who = people[len(ordered)]
+                places.append(place + i)
+                ordered.append((a, b) if world.prefer(task, a, b, rng, who) else (b, a))
+        if len(ordered) == number:
+            return places, ordered
+    whose = "teacher" if answers == "teacher" else "starting policy"
+    raise PanoplyError(
+        f"The {whose} of {world.name} has two different answers to too few of its tasks to compare them."
+    )
+
+
+def _taught(collect: Collector, tasks: Sequence[Task], rngs: Sequence[np.random.Generator]) -> list[Pair]:
+    """Two answers of the world's teacher, drawn again a few times where they are the same."""
+    told = []
+    for task, rng in zip(tasks, rngs, strict=True):
+        a = b = collect.world.demonstrate(task, rng)
+        for _ in range(AGAIN):
+            if (b := collect.world.demonstrate(task, rng)) != a:
+                break
+        told.append((a, b))
+    return told
 
 
 def _own(collect: Collector, tasks: Sequence[Task]) -> list[Pair]:
-    """Two answers of the policy as it is now."""
-    told = answers_of(collect.episodes(tasks, 2))
-    return list(zip(told[::2], told[1::2], strict=True))
+    """Two answers of the policy as it is now, drawn again a few times where they are the same."""
+    drawn = answers_of(collect.episodes(tasks, 2))
+    told = list(zip(drawn[::2], drawn[1::2], strict=True))
+    for _ in range(AGAIN - 1):
+        same = [i for i, (a, b) in enumerate(told) if a == b]
+        if not same:
+            break
+        for i, again in zip(same, answers_of(collect.episodes([tasks[i] for i in same], 1)), strict=True):
+            told[i] = (told[i][0], again)
+    return told
 
 
 def _experience(
