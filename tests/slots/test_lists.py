@@ -190,6 +190,18 @@ def test_who_answers_once_and_who_again() -> None:
         assert (told[1] == told[2]) == (refresh == 0)
 
 
+def test_after_a_refresh_the_proposals_are_of_the_policy_as_it_is_then() -> None:
+    part = lists(batch=4, answers=3, prompts=4, whose="policy", name="true", refresh=1)
+    collect, state = collector(), dict[str, Any]()
+    for _ in range(2):
+        state, made = part(state, collect)
+        with torch.no_grad():
+            here = collect.policy.score(made)["logp"]
+            torch.testing.assert_close(made["logp"], here, atol=1e-5, rtol=0)
+            for _, weights in collect.policy.named_parameters():
+                weights.mul_(1.2)
+
+
 def test_labels_of_annotators() -> None:
     """ψ is the mean over the list of the chance to be preferred, ½ to itself; asked, each pair is asked once."""
     collect = collector(sharpness=2.0)
