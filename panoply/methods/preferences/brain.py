@@ -75,6 +75,7 @@ def less_variance(seed: int) -> dict[str, float]:
 @algorithm(
     "brain-variance@1",
     paper=84,
+    tags=("exact",),
     claim=Ahead(
         "Of eight answers, four drawn from the policy at a time: with the self-normalised baseline the gradient has "
         "the same mean and less variance than that of distributional policy gradient.",
@@ -139,7 +140,14 @@ batches, could not be read."""
 
 
 @method(
-    "brain@1", paper=84, base="dpo", world="strings", presets={"tiny": TINY}, claim=CLAIM, published=PUBLISHED
+    "brain@1",
+    paper=84,
+    base="dpo",
+    world="strings",
+    presets={"tiny": TINY},
+    claim=CLAIM,
+    published=PUBLISHED,
+    tags=("data=scores", "feedback=offline", "feedback=program", "reward=rule", "optimisation=direct"),
 )
 def brain() -> Dataset:
     """BRAIn (arXiv 2402.02479). −Σ α_i·log b_i, α = softmax(log p/q + r/γ), b = softmax(log π/q) over n answers.

@@ -62,8 +62,9 @@ def learned(rewards: Array, reference: Array, data: Array, beta: float = BETA) -
 
 
 def _softmax(logits: Array) -> Array:
-    weights: Array = np.exp(logits - logits.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    found: Array = weights / weights.sum(-1, keepdims=True)
+    return found
 
 
 def _values(rng: np.random.Generator) -> dict[str, float]:
@@ -87,6 +88,7 @@ def ahead(seed: int) -> dict[str, float]:
 @algorithm(
     "copg-arms@1",
     paper=124,
+    tags=("exact",),
     claim=Ahead(
         "On eight arms, from answers of which the worst are the most frequent, CoPG comes to a larger reward less β·KL "
         "than the policy gradient without a baseline.",
@@ -145,7 +147,14 @@ PUBLISHED: Published = {
 
 
 @method(
-    "copg@1", paper=124, base="dpo", world="strings", presets={"tiny": TINY}, claim=CLAIM, published=PUBLISHED
+    "copg@1",
+    paper=124,
+    base="dpo",
+    world="strings",
+    presets={"tiny": TINY},
+    claim=CLAIM,
+    published=PUBLISHED,
+    tags=("data=scores", "feedback=offline", "feedback=program", "reward=rule", "optimisation=direct"),
 )
 def copg() -> Dataset:
     """Contrastive Policy Gradient (arXiv 2406.19185). ½·(R_β(y) − R_β(y′))², R_β = r − β·log π/π_ref.
