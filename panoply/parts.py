@@ -56,6 +56,7 @@ class PartInfo:
     learns: tuple[str, ...] | Callable[[Any], tuple[str, ...]]
     scores: Scores
     acts: Callable[[Any, int], Part] | None
+    tells: Callable[[Any, Mapping[str, Any]], Iterable[str]] | None
 
     @property
     def key(self) -> str:
@@ -183,6 +184,7 @@ def part(
     learns: tuple[str, ...] | Callable[[Any], tuple[str, ...]] = ("policy",),
     scores: Scores | None = None,
     acts: Callable[[Any, int], Part] | None = None,
+    tells: Callable[[Any, Mapping[str, Any]], Iterable[str]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Part]]:
     """Register a function as a part of `slot`.
 
@@ -210,6 +212,7 @@ def part(
     learns    of a loss on transitions: what it moves, `policy`, a piece of it or networks by name
     acts      of a surrogate, `(part, step) → part`: which of the parts in its settings acts in a step; only that one's
               needs are met then
+    tells     of a part that remembers, `(part, state) → sentences`: what it has found, said when a run ends
     inert, impossible   `(part, method) → (setting, reason)…`: settings without effect, or that cannot be; where it
               depends on the world, `(part, method, world) → …`
     """
@@ -240,7 +243,7 @@ def part(
             slot, made.__name__, function, equation, unit, stream,
             needs if callable(needs) else frozenset(needs),
             idle, state, prepare, annotate, inert, impossible, dict(bounds or {}), frozenset(gives), cost, learns,
-            scores or _scores(slot, unit), acts,
+            scores or _scores(slot, unit), acts, tells,
         )  # fmt: skip
         _PARTS[slot][key_of(function)] = made
         return typing.cast(Callable[..., Part], made)

@@ -66,6 +66,7 @@ class Result(TypedDict):
     seconds: NotRequired[float]
     fingerprint: NotRequired[str]
     best: NotRequired[Best]
+    found: NotRequired[list[str]]
     diverged: NotRequired[str]
 
 

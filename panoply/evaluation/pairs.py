@@ -7,7 +7,7 @@ from torch import Tensor
 
 from panoply.batch import Batch
 from panoply.evaluation.held_out import Evaluation
-from panoply.experience import Experience
+from panoply.experience import Experience, Segments
 from panoply.parts import Part
 from panoply.policies.value import ValueModel
 from panoply.rollout.text import Collector
@@ -39,11 +39,28 @@ def evaluate_pairs(data: Part, collect: Collector, model: ValueModel, pairs: int
 
 
 def _pairs(experience: Experience, model: ValueModel) -> dict[str, Tensor]:
-    """Whether each pair is ordered right; of one whose order is not certain, how likely it is."""
+    """Whether each pair is ordered right; of one whose order is not certain, how likely it is.
+
+    Of a model of several groups, an annotator's pairs are judged for the group that orders most of them as he does.
+    """
     batch = Batch(experience, {})
-    chosen, rejected = batch.pair_rows(model.judge(experience))
+    sides = [batch.pair_rows(said) for said in _said(experience, model)]
+    chosen, rejected = (torch.stack(side) for side in zip(*sides, strict=True))
     p = batch.pairs.tensor("p").to(chosen) if "p" in batch.pairs else torch.ones_like(chosen)
-    return {"pairs": torch.where(chosen > rejected, p, torch.where(chosen < rejected, 1 - p, 0.0))}
+    right = torch.where(chosen > rejected, p, torch.where(chosen < rejected, 1 - p, 0.0))
+    if len(right) == 1:
+        return {"pairs": right[0]}
+    people = Segments(batch.pairs.tensor("annotator"))
+    group = torch.stack([people.mean(one) for one in right]).argmax(0)
+    return {"pairs": right.gather(0, people.rows(group)[None])[0]}
+
+
+def _said(experience: Experience, model: ValueModel) -> list[Tensor]:
+    """What is said of each answer: by every output where annotators are known, else by all of them together."""
+    assert experience.pairs is not None
+    if len(model.outputs) > 1 and "annotator" in experience.pairs:
+        return list(model.judgements(experience).values())
+    return [model.judge(experience)]
 
 
 def _labels(experience: Experience, model: ValueModel) -> dict[str, Tensor]:

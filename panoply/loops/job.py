@@ -266,6 +266,7 @@ class Job:
             "before": self.before,
             "after": self.after,
             "best": self.best,
+            "found": [sentence for seat in self.seats.values() for sentence in seat.found()],
             "threads": torch.get_num_threads(),
             "fingerprint": self.seat.learned.fingerprint(),
         }

@@ -343,15 +343,22 @@ class Learner:
 
     @torch.no_grad()
     def _score(self, rows: Experience, active: Sequence[_Active]) -> dict[str, Tensor]:
-        """What the current policy says of all rows, without gradient, a micro-batch at a time."""
+        """What the current policy says of all rows, without gradient, a micro-batch at a time.
+
+        A judge says one thing of an episode, in the order of their numbers.
+        """
         numbered = rows.with_columns(row=torch.arange(len(rows), device=rows["action"].device))
         found: dict[str, list[Tensor]] = defaultdict(list)
         for micro in self.micro_batches(numbered):
-            for name, column in {**self._now(micro, active), "row": micro["row"]}.items():
+            at = {"row": micro["row"], "episode": micro.by("episode").keys}
+            for name, column in {**self._now(micro, active), **at}.items():
                 found[name].append(column)
         joined = {name: torch.cat(columns) for name, columns in found.items()}
-        order = joined.pop("row").argsort()
-        return {name: column[order.to(column.device)] for name, column in joined.items()}
+        rows_order, episodes_order = (joined.pop(name).argsort() for name in ("row", "episode"))
+        return {
+            name: column[(episodes_order if name.startswith("judged") else rows_order).to(column.device)]
+            for name, column in joined.items()
+        }
 
     # -------------------------------------------------------------- splitting
 

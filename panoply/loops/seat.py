@@ -193,6 +193,15 @@ class Seat:
             self.kind.after_step(self.policy, stepped.experience)
         return stepped._replace(metrics=described | dict(stepped.metrics))
 
+    def found(self) -> list[str]:
+        """What parts that remember have found, in sentences."""
+        told: list[str] = []
+        for path, held in self.method.parts():
+            if held.info.tells is not None:
+                of = self.states if path in self.states else getattr(self.learner, "states", {})
+                told += held.info.tells(held, of[path if path in of else held.info.name])
+        return told
+
     def probe(self) -> Collector:
         """A collector of held-out tasks."""
         return self.kind.collector(self.world, self.policy, self.options.seed, split="test")

@@ -49,6 +49,7 @@ def render(study: Study, title: str | None = None) -> str:
             for m in study.metrics
         ).join(('<div class="grid">', "</div>")),
         f"<h2>Results</h2>{_results(study)}",
+        _findings(study),
         _differences(study) if len(study.experiments) > 1 else _configuration(study),
         f"<h2>Sampled episodes</h2>{_episodes(study)}",
         f"<h2>Runs</h2>{_runs(study)}",
@@ -144,6 +145,15 @@ def _results(study: Study) -> str:
         )
     head = ("experiment", "finished", "steps", "held out", "before", "last", "last reward", "seconds")
     return _table(head, rows)
+
+
+def _findings(study: Study) -> str:
+    """What parts have found, run by run, such as groups of annotators (`tells` of a part)."""
+    told = []
+    for member in (m for members in study.members for m in members):
+        found = (member.index.json(member.name, RESULT) or {}).get("found")
+        told += [(member.name, str(sentence)) for sentence in (found if isinstance(found, list) else [])]
+    return f"<h2>Found</h2>{_table(('run', ''), told)}" if told else ""
 
 
 def _span(values: Sequence[float | None], digits: int = 3) -> str:

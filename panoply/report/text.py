@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from panoply.costs import Activations, cost
 from panoply.effects import inert
 from panoply.errors import plain
+from panoply.files import is_file
 from panoply.kinds import is_text, kind_of
 from panoply.parts import show_value
 from panoply.planning import Plan
 from panoply.regimes import Method
 from panoply.report.fits import LARGE, peak_rows, si, what_fits
 from panoply.report.layout import equations, indent, page_width, prose, table
-from panoply.run import Run
+from panoply.run import RECIPE, Run
 from panoply.worlds.world import TextWorld
 
 if TYPE_CHECKING:
@@ -162,8 +164,24 @@ def trained(result: Trained) -> str:
     listing = "\n".join(f"{why}:\n  {command}" for command, why in nexts) if wide else table(nexts)
     facts = f"{result.seconds:.0f} s of training, run folder {result.run}"
     return "\n".join(
-        [table(rows, margin=0), *_best(Run.open(result.run)), facts, "", "what next", indent(listing)]
+        [
+            table(rows, margin=0),
+            *found_by(result.run),
+            *_best(Run.open(result.run)),
+            facts,
+            "",
+            "what next",
+            indent(listing),
+        ]
     )
+
+
+def found_by(run: Path) -> list[str]:
+    """What a run's parts have found, or of a recipe those of all its stages (`tells` of a part)."""
+    of_recipe = is_file(run.parent / RECIPE)
+    runs = sorted(path.parent for path in run.parent.glob("*/run.json")) if of_recipe else [run]
+    results = (result for one in runs if (result := Run.open(one).result()) is not None)
+    return [sentence for result in results for sentence in result.get("found", [])]
 
 
 def _mean(measured: Mapping[str, Any], name: str) -> str:

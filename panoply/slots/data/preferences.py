@@ -72,6 +72,8 @@ def preferences(
     answers     whose answers are compared: of the world's teacher, or of the policy before its first step
     annotators  how many people are asked, each in turn; who it was stands in the pairs' column `annotator`.
                 0 asks anyone, and does not say whom
+
+    Of a set that is gone through again and again, the pairs' column `pair` is the number of each in it.
     """
     if not pairs:
         first = collect.state["episodes"] // 2
@@ -85,7 +87,10 @@ def preferences(
     told = Ragged(state["tokens"], state["offsets"])
     chosen = [(told[2 * row].tolist(), told[2 * row + 1].tolist()) for row in rows]
     asked = [row % annotators for row in rows] if annotators else None
-    return {**state, "next": state["next"] + batch}, _experience(collect, tasks, chosen, asked)
+    found = _experience(collect, tasks, chosen, asked)
+    assert found.pairs is not None
+    numbered = found.with_pairs(Table({**found.pairs, "pair": torch.tensor(rows)}))
+    return {**state, "next": state["next"] + batch}, numbered
 
 
 def _set(collect: Collector, pairs: int, answers: str, annotators: int) -> dict[str, Any]:
