@@ -39,6 +39,8 @@ SMALL = {
     "data.batch": 8,
     "data.data.batch": 8,
     "models.critic.warmup": 0,
+    "losses.mixture.warmup": 0,
+    "losses.mixture.every": 1,
     "replay.warmup": 4,
     "replay.every": 4,
     "replay.updates": 2,

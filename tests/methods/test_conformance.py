@@ -52,7 +52,9 @@ def small(name: str, device: str = "cpu", **more: Any) -> Plan:
     known, built = plain.method.settings(), plain.world()
     unused = ("replay.warmup", "replay.every") if "data" in known else ()
     fitting: dict[str, Any] = {
-        path: value for path, value in SMALL.items() if known.get(path, 0) > value and path not in unused
+        path: value
+        for path, value in SMALL.items()
+        if isinstance(now := known.get(path, 0), int) and now > value and path not in unused
     }
     if isinstance(built, ControlWorld):
         fitting["policy.hidden"] = (8,)

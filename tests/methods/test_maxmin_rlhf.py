@@ -241,9 +241,25 @@ def test_pairs_that_cannot_make_groups_are_refused(settings: dict[str, Any], sen
 
 def test_pairs_of_nobody_are_refused_when_they_come() -> None:
     held = mixture()
-    made = hand([(0, 1)], episode=[0, 1])
-    with pytest.raises(PanoplyError, match="have no column 'annotator'"):
-        held.info.prepare(held.info.state(), Batch(made, {}), **held.settings())
+    alone = hand([(0, 1)], episode=[0, 1])
+    assert alone.pairs is not None
+    for made in (alone, alone.with_pairs(Table({**alone.pairs, "annotator": torch.tensor([-1])}))):
+        with pytest.raises(PanoplyError, match="not all pairs say who"):
+            held.info.prepare(held.info.state(), Batch(made, {}), **held.settings())
+
+
+def test_a_pair_of_a_file_is_known_by_its_task() -> None:
+    held, gaps = mixture(), torch.ones(2, 3, dtype=torch.float64)
+    made = pairs_of([0, 1], [0, 1])
+    assert made.pairs is not None
+    made = made.with_columns(task=torch.tensor([70, 70, 80, 80]))
+    unnumbered = made.with_pairs(Table({k: v for k, v in made.pairs.items() if k != "pair"}))
+    state = held.info.state()
+    for weight in (1.0, 2.0):
+        now = judged([0, 1], gaps, torch.full((2, 3), weight, dtype=torch.float64))
+        state, _ = held.info.prepare(state, Batch(unnumbered, now), **held.settings())
+    assert state["pairs"].tolist() == [70, 80]
+    assert state["told"].tolist() == pytest.approx([-math.log(1 + math.exp(-6))] * 4)
 
 
 def test_held_out_pairs_are_judged_for_the_group_that_agrees() -> None:

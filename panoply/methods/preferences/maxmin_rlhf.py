@@ -71,6 +71,13 @@ def _margins(batch: Batch, groups: int) -> Tensor:
     return torch.stack([chosen - rejected for chosen, rejected in sides], 1)
 
 
+def _keys(batch: Batch) -> list[int]:
+    """Which pair each is: by its number in a set, or else by its task, which each line of a file is."""
+    if "pair" in batch.pairs:
+        return batch.pairs.tensor("pair").tolist()
+    return batch.pair_rows(batch.by("episode").first(batch["task"]))[0].tolist()
+
+
 def _em(
     state: dict[str, Any],
     batch: Batch,
@@ -82,32 +89,32 @@ def _em(
     every: int,
 ) -> tuple[dict[str, Any], Tensor]:
     """Remember what was told of the pairs of this mini-batch; every few steps, ask again who belongs where."""
-    for column in ("annotator", "pair"):
-        if column not in batch.pairs:
-            raise PanoplyError(
-                f"Groups are found by who preferred what, and the pairs have no column {column!r}: give "
-                "data=preferences with data.annotators and data.pairs."
-            )
-    who, pair = (batch.pairs.tensor(name).cpu() for name in ("annotator", "pair"))
-    told = F.logsigmoid(_margins(batch, groups)).double().cpu()
+    who = batch.pairs.tensor("annotator").cpu() if "annotator" in batch.pairs else torch.tensor([-1])
+    if bool((who < 0).any()):
+        raise PanoplyError(
+            "Groups are found by who preferred what, and not all pairs say who: each needs its annotator."
+        )
+    told, keys = F.logsigmoid(_margins(batch, groups)).double().cpu(), _keys(batch)
+    places = {key: at for at, key in enumerate(dict.fromkeys([*state["pairs"].tolist(), *keys]))}
     kept, owner = state["told"].reshape(-1, groups), state["owner"]
-    if (more := int(pair.max()) + 1 - len(owner)) > 0:
+    if more := len(places) - len(owner):
         kept = torch.cat([kept, kept.new_zeros(more, groups)])
         owner = torch.cat([owner, owner.new_full((more,), -1)])
-    kept[pair], owner[pair] = told, who
+    at = torch.tensor([places[key] for key in keys])
+    kept[at], owner[at] = told, who
     shares = state["shares"].reshape(-1, groups)
     if (more := int(owner.max()) + 1 - len(shares)) > 0:
         shares = torch.cat([shares, F.one_hot(torch.zeros(more, dtype=torch.long), groups).double()])
     step = state["step"] + 1
     if step > warmup and (step - warmup - 1) % every == 0:
         shares = e_step(kept, owner, shares, soft)
-    kept_as = {"step": step, "told": kept.flatten(), "owner": owner, "shares": shares.flatten()}
-    return kept_as, shares.to(batch.now["judged"].device, torch.float32)
+    state = {"step": step, "pairs": torch.tensor(list(places)), "told": kept.flatten(), "owner": owner}
+    return {**state, "shares": shares.flatten()}, shares.to(batch.now["judged"].device, torch.float32)
 
 
 def _no_groups() -> dict[str, Any]:
-    none = torch.zeros(0, dtype=torch.float64)
-    return {"step": 0, "told": none, "owner": torch.zeros(0, dtype=torch.long), "shares": none}
+    none, nobody = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
+    return {"step": 0, "pairs": nobody, "told": none, "owner": nobody, "shares": none}
 
 
 def _mixture_impossible(held: Any, method: Any) -> list[Finding]:
@@ -177,7 +184,7 @@ def mixture(
 
     The outputs of the model are the groups' rewards, called a, b, …; steps of the optimiser between two E-steps are the
     M-step. What a pair was worth to each group is remembered from when it was last seen; where a step sees all pairs,
-    the E-step is exact.
+    the E-step is exact. Pairs of a file that names annotators will do (`--data FILE.jsonl --set data=teacher_pairs`).
 
     soft     whether annotators belong to several groups, each in part
     warmup   steps in which all are in the first group
