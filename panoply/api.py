@@ -17,6 +17,7 @@ from panoply.files import copy_folder
 from panoply.given import world_of
 from panoply.kinds import is_control, is_text, kind_of, writes
 from panoply.own import in_words, own_data
+from panoply.parts import Part
 from panoply.planning import Options, world_settings
 from panoply.run import Run
 from panoply.stopping import Stopped
@@ -93,7 +94,8 @@ def evaluate(
 ) -> Evaluation:
     """Held-out success of a run or model folder: greedy, sampled, and unbiased pass@k.
 
-    In control they are mean returns, with reward functions of one's own mean rewards.
+    In control they are mean returns, with reward functions of one's own mean rewards. Of a run that trained a reward
+    model it is the accuracy on held-out pairs, with calibration, margins and the accuracy of each group.
 
     which      checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
     world      a name or a value; a run's own where none is given
@@ -113,6 +115,16 @@ def evaluate(
     name, given = _own_world(source, world, data, reward)
     with trusting(trust):
         built = _world(source, name, {**given, **(settings or {})})
+    if (judge := _judge_of(source)) is not None:
+        if attempts is not None or ks or temperature != 1:
+            raise PanoplyError(
+                f"{source} is a reward model: attempts, k and temperature have no effect on pairs."
+            )
+        _at_least("problems", problems or 1, 1)
+        taken = take(source, which)
+        with with_threads(threads):
+            pairs = _pairs(judge, built, str(taken.model), problems or 256, seed, watch)
+        return dataclasses.replace(pairs, model=str(taken), step=taken.step)
     text = built.medium == "text"
     problems = (256 if text else 100) if problems is None else problems
     attempts = (max(8, *ks, 1) if text else 1) if attempts is None else attempts
@@ -162,6 +174,30 @@ def judge(
 def _at_least(name: str, value: float, least: float) -> None:
     if not value >= least:
         raise PanoplyError(f"{name} must be at least {least:g}, not {value:g}.")
+
+
+def _judge_of(source: str) -> Part | None:
+    """The data part of a run that trained a reward model: it makes the pairs that the model is judged by."""
+    if not os.path.exists(os.path.join(source, "run.json")):
+        return None
+    method = Run.open(source).plan().method
+    return cast(Part, method.slots()["data"]) if "judged" in method.needs() else None
+
+
+def _pairs(
+    data: Part, world: Any, folder: str, pairs: int, seed: int, watch: Callable[[int, int], None]
+) -> Evaluation:
+    from panoply.evaluation.pairs import evaluate_pairs
+    from panoply.policies.value import ValueModel
+
+    for need in sorted(data.needs()):
+        if need.startswith("world:") and need.removeprefix("world:") not in world.access:
+            raise PanoplyError(
+                f"{data.info.name} needs a world with '{need[6:]}', and {world.name} has none."
+            )
+    model = ValueModel.load(folder)
+    collect = kind_of(world).collector(world, model.trunk, seed, split="test")
+    return evaluate_pairs(data, cast(Any, collect), model, pairs, watch)
 
 
 def _own_world(source: str, world: Any, data: Any, reward: Any) -> tuple[str | None, dict[str, Any]]:

@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
         "-o", "--output", default="report.html", metavar="FILE", help="where to write (default report.html)"
     )
     option("--title", help="the page's heading")
-    option("--pictures", metavar="DIR", help="write each metric's curves there as PNG and SVG")
+    option("--pictures", metavar="DIR", help="write curves and drawings there as PNG and SVG")
     option("--metrics", metavar="A,B", help="only these metrics, in this order")
 
 
@@ -39,6 +39,6 @@ def _report(chosen: argparse.Namespace) -> int:
     for note in study.notes:
         print(f"  {plain(note)}")
     if chosen.pictures:
-        files = draw(study.experiments, study.metrics, Path(chosen.pictures))
+        files = draw(study.experiments, study.metrics, Path(chosen.pictures), study.drawings())
         print(f"Wrote {len(files)} pictures to {chosen.pictures}")
     return 0

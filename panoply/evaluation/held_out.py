@@ -46,6 +46,8 @@ class Evaluation(Shown):
     """How many rewards reached the world's threshold, where the means are of rewards."""
     ungraded: int = 0
     """Answers that could not be graded. They are in none of the means."""
+    reliability: Mapping[str, Any] = field(default_factory=dict)
+    """Of a reward model: whether it is as sure as it is right, its margins, and its accuracy by group."""
     model: str = ""
     """Which model was measured, in words, and of which step of its run."""
     step: int | None = None
@@ -78,6 +80,7 @@ class Evaluation(Shown):
             "parts": self.parts,
             "success": self.success,
             "ungraded": self.ungraded,
+            "reliability": self.reliability,
             "model": self.model,
         }
         found |= {name: value for name, value in extras.items() if value}

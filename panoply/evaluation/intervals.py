@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from panoply.seeds import torch_rng
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RESAMPLES = 2000
 
@@ -21,6 +20,10 @@ def wilson(rate: float, n: int, z: float = 1.96) -> tuple[float, float]:
 
 def bootstrap(values: Tensor, level: float = 0.95) -> tuple[float, float]:
     """A percentile interval of the mean (Efron 1979). Of a single value it is that value."""
+    import torch
+
+    from panoply.seeds import torch_rng
+
     rows = torch.randint(len(values), (RESAMPLES, len(values)), generator=torch_rng("bootstrap", len(values)))
     means = values[rows].mean(1).sort().values
     tail = (1 - level) / 2

@@ -1,43 +1,96 @@
-"""How often a reward model orders two answers right that it was not trained on."""
+"""How often a reward model orders two answers right that it was not trained on, and whether it is as sure as right."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from panoply.batch import Batch
 from panoply.evaluation.held_out import Evaluation
+<<<<<<< HEAD
 from panoply.experience import Experience, Segments
+=======
+from panoply.evaluation.reliability import reliability
+from panoply.experience import Experience
+>>>>>>> 8859d4c (A reward model has a page: calibration, margins, accuracy by group; and a policy that learns from one, true worth against proxy over KL)
 from panoply.parts import Part
 from panoply.policies.value import ValueModel
 from panoply.rollout.text import Collector
 
 
-def evaluate_pairs(data: Part, collect: Collector, model: ValueModel, pairs: int) -> Evaluation:
-    """Accuracy on pairs that the method's own data part makes of held-out tasks.
+@dataclass
+class Margins:
+    """What is gathered of pairs, batch after batch."""
+
+    margins: list[float] = field(default_factory=list)
+    p: list[float] = field(default_factory=list)
+    groups: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, collect: Collector, experience: Experience, model: ValueModel) -> None:
+        batch = Batch(experience, {})
+        chosen, rejected = batch.pair_rows(model.judge(experience))
+        self.margins += (chosen - rejected).tolist()
+        certain = torch.ones_like(chosen)
+        self.p += (batch.pairs.tensor("p") if "p" in batch.pairs else certain).tolist()
+        asked, _ = batch.pair_rows(experience.by("episode").first(experience["task"]).to(chosen.device))
+        tasks = [collect.asked[task] for task in asked.tolist()]
+        found = {
+            "level": [str(task.level) for task in tasks],
+            "domain": [collect.world.part_of(task) for task in tasks],
+        }
+        if "annotator" in batch.pairs:
+            found["annotator"] = [
+                collect.world.person(who) if who >= 0 else "unknown"
+                for who in batch.pairs.tensor("annotator").tolist()
+            ]
+        for name, keys in found.items():
+            self.groups.setdefault(name, []).extend(keys)
+
+
+def evaluate_pairs(
+    data: Part,
+    collect: Collector,
+    model: ValueModel,
+    pairs: int,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> Evaluation:
+    """Accuracy on pairs that the method's own data part makes of held-out tasks, and whether margins are calibrated.
 
     Of answers with labels, any two that follow one another are a pair, label by label; the mean over labels is last.
     """
     right: dict[str, float] = {}
     counted: dict[str, int] = {}
-    seen = 0
+    seen, gathered = 0, Margins()
     state = data.info.state() if data.info.state is not None else None
     while seen < pairs:
+        watch(seen, pairs)
         if state is None:
             experience = data(collect)
         else:
             state, experience = data(state, collect)
         with torch.no_grad():
-            found = _labels(experience, model) if experience.pairs is None else _pairs(experience, model)
-        for name, ordered in found.items():
-            right[name] = right.get(name, 0.0) + float(ordered.sum())
-            counted[name] = counted.get(name, 0) + len(ordered)
-        seen += len(experience.by("episode")) if experience.pairs is None else experience.pairs.rows
+            if experience.pairs is not None:
+                gathered.add(collect, experience, model)
+                seen += experience.pairs.rows
+                continue
+            for name, agrees in _labels(experience, model).items():
+                right[name] = right.get(name, 0.0) + float(agrees.sum())
+                counted[name] = counted.get(name, 0) + len(agrees)
+        seen += len(experience.by("episode"))
+    if gathered.margins:
+        every = zip(gathered.margins, gathered.p, strict=True)
+        ordered = sum(0.0 if not margin else p if margin > 0 else 1 - p for margin, p in every)
+        found = reliability(gathered.margins, gathered.p, gathered.groups)
+        return Evaluation(seen, {"accuracy": ordered / seen}, of="accuracy", reliability=found)
     rates = {name: right[name] / max(1, counted[name]) for name in right}
     each = {f"accuracy_{name}": rate for name, rate in rates.items()} if len(rates) > 1 else {}
     return Evaluation(seen, {**each, "accuracy": sum(rates.values()) / len(rates)}, of="accuracy")
 
 
+<<<<<<< HEAD
 def _pairs(experience: Experience, model: ValueModel) -> dict[str, Tensor]:
     """Whether each pair is ordered right; of one whose order is not certain, how likely it is.
 
@@ -63,6 +116,8 @@ def _said(experience: Experience, model: ValueModel) -> list[Tensor]:
     return [model.judge(experience)]
 
 
+=======
+>>>>>>> 8859d4c (A reward model has a page: calibration, margins, accuracy by group; and a policy that learns from one, true worth against proxy over KL)
 def _labels(experience: Experience, model: ValueModel) -> dict[str, Tensor]:
     """For each label, whether an answer and the next one are ordered as it orders them, where it does."""
     said, episodes = model.judgements(experience), experience.by("episode")

@@ -48,6 +48,7 @@ def render(study: Study, title: str | None = None) -> str:
             "</div></figure>"
             for m in study.metrics
         ).join(('<div class="grid">', "</div>")),
+        _drawings(study),
         f"<h2>Results</h2>{_results(study)}",
         _findings(study),
         _differences(study) if len(study.experiments) > 1 else _configuration(study),
@@ -124,6 +125,15 @@ def _legend(study: Study) -> str:
 
 def _seeds(members: Sequence[Found]) -> str:
     return f"{len(members)} seeds" if len(members) > 1 else f"seed {members[0].facts['seed']}"
+
+
+def _drawings(study: Study) -> str:
+    figures = "".join(
+        f'<figure class="card"><figcaption>{escape(drawing.title)} <span class="quiet">{escape(label)}</span>'
+        f'</figcaption>{drawing.svg()}<p class="quiet">{escape(drawing.note)}</p></figure>'
+        for label, drawing in study.drawings()
+    )
+    return f'<h2>Reward models</h2><div class="grid">{figures}</div>' if figures else ""
 
 
 def _results(study: Study) -> str:

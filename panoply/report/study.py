@@ -9,7 +9,9 @@ from typing import Any
 
 from panoply.errors import PanoplyError, unknown
 from panoply.report.curves import Experiment, labels, metric_names
-from panoply.report.run_index import CONFIG, Facts, RunIndex
+from panoply.report.drawings import Drawing
+from panoply.report.judges import judge_drawings, over_optimised
+from panoply.report.run_index import CONFIG, RESULT, Facts, RunIndex
 
 SHOWN = 12
 """How many metrics are drawn where none are named."""
@@ -68,6 +70,17 @@ class Study:
     def plans(self) -> dict[str, Mapping[str, Any]]:
         """Each experiment's plan by its label."""
         return {e.label: m[0].config["plan"] for e, m in zip(self.experiments, self.members, strict=True)}
+
+    def drawings(self) -> list[tuple[str, Drawing]]:
+        """Pictures of reward models, and of policies that learn from one, with whose they are."""
+        found: list[tuple[str, Drawing]] = []
+        for e, members in zip(self.experiments, self.members, strict=True):
+            each = ((m.name, judge_drawings(m.index.json(m.name, RESULT))) for m in members)
+            name, of_judge = next(((name, made) for name, made in each if made), ("", []))
+            found += [(name, drawing) for drawing in of_judge]
+            if (optimised := over_optimised(members[0].config["plan"], e)) is not None:
+                found.append((e.label, optimised))
+        return found
 
 
 def _found(folders: Sequence[str], notes: list[str]) -> Iterable[Found]:

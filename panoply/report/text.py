@@ -302,8 +302,8 @@ def evaluated(found: Evaluation) -> str:
     rows = [
         ("model", found.model),
         ("measured", found.of),
-        ("starts" if found.of == "return" else "problems", str(found.problems)),
-        ("attempts", str(found.attempts)),
+        ({"return": "starts", "accuracy": "pairs"}.get(found.of, "problems"), str(found.problems)),
+        *([] if found.of == "accuracy" else [("attempts", str(found.attempts))]),
     ]
     for name in found.rates:
         rows.append((name, f"{facts[name]:.3f}  {_interval(facts[f'{name}_interval'], 3)}"))
@@ -311,12 +311,29 @@ def evaluated(found: Evaluation) -> str:
     rows += [(f"{name}", text) for name, _, _, text in _graded(facts)]
     rows += [(f"  {part}", f"{rate:.3f}") for part, rate in found.parts.items()]
     rows += [(f"pass@{k}", f"{v:.3f}") for k, v in found.pass_at.items()]
+    rows += _reliability(found.reliability) if found.reliability else []
     answers = (plain(" ".join(text.split())) for text in found.samples)
     answered = (text if len(text) < page_width() - 2 else text[: page_width() - 3] + "…" for text in answers)
     if facts.get("solved") is not None:
         rows.append(("solved", f"{'yes' if facts['solved'] else 'no'}, at {facts['solved_at']:g}"))
     listing = "\n\nsome greedy answers\n" + indent("\n".join(answered)) if found.samples else ""
     return table(rows, margin=0) + listing
+
+
+def _reliability(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Of a reward model: its margins, how sure it was and how often that was right, and its accuracy by group."""
+    rows = [
+        ("margin", f"{found['margins']['mean']:+.3f} on average, up to ±{found['margins']['widest']:.3g}"),
+        ("calibration error", f"{found['error']:.3f}"),
+    ]
+    for one in found["calibration"]:
+        rows.append((f"  {one['said']:.3f} sure", f"{one['right']:.3f} right, {one['pairs']} pairs"))
+    for kind, groups in found["groups"].items():
+        rows += [
+            (f"  {kind} {plain(name)}", f"{one['accuracy']:.3f} right, {one['pairs']} pairs")
+            for name, one in groups.items()
+        ]
+    return rows
 
 
 def runs_table(runs: Sequence[Mapping[str, Any]]) -> str:

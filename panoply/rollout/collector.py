@@ -168,6 +168,11 @@ class Given(InOrder[Task]):
 
     world: TextWorld
 
+    @cached_property
+    def asked(self) -> dict[int, Task]:
+        """Held-out tasks by their ids, for those who tell results apart by what was asked."""
+        return {}
+
     def demonstrations(self, tasks: Sequence[Task]) -> Experience:
         """One demonstration a task by the world's careless teacher."""
         first = self.state["episodes"]
@@ -294,6 +299,8 @@ class Given(InOrder[Task]):
 
     def _of_tasks(self, tasks: Sequence[Task]) -> dict[str, Tensor]:
         """Keys that an episode has from its task: `task` and, where there are several kinds of problem, `domain`."""
+        if self.split == "test":
+            self.asked |= {task.id: task for task in tasks}
         found = {"task": torch.tensor([t.id for t in tasks], dtype=torch.long)}
         if "domain" in self.world.keys:
             kinds = [stable_hash("domain", self.world.part_of(t)) for t in tasks]

@@ -25,7 +25,9 @@ from starlette.routing import Route
 from panoply.errors import PanoplyError
 from panoply.files import parse_json
 from panoply.report.curves import Experiment, curve, differences, labels, metric_names, ordered, settings_of
+from panoply.report.drawings import Drawing
 from panoply.report.episodes import Index, is_readable, readable
+from panoply.report.judges import judge_drawings, over_optimised, proxy_of
 from panoply.report.method import described
 from panoply.report.run_index import EPISODES, RESULT, Facts, RunIndex
 from panoply.ui.catalogue import Catalogue
@@ -104,9 +106,18 @@ class Answers:
             "chosen": config["plan"].get("chosen", []),
             "command": config.get("command", ""),
             "versions": config.get("versions", {}),
-            "result": self.index.json(run, RESULT),
+            "result": (result := self.index.json(run, RESULT)),
+            "drawings": [d.to_json() for d in self._drawn(run, config["plan"], result)],
             **described(config["plan"]),
         }
+
+    def _drawn(self, run: str, plan: Mapping[str, Any], result: Mapping[str, Any] | None) -> list[Drawing]:
+        """Pictures of its reward model, or of how far it has gone after one."""
+        found = judge_drawings(result)
+        if proxy_of(plan) is not None:
+            optimised = over_optimised(plan, Experiment(run, (run,), (self.index.metrics(run),)))
+            found += [] if optimised is None else [optimised]
+        return found
 
     def compare(self, ask: Mapping[str, str]) -> dict[str, Any]:
         """In which settings the named runs differ."""

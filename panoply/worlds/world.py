@@ -312,6 +312,10 @@ class TextWorld(Measuring, ABC):
         """Whether an annotator, by number or anyone, who is asked which of two answers is better says the first."""
         raise PanoplyError(f"{self.name} has no preferences.")
 
+    def person(self, annotator: int) -> str:
+        """What an annotator is told apart from others by: a name, or their group."""
+        return str(annotator)
+
     def preference(
         self, task: Task, a: Sequence[int], b: Sequence[int], annotator: int | None = None
     ) -> float:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from panoply.evaluation.reliability import reliability
+
 
 def tick(page: Any, name: str) -> None:
     page.locator(".run", has=page.locator(f".run-sub[title='{name}']")).locator(".run-sub").click()
@@ -265,6 +267,20 @@ def test_a_run_shows_its_equation_and_what_was_changed(page: Any, serving: Any) 
     page.get_by_role("heading", name="Changes from grpo").wait_for()
     assert "maximise" in page.locator(".equation").inner_text()
     assert page.get_by_role("row", name="update.lr 1e-06 0.003").count() == 1
+
+
+def test_a_reward_model_is_drawn(page: Any, serving: Any, runs: Path) -> None:
+    result = runs / ".cache" / "abc" / "result.json"
+    found = reliability([2.0, -1.0, 0.5], [1.0, 1.0, 0.6], {"annotator": ["<i>ann</i>", "bo", "bo"]})
+    kept = json.loads(result.read_text())
+    result.write_text(json.dumps({**kept, "after": {**kept["after"], "reliability": found}}))
+    page.goto(f"{serving.address}#/run/.cache/abc")
+    page.wait_for_selector(".drawn")
+    titles = page.locator("section[aria-label='Reward model'] figcaption").all_inner_texts()
+    assert titles == ["calibration", "margins", "accuracy by annotator"]
+    assert page.locator(".drawn").nth(2).locator("rect").count() == 2
+    assert "<i>ann</i>" in page.locator(".drawn").nth(2).locator("text").all_text_contents()
+    result.write_text(json.dumps(kept))
 
 
 def test_the_catalogue(page: Any) -> None:

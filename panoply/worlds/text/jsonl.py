@@ -22,6 +22,9 @@ from panoply.seeds import numpy_rng, stable_hash
 from panoply.worlds.text.forms import Brought, Line, Row, brought
 from panoply.worlds.world import SPLITS, Task, TextWorld
 
+DOMAINS = 20
+"""Kinds of problems whose success is reported apart; more are no kinds."""
+
 
 @world("jsonl@1")
 @dataclass(frozen=True)
@@ -234,6 +237,22 @@ class Jsonl(TextWorld):
         known = {"p": row.p, "margin": row.margin}
         found = {name: value for name, value in known.items() if value is not None}
         return found if row.annotator is None else {**found, "annotator": self._people[row.annotator]}
+
+    def person(self, annotator: int) -> str:
+        return self._brought.annotators[annotator]
+
+    def part_of(self, task: Task) -> str:
+        """The `domain` of its line, where there are a few of them."""
+        return self._domain(task.data["row"]) if len(self._domains) <= DOMAINS else ""
+
+    @staticmethod
+    def _domain(row: Row) -> str:
+        said = row.line.get("domain")
+        return said if isinstance(said, str) else ""
+
+    @cached_property
+    def _domains(self) -> set[str]:
+        return {self._domain(row) for row in self._brought.rows}
 
     @cached_property
     def _people(self) -> dict[str, int]:

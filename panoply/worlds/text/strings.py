@@ -256,6 +256,9 @@ class Strings(CharacterWorld):
         members = [g for g, n in enumerate(self._populations) for _ in range(n)]
         return members[annotator % len(members)] if members else 0
 
+    def person(self, annotator: int) -> str:
+        return f"group {self.group_of(annotator)}"
+
     def preference(
         self, task: Task, a: Sequence[int], b: Sequence[int], annotator: int | None = None
     ) -> float:

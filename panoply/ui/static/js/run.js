@@ -27,6 +27,7 @@ class RunPage {
     this.head = h("div", { class: "facts" });
     this.grid = h("div", { class: "grid" });
     this.more = h("button", { class: "small", onclick: () => this.switchAll() });
+    this.drawn = h("section", { "aria-label": "Reward model" });
     this.about = h("p", { class: "quiet" });
     this.number = h("h2");
     this.words = h("input", {
@@ -45,6 +46,13 @@ class RunPage {
     this.element = this.layout();
     this.tell();
     this.fill();
+    this.judge(found.drawings ?? []);
+  }
+
+  /** Pictures of a reward model, or of how far the run has gone after one. */
+  judge(found) {
+    const head = h("h2", {}, "Reward model");
+    this.drawn.replaceChildren(...(found.length ? [head, h("div", { class: "grid" }, ...found.map(drawing))] : []));
   }
 
   layout() {
@@ -59,6 +67,7 @@ class RunPage {
       known && h("pre", { class: "command" }, found.command),
       this.grid,
       this.more,
+      this.drawn,
       found.equation && method(found),
       h("div", { class: "two" }, this.recorded(), configuration(found)),
     );
@@ -128,10 +137,11 @@ class RunPage {
   /** Look again and again, and draw what has changed. */
   wait() {
     const look = async () => {
-      const { facts } = await ask("run", { run: this.id });
+      const { facts, drawings } = await ask("run", { run: this.id });
       if (JSON.stringify(facts) === JSON.stringify(this.facts)) return;
       this.facts = facts;
       this.tell();
+      this.judge(drawings ?? []);
       await this.draw();
       Object.assign(this, await ask("episodes", { run: this.id }));
       this.fill();
@@ -168,6 +178,27 @@ class RunPage {
     location.hash = "#/runs";
     return true;
   }
+}
+
+const SHAPES = new Set(["line", "polyline", "circle", "rect", "text"]);
+
+/** A picture that the server gives as shapes: a tag, attributes, and a text. */
+function drawing({ title, note, size, shapes }) {
+  const label = `${title}: ${note}`;
+  const picture = svg("svg", { class: "drawn", viewBox: `0 0 ${size.join(" ")}`, role: "img", "aria-label": label });
+  for (const [tag, attributes, text] of shapes.filter(([tag]) => SHAPES.has(tag))) {
+    const made = svg(tag, attributes);
+    if (tag === "text") made.textContent = text;
+    else if (text) made.append(Object.assign(svg("title"), { textContent: text }));
+    picture.append(made);
+  }
+  return h("figure", { class: "card" }, h("figcaption", {}, title), picture, h("p", { class: "quiet" }, note));
+}
+
+function svg(tag, attributes = {}) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
 }
 
 function method({ equation, against, changes }) {
