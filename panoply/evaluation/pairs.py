@@ -10,12 +10,8 @@ from torch import Tensor
 
 from panoply.batch import Batch
 from panoply.evaluation.held_out import Evaluation
-<<<<<<< HEAD
-from panoply.experience import Experience, Segments
-=======
 from panoply.evaluation.reliability import reliability
-from panoply.experience import Experience
->>>>>>> 8859d4c (A reward model has a page: calibration, margins, accuracy by group; and a policy that learns from one, true worth against proxy over KL)
+from panoply.experience import Experience, Segments
 from panoply.parts import Part
 from panoply.policies.value import ValueModel
 from panoply.rollout.text import Collector
@@ -30,12 +26,11 @@ class Margins:
     groups: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, collect: Collector, experience: Experience, model: ValueModel) -> None:
+        margins, p = _margins(experience, model)
+        self.margins += margins.tolist()
+        self.p += p.tolist()
         batch = Batch(experience, {})
-        chosen, rejected = batch.pair_rows(model.judge(experience))
-        self.margins += (chosen - rejected).tolist()
-        certain = torch.ones_like(chosen)
-        self.p += (batch.pairs.tensor("p") if "p" in batch.pairs else certain).tolist()
-        asked, _ = batch.pair_rows(experience.by("episode").first(experience["task"]).to(chosen.device))
+        asked, _ = batch.pair_rows(experience.by("episode").first(experience["task"]))
         tasks = [collect.asked[task] for task in asked.tolist()]
         found = {
             "level": [str(task.level) for task in tasks],
@@ -90,22 +85,22 @@ def evaluate_pairs(
     return Evaluation(seen, {**each, "accuracy": sum(rates.values()) / len(rates)}, of="accuracy")
 
 
-<<<<<<< HEAD
-def _pairs(experience: Experience, model: ValueModel) -> dict[str, Tensor]:
-    """Whether each pair is ordered right; of one whose order is not certain, how likely it is.
+def _margins(experience: Experience, model: ValueModel) -> tuple[Tensor, Tensor]:
+    """r_chosen − r_rejected of each pair, and how likely the first is preferred.
 
     Of a model of several groups, an annotator's pairs are judged for the group that orders most of them as he does.
     """
     batch = Batch(experience, {})
     sides = [batch.pair_rows(said) for said in _said(experience, model)]
-    chosen, rejected = (torch.stack(side) for side in zip(*sides, strict=True))
-    p = batch.pairs.tensor("p").to(chosen) if "p" in batch.pairs else torch.ones_like(chosen)
-    right = torch.where(chosen > rejected, p, torch.where(chosen < rejected, 1 - p, 0.0))
-    if len(right) == 1:
-        return {"pairs": right[0]}
+    margins = torch.stack([chosen - rejected for chosen, rejected in sides])
+    certain = torch.ones_like(margins[0])
+    p = batch.pairs.tensor("p").to(certain) if "p" in batch.pairs else certain
+    if len(margins) == 1:
+        return margins[0], p
+    right = torch.where(margins > 0, p, torch.where(margins < 0, 1 - p, 0.0))
     people = Segments(batch.pairs.tensor("annotator"))
     group = torch.stack([people.mean(one) for one in right]).argmax(0)
-    return {"pairs": right.gather(0, people.rows(group)[None])[0]}
+    return margins.gather(0, people.rows(group)[None])[0], p
 
 
 def _said(experience: Experience, model: ValueModel) -> list[Tensor]:
@@ -116,8 +111,6 @@ def _said(experience: Experience, model: ValueModel) -> list[Tensor]:
     return [model.judge(experience)]
 
 
-=======
->>>>>>> 8859d4c (A reward model has a page: calibration, margins, accuracy by group; and a policy that learns from one, true worth against proxy over KL)
 def _labels(experience: Experience, model: ValueModel) -> dict[str, Tensor]:
     """For each label, whether an answer and the next one are ordered as it orders them, where it does."""
     said, episodes = model.judgements(experience), experience.by("episode")

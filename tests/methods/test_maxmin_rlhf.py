@@ -16,7 +16,7 @@ from torch import Tensor
 import panoply as pp
 from panoply.batch import Batch
 from panoply.errors import PanoplyError
-from panoply.evaluation.pairs import _pairs
+from panoply.evaluation.pairs import _margins
 from panoply.experience import Experience, Table
 from panoply.methods.preferences.maxmin_rlhf import e_step, mixture, refilled, worst_group
 from panoply.report.html import render
@@ -273,5 +273,5 @@ def test_held_out_pairs_are_judged_for_the_group_that_agrees() -> None:
             b = torch.tensor([0.0, 1, 0, 1, 1, 0, 0, 1])
             return {"a": a, "b": b}
 
-    right = _pairs(pairs_of([0, 1, 2, 3], [0, 0, 1, 1]), Judge())  # type: ignore[arg-type]
-    assert right["pairs"].tolist() == [1, 1, 1, 0]
+    margins, _ = _margins(pairs_of([0, 1, 2, 3], [0, 0, 1, 1]), Judge())  # type: ignore[arg-type]
+    assert margins.tolist() == [1, 1, 1, -1]
