@@ -204,9 +204,13 @@ ASKED: Mapping[str, tuple[str, ...]] = {
 SIGNALS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("success", "format", "ended", "malformed", "missed", "overused", "invalid"), RULES),
     **dict.fromkeys(("proxy", "model"), ("data=scores", "feedback=annotators", "reward=learned")),
+    "preferred": (*PREFS, "reward=learned"),
+    "wins": COMPARED,
 }
-"""What follows from the signal that a reward is made of, in a world of text."""
-KNOWN = {"world:fork", "world:differentiable", "world:model"}
+"""What follows from the signal that a reward is made of. In control a world pays all but those that annotators give."""
+ANNOTATED = ("model", "preferred", "wins")
+KNOWN = {"world:fork", "world:differentiable", "world:model", "given tokens"}
+"""What a part needs, or gives, that goes back to states: branches, gradients, the beginnings of given answers."""
 CONTROL = {"world:control", "world:step", "world:data", "world:discrete actions", "world:continuous actions"}
 
 
@@ -219,7 +223,8 @@ def of_method(method: Method, control: bool = False) -> set[str]:
     needs = method.needs()
     control = control or bool(CONTROL & needs)
     found = set().union(*(_of_part(held, control) for _, held in method.parts()))
-    found |= {"dynamics=known" if KNOWN & needs else "dynamics=unknown"}
+    gives = frozenset().union(*(held.info.gives for _, held in method.parts()))
+    found |= {"dynamics=known" if KNOWN & (needs | gives) else "dynamics=unknown"}
     found |= {f"feedback={when}" for when in _when(method)} | {f"on_policy={_on_policy(method)}"}
     found |= {f"optimisation={_optimisation(method, found)}"}
     return _rewarded({*found, "reward=none"} | _by_what_is_learned(method, found))
@@ -238,7 +243,8 @@ def _of_part(held: Part, control: bool) -> set[str]:
     found -= {"reward=pairwise"} if held.info.slot == "data" else set()
     if held.info.slot == "reward":
         signals = [need.removeprefix("signal:") for need in needs if need.startswith("signal:")]
-        found |= set(PAID) if control else {tag for name in signals for tag in SIGNALS.get(name, ())}
+        paid = control and not set(ANNOTATED).intersection(signals)
+        found |= set(PAID) if paid else {tag for name in signals for tag in SIGNALS.get(name, ())}
         found |= {"reward=several"} if len(signals) > 1 else set()
     return found
 
