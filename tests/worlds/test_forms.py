@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,41 @@ def test_votes_by_name_are_a_pair_a_person_and_others_a_probability() -> None:
     assert one({**PAIR, "annotator": 7}).annotator == one({**PAIR, "annotator_id": "7"}).annotator == "7"
 
 
+def test_null_is_not_there_as_data_sets_of_several_forms_have_it() -> None:
+    empty = {"chosen": None, "rejected": None, "label": None, "votes": None, "p": None, "completions": None}
+    assert one({**empty, "prompt": "Sky?", "completion": "blue"}).form == "answers"
+    assert one({**empty, "completion": None, "messages": [USER, says("yo")]}).form == "conversations"
+    assert one({**empty, **PAIR, "completion": None}) == replace(
+        one(PAIR), line={**empty, **PAIR, "completion": None}
+    )
+
+
+ODD = [None, True, 0, -1, 1.5, 10**400, "", "x", "\ud800", [], [None], ["a"], [[]], [{}], {}, {"a": 1}, {"a": {}},
+       [{"role": "assistant"}], [{"role": "assistant", "content": [{"type": "text"}]}], [{"response": ["a"]}],
+       [{"response": "a", "annotations": ["b"]}, {"response": "b", "score": True}]]  # fmt: skip
+
+
+FIELDS = (
+    "prompt chosen rejected completion label messages votes p margin annotator score_chosen score_rejected completions "
+    "ratings"
+)
+
+
+@pytest.mark.parametrize("field", FIELDS.split())
+def test_whatever_stands_in_a_field_is_text_or_refused(field: str) -> None:
+    """No line of any shape is more than refused, and every answer that is taken is text."""
+    bases: list[dict[str, Any]] = [{}, PAIR, {"completion": "a", "prompt": "b"}, {"messages": [USER, says("yo")]},
+                                   {"prompt": "x", "completions": ["a", "b"], "ratings": [1, 2]}]  # fmt: skip
+    for base in bases:
+        for odd in ODD:
+            for kind in ("pairs", "lists"):
+                for row in rows_of(1, {**base, field: odd}, kind, "", Counter()):  # type: ignore[arg-type]
+                    told = [*row.answers.values(), *(text for text, _ in row.rated)]
+                    assert all(isinstance(text, str) and "\ud800" not in text for text in told)
+                    assert row.prompt is None or isinstance(row.prompt, str | list)
+                    assert not (row.wrong and row.answers)
+
+
 RATED = {
     "instruction": "Colour?",
     "completions": [
@@ -175,6 +211,7 @@ def test_rated_answers_are_pairs_of_different_ratings_or_lists() -> None:
         ({**PAIR, "margin": -1}, "has the margin -1"),
         ({**PAIR, "score_chosen": 1, "score_rejected": 2}, "with 'score_chosen' 1 to one with 2: swap"),
         ({**PAIR, "chosen-rating": 1.0, "rejected-rating": 2.0}, "with 'chosen-rating' 1 to one with 2"),
+        ({**PAIR, "prompt": ""}, "has no field 'prompt' with text or messages"),
         ({"chosen": "yes", "rejected": "no"}, "share no beginning"),
         ({"chosen": [says("a")], "rejected": [says("b")]}, "share no first message"),
         ({"prompt": "x", "chosen": "a", "rejected": [says("b")]}, "write both alike"),

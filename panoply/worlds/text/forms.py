@@ -69,15 +69,16 @@ class Row:
 
 
 def rows_of(number: int, line: Line, rated: Rated, rating: str, dropped: Counter[str]) -> list[Row]:
-    """The rows of a line; what is left out, and why, is counted in `dropped`."""
+    """The rows of a line; what is left out, and why, is counted in `dropped`. A field that is null is not there."""
     bare = Row(number, line, "prompts", _prompt(line))
+    line = {name: value for name, value in line.items() if value is not None}
     try:
         several = next((name for name in ("completions", "generations") if _is_list(line.get(name))), None)
         if several and (rated == "lists" or not line.keys() & {"chosen", "rejected"}):
             return _of_list(replace(bare, form="rated answers"), several, rated, rating, dropped)
         if line.keys() & {"chosen", "rejected"}:
             return _of_pair(bare, dropped)
-        return [_of_answer(bare)]
+        return [_of_answer(bare, line)]
     except Wrong as error:
         return [replace(bare, wrong=str(error))]
 
@@ -95,23 +96,24 @@ def _prompt(line: Line) -> Prompt | None:
 # ------------------------------------------------------------------ single answers
 
 
-def _of_answer(row: Row) -> Row:
-    line = row.line
+def _of_answer(row: Row, line: Line) -> Row:
     if "completion" not in line:
         talk = line.get("messages")
         if "prompt" in line or not _is_messages(talk) or talk[-1].get("role") != "assistant":
             return row
-        prompt = talk[:-1] or None
-        return replace(row, form="conversations", prompt=prompt, answers={"completion": _content(talk[-1:])})
+        said, row = _content(talk), replace(row, form="conversations", prompt=talk[:-1] or None)
+        if not is_text(said):
+            raise Wrong("has no text in the last of its 'messages'")
+        return replace(row, answers={"completion": said})
     said = line["completion"]
     text = _content(said) if _is_messages(said) else said
     if not is_text(text):
         raise Wrong("has no field 'completion' with text")
     row = replace(row, form="answers", answers={"completion": text})
-    if line.get("label") is None:
+    if "label" not in line:
         return row
     label = line["label"]
-    if label not in (0, 1) or isinstance(label, float):
+    if not isinstance(label, bool | int) or label not in (0, 1):
         raise Wrong(f"has the label {label!r:.40}, and an answer is good (true) or bad (false)")
     return replace(row, form="labelled answers", good=bool(label))
 
@@ -125,6 +127,9 @@ def _of_pair(row: Row, dropped: Counter[str]) -> list[Row]:
     for name, value in said.items():
         if not (is_text(value) or (_is_messages(value) and is_text(_content(value)))):
             raise Wrong(f"has no field '{name}' with text")
+    if said["chosen"] == said["rejected"]:
+        dropped["pairs of the same answer twice"] += 1
+        return []
     form, prompt, chosen, rejected = _split(line, said["chosen"], said["rejected"])
     row = replace(row, form=form, prompt=prompt, answers={"chosen": chosen, "rejected": rejected})
     row = replace(row, margin=_number(line, "margin"), annotator=_annotator(line))
@@ -147,8 +152,9 @@ def _split(line: Line, chosen: Any, rejected: Any) -> tuple[str, Prompt, str, st
     if not isinstance(chosen, str):
         return _split_chat(given, chosen, rejected)
     if given is not None:
-        prompt = _prompt(line)
-        return "pairs", prompt or "", chosen, rejected
+        if (prompt := _prompt(line)) is None:
+            raise Wrong("has no field 'prompt' with text or messages")
+        return "pairs", prompt, chosen, rejected
     at = shared(chosen, rejected)
     if at == 0:
         raise Wrong("has no 'prompt', and 'chosen' and 'rejected' share no beginning that could be it")
@@ -222,7 +228,7 @@ def _tied(line: Line) -> bool:
 
 def _voted(row: Row, dropped: Counter[str]) -> list[Row]:
     """A pair with the probability that it is preferred; or, where each vote has a name, one pair a person."""
-    line, p, votes = row.line, _number(row.line, "p"), row.line.get("votes")
+    p, votes = _number(row.line, "p"), row.line.get("votes")
     if p is not None and not 0 <= p <= 1:
         raise Wrong(f"has the preference p = {p:g}, and a probability is from 0 to 1")
     if votes is None:
@@ -233,7 +239,7 @@ def _voted(row: Row, dropped: Counter[str]) -> list[Row]:
         raise Wrong("has no vote in 'votes': give a list of votes, or votes by name, or leave it out")
     if isinstance(votes, list):
         return [_likelier_first(row, sum(map(_vote, votes)) / len(votes))]
-    if "annotator" in line or "annotator_id" in line:
+    if row.annotator is not None:
         raise Wrong("has 'annotator' and votes by name: leave out one of them")
     found = []
     for name, vote in ((name, _vote(said)) for name, said in votes.items()):
@@ -319,9 +325,10 @@ def _worth(one: Any, rating: str) -> float | None:
     """A rating as it stands, or of an answer: the one that is named, or the first that is known, or the mean of all."""
     if not isinstance(one, dict):
         return None if isinstance(one, bool) else _as_number(one)
+    noted = one.get("annotations")
     aspects = {
         str(name): _as_number(said.get("Rating"))
-        for name, said in (one.get("annotations") or {}).items()
+        for name, said in (noted.items() if isinstance(noted, dict) else ())
         if isinstance(said, dict)
     }
     if rating:
@@ -357,7 +364,7 @@ def _as_number(said: Any) -> float | None:
     """A number, also as text, where it is one: ratings come as "4" and as "N/A"."""
     try:
         number = float(said)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
 
@@ -367,9 +374,10 @@ def _number(line: Line, name: str) -> float | None:
     said = line.get(name)
     if said is None:
         return None
-    if not isinstance(said, int | float) or isinstance(said, bool) or not math.isfinite(said):
+    number = None if isinstance(said, bool | str) else _as_number(said)
+    if number is None:
         raise Wrong(f"has {said!r:.40} in '{name}', which is no number")
-    return float(said)
+    return number
 
 
 # ------------------------------------------------------------------ all lines
