@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 
 import numpy as np
@@ -20,3 +22,11 @@ def numpy_rng(*names: object) -> np.random.Generator:
 
 def torch_rng(*names: object) -> torch.Generator:
     return torch.Generator().manual_seed(stable_hash(*names))
+
+
+@contextmanager
+def drawing(*names: object) -> Iterator[torch.Generator]:
+    """Weights of networks that are made inside, and the dice handed out, depend on names alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stable_hash(*names))
+        yield torch_rng("dice", *names)
