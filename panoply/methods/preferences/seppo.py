@@ -275,8 +275,8 @@ def seppo(
 
     Where θ models the winner better than the reference does (s = +1), the reference's sample loses; where it does not
     yet (s = −1), it is pulled up as a second winner. The reference is any of the last `pool` checkpoints; there is a
-    new one every `every` updates, and then it and its samples are drawn anew. θ and the reference get the same noise and
-    time, the winner and the rival noise of their own.
+    new one every `every` updates, and then it and its samples are drawn anew. θ and the reference get the same noise
+    and time, the winner and the rival noise of their own.
 
     A small denoiser of eight modes in two dimensions learns to draw two of them, from `winners` points. Rows are SePPO,
     its variant that drops the rival where s = −1, the one whose rival always loses, and imitation of winners; columns
