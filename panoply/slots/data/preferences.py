@@ -37,6 +37,10 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
     if held.answers == "start" and not held.pairs:
         reason = "the starting policy answers before the first step only; say how many pairs with data.pairs"
         found.append(("answers", reason))
+    if held.without is not None and not 0 <= held.without[0] < held.without[1] > 1:
+        found.append(
+            ("without", "it is a number and what it is the rest of, such as 0,2 for every second pair")
+        )
     return found
 
 
@@ -52,6 +56,7 @@ def _equation(held: Any) -> str:
     needs=_needs,
     state=dict,
     impossible=_impossible,
+    inert=lambda held, method: [] if held.pairs else [("without", "data.pairs is 0")],
     gives={"pairs"},
     bounds={"batch": "at least 1", "pairs": "at least 0", "annotators": "at least 0"},
 )
@@ -63,6 +68,7 @@ def preferences(
     pairs: int = 0,
     answers: Literal["teacher", "start"] = "teacher",
     annotators: int = 0,
+    without: tuple[int, int] | None = None,
 ) -> tuple[dict[str, Any], Experience]:
     """Two different answers to each task, ordered by the world's preference.
 
@@ -72,6 +78,7 @@ def preferences(
     answers     whose answers are compared: of the world's teacher, or of the policy before its first step
     annotators  how many people are asked, each in turn; who it was stands in the pairs' column `annotator`.
                 0 asks anyone, and does not say whom
+    without     which pairs of a set are left out, for others to be judged by: `0,2` those whose number is even
 
     Of a set that is gone through again and again, the pairs' column `pair` is the number of each in it.
     """
@@ -81,8 +88,9 @@ def preferences(
         places, ordered = _ordered(collect, batch, answers, asked)
         return state, _experience(collect, collect.numbered(places), ordered, asked)
     if not state:
-        state = _set(collect, pairs, answers, annotators)
-    rows = in_epochs(collect.seed, state["next"], batch, pairs)
+        state = pair_set(collect, pairs, answers, annotators)
+    kept = [row for row in range(pairs) if without is None or row % without[1] != without[0]]
+    rows = [kept[at] for at in in_epochs(collect.seed, state["next"], batch, len(kept))]
     tasks = collect.numbered(state["places"][rows].tolist())
     told = Ragged(state["tokens"], state["offsets"])
     chosen = [(told[2 * row].tolist(), told[2 * row + 1].tolist()) for row in rows]
@@ -93,8 +101,11 @@ def preferences(
     return {**state, "next": state["next"] + batch}, numbered
 
 
-def _set(collect: Collector, pairs: int, answers: str, annotators: int) -> dict[str, Any]:
-    """A data set, as it is remembered: which tasks, and the preferred answer before the other."""
+def pair_set(collect: Collector, pairs: int, answers: str, annotators: int) -> dict[str, Any]:
+    """A data set, as it is remembered: which tasks, and the preferred answer before the other.
+
+    Of a teacher's answers it is the same in all runs of a seed.
+    """
     asked = [i % annotators for i in range(pairs)] if annotators else None
     places, ordered = _ordered(collect, pairs, answers, asked)
     told = Ragged.from_lists([answer for pair in ordered for answer in pair])

@@ -31,9 +31,18 @@ def stored(collect: Collector, *, folder: str = "", batch: int = 128) -> Experie
     gives={"pairs"},
     bounds=LIMITS,
 )
-def stored_pairs(collect: Collector, *, folder: str = "", batch: int = 64) -> Experience:
-    """Pairs of a data folder, the better answer first."""
-    rows = _next(collect, data_folder.read(folder, "chosen"), collect.state["episodes"] // 2, batch)
+def stored_pairs(
+    collect: Collector, *, folder: str = "", batch: int = 64, shuffled: bool = True
+) -> Experience:
+    """Pairs of a data folder, the better answer first.
+
+    shuffled: all of them once, then all in another order; or again and again as they stand in the folder
+    """
+    found, first = data_folder.read(folder, "chosen"), collect.state["episodes"] // 2
+    if shuffled:
+        rows = _next(collect, found, first, batch)
+    else:
+        rows = [found[at % len(found)] for at in range(first, first + batch)]
     tasks = data_folder.tasks_of(rows, collect)
     return collect.preferred(tasks, [row["chosen"] for row in rows], [row["rejected"] for row in rows])
 
