@@ -19,6 +19,7 @@ from panoply.costs import Cost, Lengths, cost, part_tokens
 from panoply.experience import Experience
 from panoply.kinds import is_text, kind_of
 from panoply.parts import Part
+from panoply.policies.build import judges
 from panoply.rollout.denoising import engine_of
 from panoply.rollout.engine import Request, Rollouts
 from panoply.rollout.sampling import Sampling
@@ -264,6 +265,8 @@ def planned_lines(plan: Plan) -> list[str]:
     if not worth_measuring(plan, opened=False):
         return []
     world, options = plan.world(), plan.options
+    if "judged" in plan.method.needs() and judges(options.model, cast(Any, world)):
+        return []
     policy = kind_of(world).open_policy(options.model, world, options, plan.policy_options)
     return estimate(plan, cast("TextPolicy", policy)).lines()
 

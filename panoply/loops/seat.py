@@ -29,7 +29,7 @@ from panoply.loops.snapshots import Snapshots
 from panoply.parts import Part
 from panoply.planning import Plan
 from panoply.policies.adapter_folder import model_under
-from panoply.policies.build import model_source
+from panoply.policies.build import DTYPE, is_judge, model_source, pick_device
 from panoply.policies.lora import begun_with, load_adapter, open_adapted, save_adapter
 from panoply.policies.value import ValueModel, outputs_of
 from panoply.slots.schedule.schedules import at, scheduled
@@ -88,17 +88,20 @@ class Seat:
         self.options, self.method, self.world = options, plan.method, world
         self.kind = kind_of(world)
         self.role_of, self.apart = role_of, apart
+        needs = self.method.needs()
+        judge = self._judge(needs, found) if "judged" in needs else None
         if role_of is not None:
             self.policy: Policy = role_of.policy
+        elif judge is not None:
+            self.policy = cast(Policy, judge.trunk)
         else:
             self.policy = self._adapted() if options.lora else self._begun_with(found)
-        needs = self.method.needs()
         self.collect: Collector = self.kind.collector(world, self.policy, options.seed, needs=needs)
         self.judges = "judged" in needs
         self.learned: Policy | ValueModel = self.policy
         """What the method's terms train: the policy, or a judge made of it."""
         if self.judges:
-            self.learned = ValueModel.of(cast(Any, self._begun_with(found)), outputs_of(needs))
+            self.learned = judge or ValueModel.of(cast(Any, self._begun_with(found)), outputs_of(needs))
         self.models = Models(self)
         self.snapshots = Snapshots(self.method, self.policy, self._reference)
         self.collect.selves = self.snapshots
@@ -129,6 +132,31 @@ class Seat:
     def open(self, source: str) -> Policy:
         """Another policy for this world: new weights, or those of a folder."""
         return self.kind.open_policy(source, self.world, self.options, self.plan.policy_options)
+
+    def _judge(self, needs: frozenset[str], found: Path | None) -> ValueModel | None:
+        """The reward model that the run goes on from, where the model named is one; or the checkpoint's, if that has
+        gone."""
+        try:
+            folder = model_source(self.options.model, self.world)
+            if folder is None or not is_judge(folder):
+                return None
+        except PanoplyError:
+            if found is None:
+                raise
+            folder = found / self.place / "model"
+        data = cast(Part, self.method.slots()["data"]).settings()
+        if "start" in (data.get("answers"), data.get("whose")):
+            raise PanoplyError(
+                f"{self.options.model} is a reward model, which judges answers and writes none: the answers must be "
+                "the teacher's."
+            )
+        begun = ValueModel.load(folder, DTYPE[self.options.dtype], pick_device(self.options.device))
+        if begun.outputs != outputs_of(needs):
+            said, wanted = ", ".join(begun.outputs), ", ".join(outputs_of(needs))
+            raise PanoplyError(
+                f"{self.options.model} is a reward model of {said}, and this method trains {wanted}."
+            )
+        return begun
 
     def _begun_with(self, found: Path | None) -> Policy:
         """The model the run began with; where that has gone and nothing else is made of it, the checkpoint's."""

@@ -61,6 +61,12 @@ def is_judge(folder: Path) -> bool:
     return str(kinds[0]).endswith("ForSequenceClassification")
 
 
+def judges(source: str, world: TextWorld) -> bool:
+    """Whether what is named as a model is a reward model."""
+    folder = model_source(source, world)
+    return folder is not None and is_judge(folder)
+
+
 def warm_start(world: TextWorld) -> Path | None:
     """The folder of the model shipped for a world, if there is one."""
     folder = Path(str(resources.files("panoply") / "assets" / world.start))
@@ -112,6 +118,11 @@ def open_policy(
         config = DecoderConfig(**world.default_model())
         policy = TextPolicy.fresh(config, world.tokenizer, stable_hash("weights", seed) % 2**31)
         policy.model.to(device=where, dtype=kind)
+    elif is_judge(folder):
+        raise PanoplyError(
+            f"{source} is a reward model, which judges answers and writes none: earn what it says with --reward-model "
+            f"{source}, or go on training it with panoply train reward-model --model {source}."
+        )
     else:
         policy = TextPolicy.load(folder, kind, where)
     _check_vocabulary(policy, world, source)

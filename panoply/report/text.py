@@ -274,6 +274,8 @@ def next_commands(run: Run) -> list[tuple[str, str]]:
             f"panoply train {name}{world}{model} --credit {other}{plugins}",
             "swap one part for another method's",
         )
+    elif "judged" in made.method.needs():
+        last = (f"panoply train grpo{world} --reward-model {folder}{plugins}", "learn from what it says")
     else:
         last = (
             f"panoply train grpo{world} --model {folder}{plugins}",

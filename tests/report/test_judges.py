@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,31 @@ def test_report_and_page_draw_it(judge: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     files = draw(study.experiments, [], tmp_path, study.drawings()[:1])
     assert [f.name for f in files] == ["calibration-judge.png", "calibration-judge.svg"]
+
+
+def test_a_reward_model_goes_on_from_another(judge: Path, tmp_path: Path) -> None:
+    """It begins with what the other said, resumes bit for bit where that has gone, and writes no answers."""
+    begun = shutil.copytree(judge, tmp_path / "begun")
+    settings = {"data": "preferences", "data.batch": 8, "run.held_out": 32, "run.device": "cpu"}
+    settings |= {"run.checkpoint_every": 1}
+    how: dict[str, Any] = {"world": "strings", "settings": settings, "model": str(begun)}
+    whole = tiny.bare(tmp_path / "whole", "reward-model", steps=2, **how)
+    first = json.loads((whole.run / "result.json").read_text())["before"]
+    assert first["reliability"]["margins"]["widest"] != 1.0, "margins are not 0, as those of a new head are"
+    half = tiny.bare(tmp_path / "half", "reward-model", steps=2, **how)
+    shutil.rmtree(max((half.run / "checkpoints").glob("step-*2")))
+    (half.run / "result.json").unlink()
+    shutil.rmtree(begun)
+    again = tiny.resume(half.run)
+    prints = [json.loads((d.run / "result.json").read_text())["fingerprint"] for d in (whole, again)]
+    assert prints[0] == prints[1]
+    own = {**how, "model": str(judge), "settings": {**settings, "data.answers": "start", "data.pairs": 4}}
+    with pytest.raises(
+        PanoplyError, match="a reward model, which judges answers and writes none: the answers"
+    ):
+        tiny.bare(tmp_path / "own", "reward-model", steps=1, **own)
+    with pytest.raises(PanoplyError, match="writes none: earn what it says with --reward-model"):
+        tiny.bare(tmp_path / "policy", "grpo", steps=1, world="strings", model=str(judge))
 
 
 @pytest.mark.parametrize(
