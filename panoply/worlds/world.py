@@ -60,6 +60,19 @@ class Reply:
     """Ended by a limit of the world's and not by what was done."""
 
 
+@dataclass(frozen=True)
+class Correction:
+    """What an expert makes of an answer: only what is wrong is rewritten, sentence by sentence."""
+
+    answer: list[int]
+    severity: list[int]
+    """Of every token that was said: how its sentence is, from 1, badly wrong, to 4, right."""
+    replaced: list[int]
+    """Of every token of the corrected answer: how the sentence was that it stands for."""
+    misread: list[bool]
+    """Of every token of it: whether it stands for what was misread in a picture."""
+
+
 class Play(ABC):
     """One episode under way. `state` is a hash of the world's own state, by which recurring states are found."""
 
@@ -120,9 +133,10 @@ class TextWorld(Measuring, ABC):
     (right answers of several), `hint`, `knowledge` and `plan` (aids that stand before a problem), `pairs`, `conclusion`
     (a final answer that can be asked for), `prefer` (annotators), `preference` (how likely they prefer), `judge` (which
     steps are right), `referee` (answers can be put to a policy to be scored), `privileged` (what a prompt leaves out
-    can be shown), `modes` (ways to answer that can be asked for: `ways`, `in_mode`, `mode`), `lines` (an expert's
-    text by lines, and what may stand before each: `lines`, `before_line`), `masks` (its model fills in masks), `looks`
-    (vectors may stand between two of its tokens), `fork`."""
+    can be shown), `expert` (who corrects answers: `corrected`), `picture` (of which a part can be `blotted` out),
+    `modes` (ways to answer that can be asked for: `ways`, `in_mode`, `mode`), `lines` (an expert's text by lines, and
+    what may stand before each: `lines`, `before_line`), `masks` (its model fills in masks), `looks` (vectors may stand
+    between two of its tokens), `fork`."""
     keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of its decisions beside those that all have: `domain`, where `part_of` tells kinds of problem apart."""
     preset: ClassVar[str] = "tiny"
@@ -337,6 +351,14 @@ class TextWorld(Measuring, ABC):
     def scores(self, task: Task, answer: Sequence[int]) -> list[float] | None:
         """What an answer to such a task gives each of the answers it was shown; None where that cannot be read."""
         raise PanoplyError(f"{self.name} has no question that asks for scores of answers.")
+
+    def corrected(self, task: Task, answer: Sequence[int]) -> Correction:
+        """What an expert, who is shown an answer, would have said in its place."""
+        raise PanoplyError(f"{self.name} has no expert who corrects answers.")
+
+    def blotted(self, task: Task, share: float, rng: np.random.Generator) -> Task:
+        """The same problem with that share of its picture blotted out."""
+        raise PanoplyError(f"{self.name} has no pictures.")
 
     def privileged(self, task: Task) -> Task:
         """The same problem with what its prompt leaves out, such as rules that are to be known by heart."""

@@ -212,7 +212,7 @@ CLAIM = Learns(
     method="dr-po:sample.answers=labeller",
     over="ppo",
     world="lock",
-    budget="decisions=40k",
+    budget="decisions=30k",
     also=("success", "held_out_greedy", "total_episodes"),
     shows=(Shows("success", most=0.2),),
     waives={"room": AT_THE_WALL},
