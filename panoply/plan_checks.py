@@ -9,7 +9,7 @@ from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any, cast
 
 from panoply import registry, selves
-from panoply.effects import findings, inert
+from panoply.effects import findings, inert, with_inner
 from panoply.errors import PanoplyError, unknown
 from panoply.kinds import Kind, kind_of
 from panoply.parts import Part, show_value
@@ -84,6 +84,7 @@ def check_plan(plan: Plan) -> None:
                 raise unknown(f"signal of {plan.world_id} for {path}", need[7:], signals)
             if need.startswith("world:") and need.removeprefix("world:") not in access:
                 raise PanoplyError(_refusal(plan, f"{path} ({held.info.name})", need.removeprefix("world:")))
+    for path, held in with_inner(method):
         for setting, reason in findings(held.info.impossible, held, method, world):
             value = f"{path}.{setting} cannot be {show_value(getattr(held, setting))}" if setting else ""
             raise PanoplyError(f"{value or f'{path} ({held.info.name}) cannot be used'}: {reason}.")

@@ -91,7 +91,7 @@ def planned(made: Plan) -> str:
     kind = kind_of(world)
     if said := kind.remark(options.model, world, made.lora) or kind.runs(options.model, world):
         rows.append(("model", said))
-    rows += _exploration(world)
+    rows += _exploration(world) + _circle(made, world)
     if is_text(world) and (said := world.about()):
         rows.append(("data", said))
     pieces = [
@@ -136,6 +136,15 @@ def _exploration(world: Any) -> list[tuple[str, str]]:
             f"effective horizon {found.value:.1f}: greedy by random play's values is best after {backups}",
         )
     ]
+
+
+def _circle(made: Plan, world: Any) -> list[tuple[str, str]]:
+    """That a judge gives answers one number each, and annotators who prefer in a circle have none to give."""
+    needs, share = made.method.needs(), getattr(world, "intransitive", 0.0)
+    if not share or "judged" not in needs or "world:prefer" not in needs:
+        return []
+    said = f"{share:.0%} of them go round in a circle: one number an answer has an order, so it fits their average"
+    return [("preferences", said)]
 
 
 # ------------------------------------------------------------------ results

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from panoply import functions
 from panoply.errors import PanoplyError
 from panoply.evaluation import preference_games as games
 
@@ -222,3 +224,41 @@ def test_other_bad_input() -> None:
         games.cyclic(2)
     with pytest.raises(PanoplyError, match="tau from 0.01 on, not 0.001"):
         games.regularised_nash(WINS, REFERENCE, 0.001)
+
+
+def test_the_table_of_updates() -> None:
+    """`panoply run preference-games`: who asks twice takes half as many steps, and a game of one's own is taken."""
+    table = functions.call("preference-games", {"queries": 50, "tau": 0.1}, seed=1001)
+    assert table["nash"]["KL to Nash"] == 0
+    assert {name: row["queries"] for name, row in table.items() if row["queries"] > 1} == {
+        **dict.fromkeys(
+            ("sppo", "iterative dpo", "online-ipo", "ipo-md", "nash-md", "inpo", "no extrapolation"), 50
+        ),
+        "nash-mp": 50,
+        "nash-prox": 48,
+    }
+    steps = games.course(
+        lambda p: games.proximal(games.random_circle(1001), games.random_reference(1001), p, tau=0.1),
+        games.random_reference(1001),
+        25,
+    )
+    nash = games.regularised_nash(games.random_circle(1001), games.random_reference(1001), 0.1)
+    assert table["nash-mp"]["KL to Nash"] == games.kl(nash, steps.last)
+    own = {"wins": ((0.5, 0.9), (0.1, 0.5)), "reference": (0.4, 0.6), "tau": 0.5, "queries": 4}
+    assert functions.call("preference-games", own)["reference"]["exploited"] == pytest.approx(
+        0.5 * 0.4 + 0.9 * 0.6 - 0.5
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"wins": ((0.5, 1.5), (-0.5, 0.5))}, "from 0 to 1, not 1.5"),
+        ({"wins": ((0.5, 0.5), (0.5,))}, "unequal lengths"),
+        ({"reference": (0.5, 0.5)}, "for each of the 4 answers"),
+        ({"queries": 1}, "from 4 to 100000, not 1"),
+    ],
+)
+def test_the_table_refuses(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(PanoplyError, match=says):
+        functions.call("preference-games", settings)

@@ -17,7 +17,9 @@ from panoply.parts import part
 from panoply.planning import make_plan
 from panoply.policies.build import open_policy
 from panoply.progress import Progress
+from panoply.report.text import planned
 from panoply.rollout.text import Collector
+from panoply.slots.data.preferences import preferences
 from panoply.slots.reward.signals import signal
 from panoply.slots.sample.answers import answers_of
 from panoply.slots.sample.compared import compared
@@ -119,8 +121,8 @@ def test_the_preferred_answer_stands_first() -> None:
 
 def test_it_is_refused_where_nobody_prefers() -> None:
     sample: Any = compared()
-    with pytest.raises(PanoplyError, match="needs a world with 'prefer', and chain@1 has none"):
-        make_plan("grpo", slots={"sample": sample})
+    with pytest.raises(PanoplyError, match="needs a world with 'prefer', and keydoor@1 has none"):
+        make_plan("grpo", "keydoor", slots={"sample": sample})
     with pytest.raises(PanoplyError, match="another one to be compared with"):
         make_plan(
             "grpo", "strings", slots={"sample": compared(group=1)}, settings={"credit.baseline": "none"}
@@ -136,3 +138,17 @@ def test_the_same_questions_have_the_same_answers() -> None:
     assert found[0] is not None
     assert found[1] is not None
     assert torch.equal(found[0].tensor("chosen"), found[1].tensor("chosen"))
+
+
+def test_a_plan_says_that_one_number_cannot_hold_a_circle() -> None:
+    """Intransitive preferences for a reward model are allowed, and noted."""
+
+    def said(**choices: Any) -> str:
+        return planned(make_plan("reward-model", "strings", **choices))
+
+    slots: Any = {"data": preferences()}
+    assert "50% of them go round in a circle" in said(slots=slots, settings={"world.intransitive": 0.5})
+    assert "circle" not in said(slots=slots)
+    assert "circle" not in said(
+        settings={"world.intransitive": 0.5}
+    )  # its teacher's pairs are nobody's preference

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from panoply.errors import PanoplyError
 from panoply.evaluation.held_out import evaluate
 from panoply.policies.build import open_policy
 from panoply.rollout.text import Collector
-from panoply.worlds.text.strings import ASKED, Strings
+from panoply.worlds.text.strings import ASKED, LETTERS, Strings
 from panoply.worlds.world import Task
 
 LENGTH, AVOIDS = (1.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0)
@@ -223,6 +224,35 @@ def test_intransitive_preferences_go_in_a_circle() -> None:
     assert preference("()$", "a$", **options) == 0.5
     half = preference("(bcac)$", "a$", intransitive=0.5, sharpness=0)
     assert half == pytest.approx(0.75)
+
+
+def test_the_least_win_is_against_the_rival_that_beats_an_answer_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever always begins with a loses to b; thirds of each kind are even with all; worth counts for its share."""
+    from panoply.slots.sample import answers
+
+    world = Strings(intransitive=0.5, sharpness=1e6)
+    tasks = world.held_out(ASKED)
+    for task in tasks:
+        for kind in range(3):
+            rival = world.rival(task, kind)
+            assert world.grade(task, rival)["true"] == 1
+            assert LETTERS.index(world.text(rival)[1]) % 3 == kind
+    monkeypatch.setattr(
+        "panoply.rollout.text.Collector", lambda *a, **k: SimpleNamespace(episodes=lambda t: t)
+    )
+
+    def least(say: Any) -> float:
+        monkeypatch.setattr(answers, "answers_of", lambda _: [say(t, i) for i, t in enumerate(tasks)])
+        return world.measure("least-win", None)
+
+    assert least(lambda task, i: world.rival(task, 0)) == pytest.approx(0.25)
+    assert least(lambda task, i: world.rival(task, i // 6 % 3)) == pytest.approx(0.5, abs=0.02)
+    assert least(lambda task, i: world.rival(task, i % 3)) == pytest.approx(
+        0.25
+    )  # one kind a prompt is no mixture
+    assert least(lambda task, i: []) == pytest.approx(0.25)  # no letter is even with all, and worth nothing
 
 
 def test_prefer_draws_from_the_preference() -> None:

@@ -91,6 +91,13 @@ def logistic(
     return either_way(batch, loss, margin, -margin - 2 * gamma), pair_stats(margin, chosen, rejected)
 
 
+def preferred_by(batch: Batch, like: Tensor) -> Tensor:
+    """2p − 1 of each pair: 1 where an annotator chose, and where it is known how likely they do (`p`), that."""
+    if "p" not in batch.pairs:
+        return torch.ones_like(like)
+    return 2 * batch.pairs.tensor("p").to(like) - 1
+
+
 def _squared_equation(held: Any) -> str:
     target = 1 / (2 * held.beta)
     return f"(ℓ_chosen − ℓ_rejected − {target:g})²,  {_score_equation(held)}"
@@ -112,10 +119,15 @@ def squared(
     to: str | None = "reference",
     per_token: bool = False,
 ) -> Values:
-    """IPO (arXiv 2310.12036, eq. 17): regress the score difference on 1/2β, past which a pair pushes back."""
+    """IPO (arXiv 2310.12036, eq. 17): regress the score difference on 1/2β, past which a pair pushes back.
+
+    Where pairs say how likely the chosen side is preferred (`p`), the aim is (2p − 1)/2β: what the labels would average
+    to, without their noise (arXiv 2403.08635).
+    """
     chosen, rejected = batch.pair_rows(episode_scores(batch, to, per_token))
     gap = chosen - rejected
-    return (gap - 1 / (2 * beta)) ** 2, pair_stats(beta * gap, chosen, rejected)
+    aim = preferred_by(batch, gap) / (2 * beta)
+    return (gap - aim) ** 2, pair_stats(beta * gap, chosen, rejected)
 
 
 def _hinge_equation(held: Any) -> str:

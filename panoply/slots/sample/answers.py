@@ -32,6 +32,14 @@ def on_tokens(experience: Experience, numbers: Sequence[Sequence[float]]) -> Ten
     return column
 
 
+def preference_of(world: TextWorld, task: Task, a: Sequence[int], b: Sequence[int]) -> float:
+    """How likely a world's annotators prefer the first of two answers; what is no probability ends the run."""
+    p = float(world.preference(task, a, b))
+    if not 0 <= p <= 1:
+        raise Resumable(f"A preference is a probability, from 0 to 1, and {world.name} gave {p:g}.")
+    return p
+
+
 def judged_steps(
     world: TextWorld, task: Task, answer: Sequence[int], rngs: Sequence[np.random.Generator]
 ) -> tuple[list[tuple[int, int]], Tensor]:

@@ -12,8 +12,8 @@ from panoply.costs import Lengths, Tokens, own_episodes
 from panoply.experience import Experience, Table
 from panoply.parts import Finding, part
 from panoply.seeds import numpy_rng
-from panoply.selves import LEARNER, acts
-from panoply.slots.sample.answers import answers_of
+from panoply.selves import LEARNER, acts, by_whom
+from panoply.slots.sample.answers import answers_of, preference_of
 from panoply.slots.sample.groups import LIMITS, greedy_cuts, greedy_groups
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ Pair = tuple[int, int]
 
 
 def _needs(held: Any) -> frozenset[str]:
-    return frozenset({"world:preference" if held.soft else "world:prefer"}) | acts(held.against)
+    return (
+        frozenset({"world:preference" if held.soft else "world:prefer"}) | acts(held.by) | acts(held.against)
+    )
 
 
 def _impossible(held: Any, method: Any) -> list[Finding]:
@@ -42,7 +44,7 @@ def _equation(held: Any) -> str:
     others = "one other" if held.asked == "once" else "every other"
     others += "" if held.against == LEARNER else f" of {held.against}"
     said = "with the probability that it is preferred" if held.soft else "by an annotator"
-    return f"{held.prompts} prompts × {held.group} episodes, each compared with {others} {said}"
+    return f"{held.prompts} prompts × {held.group} episodes{by_whom(held.by)}, each compared with {others} {said}"
 
 
 @part(
@@ -70,17 +72,20 @@ def compared(
     max_tokens: int | None = None,
     asked: Literal["once", "all"] = "once",
     soft: bool = False,
+    by: str = LEARNER,
     against: str = LEARNER,
 ) -> Experience:
     """Groups of own answers, of which an annotator is asked again and again which of two is better.
 
     Every question makes a pair, the preferred answer first, and the signal `wins` is an answer's share of the questions
     that it won (½ where it was in none). By `reward.name=wins` credit and `select.best_worst` go by it, which no score
-    of single answers could stand in for: preferences may go round in a circle.
+    of single answers could stand in for: preferences may go round in a circle. How many were asked is `questions` among
+    a step's metrics.
 
     asked   whether an answer is compared with one other of its group, by lot, or with all others
     soft    no answer is asked for: the pairs' column `p` is the probability that the first is preferred, and `wins` the
             mean of these
+    by      who answers, the policy that learns or another self of it (`mix:0.25:reference`)
     against whose answers they are compared with: the group's own, or as many of a snapshot (`reference`, `behind:10`),
             which are then in the group too
     """
@@ -95,7 +100,8 @@ def compared(
         "frequency_penalty": frequency_penalty,
         "max_tokens": max_tokens,
     }
-    found = collect.episodes(tasks, group, **how)
+    with collect.acted_by(by):
+        found = collect.episodes(tasks, group, **how)
     others = collect.state["episodes"] if against != LEARNER else None
     if against != LEARNER:
         with collect.acted_by(against):
@@ -109,7 +115,7 @@ def compared(
         firsts.append(a)
         seconds.append(b)
         if soft:
-            chances.append(collect.world.preference(asking[a], said[a], said[b]))
+            chances.append(preference_of(collect.world, asking[a], said[a], said[b]))
         else:
             rng = numpy_rng("compared", collect.seed, keys[a], keys[b])
             chances.append(float(collect.world.prefer(asking[a], said[a], said[b], rng)))
@@ -123,6 +129,7 @@ def compared(
         "rejected": episodes.keys[torch.where(turned, first, second)],
     }
     columns = {"signal:wins": episodes.rows(wins) * episodes.is_last()}
+    collect.notes = {**collect.notes, "questions": len(firsts)}
     more = {"p": torch.where(turned, 1 - p, p)} if soft else {}
     return found.with_columns(**columns).with_pairs(Table({**pairs, **more}))
 

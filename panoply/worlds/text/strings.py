@@ -289,6 +289,30 @@ class Strings(CharacterWorld):
         beats = self.intransitive * _cycle(self.text(a), self.text(b)) + (1 - self.intransitive) * by_worth
         return flipped(beats, self.noise)
 
+    @measures("least-win")
+    def least_win(self, policy: Any, seed: int) -> float:
+        """How often sampled answers are preferred to whichever of three rivals beats them most, over held-out prompts.
+
+        The rivals are worth 1, and their first letters beat each other in a circle. Nobody can be sure of more than ½.
+        """
+        from panoply.rollout.text import Collector
+        from panoply.slots.sample.answers import answers_of
+
+        tasks = self.held_out(ASKED)
+        said = answers_of(Collector(self, policy, seed, split="test").episodes(tasks))
+        won: dict[int, list[list[float]]] = {}
+        for task, answer in zip(tasks, said, strict=True):
+            rivals = (self.rival(task, kind) for kind in range(3))
+            won.setdefault(task.id, []).append([self.preference(task, answer, rival) for rival in rivals])
+        return float(np.mean([np.mean(rows, 0).min() for rows in won.values()]))
+
+    def rival(self, task: Task, kind: int) -> list[int]:
+        """An answer that is worth 1 and begins with a letter of one kind: 0 is a or d, 1 b or e, 2 c or f."""
+        allowed = [c for c in LETTERS if c != task.data["forbidden"]]
+        first = next(c for c in allowed if LETTERS.index(c) % 3 == kind)
+        other = next(c for c in allowed if (c in VOWELS) != (first in VOWELS))
+        return self.tokens(f"({((first + other) * LONGEST)[: task.data['length'] - 2]}){END}")
+
     # -------------------------------------------------------------- answers
 
     def gold(self, task: Task) -> list[int]:
