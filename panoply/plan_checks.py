@@ -151,14 +151,22 @@ def _moved_by(method: Method) -> tuple[Any, ...]:
 
 
 def _check_selves(plan: Plan, kind: Kind) -> None:
-    """Refuse snapshots that would never be renewed in the run, and outputs that they do not have."""
+    """Refuse snapshots that a user named and the run would never renew, and outputs that they do not have."""
     for path, held in plan.method.parts():
         for need in sorted(n for n in held.needs() if "@" in n and not n.startswith("divergence:")):
             output, _, name = need.partition("@")
             for one in selves.named([need]):
-                if idle := one.idle(plan.options):
+                if (idle := one.idle(plan.options)) and one.name not in _named_by(plan.method_id):
                     raise PanoplyError(f"{path} asks for {one.name}, which {idle}.")
             kind.check_output("logp" if need.startswith(selves.ACTS) else output, name)
+
+
+def _named_by(method_id: str) -> set[str]:
+    """Snapshots that a registered method names itself: a run too short to renew them is its first moments."""
+    entry = registry.find_any(method_id)
+    if entry is None or entry.kind != "method":
+        return set()
+    return {one.name for one in selves.named(entry.build().needs())}
 
 
 def _check_lora(plan: Plan, kind: Kind, world: Any) -> None:

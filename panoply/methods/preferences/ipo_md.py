@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from panoply.evidence.claims import Ahead, Learns
 from panoply.evidence.races import SIX_PROMPTS
-from panoply.methods.base.online_dpo import TINY as ONLINE_DPO_TINY
 from panoply.methods.base.online_dpo import online_dpo
 from panoply.regimes import OnPolicy
 from panoply.registry import Published, method
@@ -59,7 +58,6 @@ CLAIM = Ahead(
 
 MIXED = 0.125
 """The reference's share of the logits that IPO-MD samples with."""
-TINY = {**ONLINE_DPO_TINY, "sample.group": 8}
 DEFINED: Published = {
     "arXiv 2403.08635, the online IPO loss": {
         "sample.group": 2,
@@ -76,7 +74,6 @@ DEFINED: Published = {
     paper=151,
     base="online-dpo",
     world="strings",
-    presets={"tiny": TINY},
     claim=CLAIM,
     published=DEFINED,
 )
@@ -121,7 +118,6 @@ MD_CLAIM = Learns(
     paper=151,
     base="online-ipo",
     world="strings",
-    presets={"tiny": TINY},
     claim=MD_CLAIM,
     published=DEFINED,
 )

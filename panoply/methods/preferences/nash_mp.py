@@ -214,9 +214,7 @@ def nash_mp() -> OnPolicy:
     )
 
 
-@method(
-    "nash-prox@1", paper=156, base="nash-mp", world="strings", presets={"tiny": TINY}, published=PUBLISHED
-)
+@method("nash-prox@1", paper=156, base="nash-mp", world="strings", published=PUBLISHED)
 def nash_prox() -> OnPolicy:
     """Nash Prox (arXiv 2505.19731, v2): self-play, held back by a mean of its own past.
 
