@@ -37,6 +37,8 @@ SMALL = {
     "sample.warmup": 0,
     "sample.cold": 1,
     "data.batch": 8,
+    "data.prompts": 8,
+    "data.answers": 4,
     "data.data.batch": 8,
     "models.critic.warmup": 0,
     "losses.mixture.warmup": 0,
