@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from kit import hand
+from kit import dataset, hand, learner
 from torch import Tensor
 
 import panoply as pp
@@ -19,9 +19,11 @@ from panoply.errors import PanoplyError
 from panoply.evaluation.pairs import _margins
 from panoply.experience import Experience, Table
 from panoply.methods.preferences.maxmin_rlhf import e_step, mixture, refilled, worst_group
+from panoply.policies.value import ValueModel
 from panoply.report.html import render
 from panoply.report.study import Study
 from panoply.report.text import found_by
+from panoply.rollout.text import Collector
 from panoply.states import as_tensors, from_tensors
 
 CONFLICT = "strings:conflict"
@@ -275,3 +277,18 @@ def test_held_out_pairs_are_judged_for_the_group_that_agrees() -> None:
 
     margins, _ = _margins(pairs_of([0, 1, 2, 3], [0, 0, 1, 1]), Judge())  # type: ignore[arg-type]
     assert margins.tolist() == [1, 1, 1, -1]
+
+
+def test_what_a_judge_says_does_not_depend_on_how_a_batch_is_split(tiny_collector: Collector) -> None:
+    """Micro-batches take whole pairs, whose answers may lie far from one another."""
+    model = ValueModel.of(tiny_collector.policy.copy(), ("a", "b"))
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    tasks = tiny_collector.tasks(4)
+    made = tiny_collector.preferred(tasks, [[5, 6, 7], [5], [6, 7], [8, 9]], [[5, 6], [7, 7], [9, 9, 9], [4]])
+    assert made.pairs is not None
+    far = Table({"chosen": made.pairs.tensor("chosen"), "rejected": made.pairs.tensor("rejected").flip(0)})
+    made = made.with_pairs(far)
+    whole, split = (learner(model, dataset(mixture()), tokens)._score(made, []) for tokens in (10**6, 20))
+    assert whole.keys() == split.keys() >= {"judged:a", "judged:b"}
+    for name, said in whole.items():
+        torch.testing.assert_close(split[name], said, atol=1e-5, rtol=1e-5)
