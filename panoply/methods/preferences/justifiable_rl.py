@@ -296,7 +296,7 @@ def justified(seed: int) -> dict[str, float]:
 
 def withstood(seed: int, generations: int = 12, rounds: int = 40) -> dict[str, float]:
     """How much oftener max-min's debater than an isolated one has the expert's action preferred against a confuser."""
-    found = evidence_table(seed, 4, generations, rounds, ("max-min", "isolated"))
+    found = evidence_table(seed, 2, generations, rounds, ("max-min", "isolated"))
     ahead = found["max-min"]["against a confuser"] - found["isolated"]["against a confuser"]
     return {"ahead": ahead} | {f"{name}, {how}": v for name, of in found.items() for how, v in of.items()}
 
@@ -366,14 +366,15 @@ def justifiable_rl(
 
 @algorithm("justifiable-rl-evidence@1", paper=30, claim=EVIDENCE)
 def justifiable_rl_evidence(
-    evidence: int = 4, generations: int = 12, rounds: int = 40, seed: int = 0
+    evidence: int = 2, generations: int = 12, rounds: int = 40, seed: int = 0
 ) -> dict[str, dict[str, float]]:
     """Debate evidence (arXiv 2402.15826): how often the judge's verdict survives someone who shows what misleads.
 
     Debaters learn alone (`isolated`: they show everything), against a frozen copy (`self-play`), or by turns with a
     confuser that argues for the other action (`max-min`: 8 rounds of it to 2 of theirs; 150 to 5 in the paper). Then a
     new confuser learns for `rounds` against each of them. The table has the share of states in which the judge prefers
-    the expert's action, when the debater alone shows the `evidence`, and when the confuser shows half of it.
+    the expert's action, when the debater alone shows the `evidence`, and when the confuser shows half of it. One
+    feature each leaves room: with two, a debater that learnt alone loses less than a tenth to a confuser.
     """
     _check(evidence, generations)
     if rounds < 1:

@@ -286,7 +286,8 @@ def seppo(
     Surprising: to begin with θ is the reference, all gaps are 0, s is 0, and only the winner acts. `beta` is β, T and ω
     in one; the paper's rate and β are not known, and 5 and 0.002 are the best of 5, 50, 500 and of 0.0005, 0.002 for
     each of three arms, on a seed of no claim. Checkpoints and pool are as published, the rest is chosen here. No
-    trainer is released. It becomes a method of the library, on any world, when there are flow policies.
+    trainer is released. s is the sign of one draw of noise and time; averaging it over several is not built. It
+    becomes a method of the library, on any world, when there are flow policies.
     """
     if not beta > 0 or not lr > 0:
         raise PanoplyError("beta and lr are above 0.")
