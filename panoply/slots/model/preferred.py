@@ -15,6 +15,7 @@ from panoply.policies.mlp import MLP
 from panoply.seeds import torch_rng
 from panoply.slots.model.model import Model
 from panoply.slots.model.remembered import Remembered
+from panoply.slots.update.optimisers import adam
 from panoply.worlds.control.world import Discrete
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class StepReward(Remembered):
         )
         self.net = MLP(self.wide, settings["hidden"], 1, "tanh")
         self.net.initialise(torch_rng("preferred", seed))
-        self.optimiser = torch.optim.Adam(self.net.parameters(), lr=settings["lr"])
+        self.optimiser = adam(lr=settings["lr"])(self.net.parameters())
         self.steps, self.lengths = torch.zeros(0, self.wide), torch.zeros(0, dtype=torch.long)
         """What is known of episodes, all steps after one another, and how many steps each has."""
         self.pairs, self.p = torch.zeros(0, 2, dtype=torch.long), torch.zeros(0)
@@ -99,7 +100,9 @@ class StepReward(Remembered):
 
     def state(self) -> dict[str, Tensor]:
         moments = self.optimiser.state_dict()["state"]
-        kept = {f"adam.{i}.{name}": value for i, held in moments.items() for name, value in held.items()}
+        kept = {
+            f"adam.{i}.{name}": torch.as_tensor(x) for i, held in moments.items() for name, x in held.items()
+        }
         known = {"steps": self.steps, "lengths": self.lengths, "pairs": self.pairs, "p": self.p}
         return {**{f"net.{name}": x for name, x in self.net.state_dict().items()}, **known, **kept}
 
