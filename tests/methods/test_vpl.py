@@ -229,6 +229,7 @@ def test_the_table_and_its_questions() -> None:
         "VPL, chosen questions",
     ]
     assert all("success" in row for name, row in found.items() if "questions" not in name)
+    assert list(arms(sizes, "none", 0, only=("VPL",))) == ["VPL"]
     asked = chosen_questions(model(hidden=4, latent=2, reader="attention"), _four(), sizes)
     assert torch.equal(asked.first[0], asked.first[3])  # all are asked the same
     assert asked.label.shape == (4, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -201,8 +202,13 @@ class Sizes:
     updates: int = 1000
 
 
-def arms(sizes: Sizes, scaling: Scaling, seed: int) -> dict[str, dict[str, float]]:
-    """Bradley and Terry's reward, VPL's as it is, with another scale, and as a win rate; and with chosen questions."""
+def arms(
+    sizes: Sizes, scaling: Scaling, seed: int, only: tuple[str, ...] = ()
+) -> dict[str, dict[str, float]]:
+    """Bradley and Terry's reward, VPL's as it is, with another scale, and as a win rate; and with chosen questions.
+
+    only: the rows that are asked for, where not all are
+    """
     users = Users(sizes.kinds, sizes.size, seed)
     known = users.labelled("known", sizes.users, sizes.pairs, sizes.steps)
     others = users.labelled("others", sizes.others, sizes.pairs, sizes.steps)
@@ -230,14 +236,19 @@ def arms(sizes: Sizes, scaling: Scaling, seed: int) -> dict[str, dict[str, float
         return found
 
     personal = fit()
-    rows = {"Bradley and Terry": row(fit(latent=0)), "VPL": row(personal)}
-    if scaling != "none":
-        rows[f"VPL, {scaling.replace('_', ' ')}"] = row(personal, scaling)
-    rows["VPL-SPO"] = row(fit(judge="classifier"))
-    rows["VPL, chosen questions"] = row(personal, asked=chosen_questions(personal, users, sizes), updates=0)
-    return rows
+    made: dict[str, Callable[[], dict[str, float]]] = {
+        "Bradley and Terry": lambda: row(fit(latent=0)),
+        "VPL": lambda: row(personal),
+        f"VPL, {scaling.replace('_', ' ')}": lambda: row(personal, scaling),
+        "VPL-SPO": lambda: row(fit(judge="classifier")),
+        CHOSEN: lambda: row(personal, asked=chosen_questions(personal, users, sizes), updates=0),
+    }
+    if scaling == "none":
+        del made["VPL, none"]
+    return {name: make() for name, make in made.items() if not only or name in only}
 
 
+CHOSEN = "VPL, chosen questions"
 SCALES = {"none": lambda rewards: rewards, "min_max": min_max, "log_mean_exp": log_mean_exp}
 
 
@@ -256,7 +267,7 @@ def chosen_questions(model: UserReward, users: Users, sizes: Sizes) -> Labelled:
 
 def measure(seed: int) -> dict[str, float]:
     """By how much VPL is righter than Bradley and Terry's reward where users disagree."""
-    found = arms(Sizes(updates=400), "none", seed)
+    found = arms(Sizes(), "none", seed, only=("Bradley and Terry", "VPL", CHOSEN))
     each = {f"{arm}: {name}": value for arm, row in found.items() for name, value in row.items()}
     return {
         "ahead where users disagree": found["VPL"]["conflicting"] - found["Bradley and Terry"]["conflicting"],
