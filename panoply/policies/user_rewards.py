@@ -150,34 +150,6 @@ def annealed(step: int, steps: int, cycles: int) -> float:
     return (1 - math.cos(math.pi * within)) / 2
 
 
-def fitted(
-    model: UserReward,
-    pairs: Labelled,
-    *,
-    steps: int,
-    batch: int,
-    lr: float = 1e-3,
-    weight: float = 1.0,
-    cycles: int = 0,
-    seed: int = 0,
-) -> UserReward:
-    """Descend −ELBO by Adam, on users by lot."""
-    from panoply.loops.compiler import leave_unloaded
-    from panoply.slots.update.optimisers import adam
-
-    leave_unloaded()
-    dice = torch_rng("users", seed)
-    optimiser = adam(lr=lr)(model.parameters())
-    for step in range(steps):
-        users = torch.randint(len(pairs.label), (batch,), generator=dice)
-        noise = torch.randn(batch, model.latent, generator=dice)
-        loss, _ = elbo(model, pairs.of(users), weight * annealed(step, steps, cycles), noise)
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-    return model
-
-
 # ------------------------------------------------------------------ scales of different z
 
 

@@ -18,6 +18,7 @@ from panoply.methods.preferences.vpl import (
     accuracies,
     arms,
     chosen_questions,
+    fitted,
     relabelled,
     spread,
 )
@@ -27,7 +28,6 @@ from panoply.policies.user_rewards import (
     annealed,
     divergence,
     elbo,
-    fitted,
     informative,
     log_mean_exp,
     min_max,

@@ -127,8 +127,8 @@ def exactly(seed: int) -> dict[str, float]:
 
 # ------------------------------------------------------------------ methods
 
-NOISY = {"world.horizon": 200, "sample.flip": 0.2, "sample.opponents": 10}
-"""An annotator who prefers the longer of two episodes and says the opposite of one in five."""
+NOISY = {"world.horizon": 200, "sample.flip": 0.2, "sample.opponents": 10, "run.held_out": 100}
+"""An annotator who prefers the longer of two episodes, and says the opposite of what is meant one time in five."""
 
 
 TINY = {name: value for name, value in RLOO_TINY.items() if name != "reward.beta"}

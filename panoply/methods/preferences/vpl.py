@@ -16,13 +16,15 @@ from panoply.policies.user_rewards import (
     Labelled,
     Reader,
     UserReward,
-    fitted,
+    annealed,
+    elbo,
     informative,
     log_mean_exp,
     min_max,
 )
 from panoply.registry import algorithm
 from panoply.seeds import numpy_rng, stable_hash, torch_rng
+from panoply.slots.update.optimisers import adam
 from panoply.worlds.control.pointmass import Pointmass
 from panoply.worlds.control.world import Array, Box
 from panoply.worlds.logged.behaviour import episodes
@@ -87,7 +89,34 @@ class Users:
         return said.astype(np.float32)
 
 
-# ------------------------------------------------------------------ what a reward is worth
+# ------------------------------------------------------------------ a reward, fitted, and what it is worth
+
+
+def fitted(
+    model: UserReward,
+    pairs: Labelled,
+    *,
+    steps: int,
+    batch: int,
+    lr: float = 1e-3,
+    weight: float = 1.0,
+    cycles: int = 0,
+    seed: int = 0,
+) -> UserReward:
+    """Descend −ELBO by Adam, on users by lot."""
+    from panoply.loops.compiler import leave_unloaded
+
+    leave_unloaded()
+    dice = torch_rng("users", seed)
+    optimiser = adam(lr=lr)(model.parameters())
+    for step in range(steps):
+        users = torch.randint(len(pairs.label), (batch,), generator=dice)
+        noise = torch.randn(batch, model.latent, generator=dice)
+        loss, _ = elbo(model, pairs.of(users), weight * annealed(step, steps, cycles), noise)
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    return model
 
 
 def accuracies(model: UserReward, users: Users, z: Tensor) -> tuple[float, float]:
