@@ -44,9 +44,9 @@ def compounding_error(
     reward for each action is fitted to that, and π ∝ π₀·exp(r/β). `success`: all steps are right; `wrong`: how many are
     not.
 
-    What is surprising: RLHF mends errors on the track, where they begin, and next to nothing off it, since episodes
-    that have gone astray are wrong nearly throughout and tell little; and the longer episodes are, the less a
-    comparison says.
+    What is surprising: RLHF mends errors on the track, where they begin, and little off it, since episodes that have
+    gone astray are wrong nearly throughout and tell little. And the longer episodes are, the less a comparison says:
+    with as many of them at every length, less and less is gained.
     """
     if not lengths or min(lengths) < 1 or max(lengths) > 1000 or shown < 1 or pairs < 1:
         raise PanoplyError(
