@@ -205,6 +205,7 @@ def nash_mp() -> OnPolicy:
     kept, go back to the anchor. Opponent and anchor are the policy as it was after the last prox step (`behind:10`) and
     the last two (`behind:20`); the three numbers go together. Held-out numbers of odd tens of steps are the half-way
     policy's. A sampled gradient hides the linear rate: `panoply run preference-games` shows it exactly.
+    The paper's runs keep a moving mean of weights as anchor, as far as could be read; so does `nash-prox`.
     """
     return rloo().but(
         sample=compared(prompts=128, group=4, temperature=1.0, against="behind:10"),
