@@ -13,8 +13,9 @@ from papers import over_pairs, paired, total
 
 from panoply.errors import PanoplyError
 from panoply.evaluation import preference_games as games
+from panoply.evidence.arms import Arm, Budget
 from panoply.experience import Table
-from panoply.methods.preferences.ipo_md import at_rest, ipo_md, online_ipo
+from panoply.methods.preferences.ipo_md import MD_CLAIM, at_rest, ipo_md, online_ipo
 from panoply.planning import make_plan
 from panoply.policies.build import open_policy
 from panoply.rollout.mixture import mixed
@@ -142,3 +143,15 @@ def test_what_the_claim_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["KL of online IPO"] < 1e-2 < found["KL ahead"]
     assert found["KL ahead"] == found["KL of IPO"] - found["KL of online IPO"]
     assert found["KL of IPO-MD"] > found["KL of online IPO"]
+
+
+def test_both_sides_of_the_claim_get_the_same_answers() -> None:
+    """The baseline is Online DPO on pairs that annotators chose: all but loss and mixture is the same."""
+    mine, theirs = (
+        Arm.parse(word).plan("strings", 1001, Budget.parse(MD_CLAIM.budget), settings=dict(MD_CLAIM.settings))
+        for word in ("ipo-md", MD_CLAIM.order[1])
+    )
+    one, two = mine.method.settings(), theirs.method.settings()
+    differ = {path for path in one.keys() | two.keys() if one.get(path) != two.get(path)}
+    assert {path for path in differ if not path.startswith("surrogate.loss")} == {"sample.by"}
+    assert (one["surrogate.loss"], two["surrogate.loss"]) == ("squared", "logistic")

@@ -102,7 +102,7 @@ def online_ipo() -> OnPolicy:
 MD_CLAIM = Learns(
     "Where half of a preference is worth and half goes round in a circle, IPO on a mixture's answers ends with a "
     "policy that loses less to whichever perfect rival beats it most than DPO on the policy's own answers does.",
-    over="online-dpo:sample=compared,reward.name=wins,select=none",
+    over="online dpo=online-ipo:surrogate=online-dpo",
     world="strings",
     budget="episodes=10240",
     settings={"world.intransitive": 0.5},
