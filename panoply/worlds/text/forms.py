@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ RATINGS = ("rating", "score", "fine-grained_score", "overall_score")
 TURN = "\n\nAssistant:"
 """What stands before an answer in dialogues that are one text, as Anthropic writes them."""
 ONE = {"ties": "tie", "pairs of the same answer twice": "pair of the same answer twice"}
+HALVES = re.compile("[\ud800-\udfff]")
 VOTES = {"chosen": 1.0, "rejected": 0.0, "tie": 0.5}
 
 
@@ -344,7 +346,7 @@ def _worth(one: Any, rating: str) -> float | None:
 
 def is_text(said: Any) -> TypeGuard[str]:
     """Half of a surrogate pair, which JSON can spell, is no text: it cannot be tokenised."""
-    return isinstance(said, str) and not any("\ud800" <= c <= "\udfff" for c in said)
+    return isinstance(said, str) and (said.isascii() or HALVES.search(said) is None)
 
 
 def _is_list(said: Any) -> TypeGuard[list[Any]]:

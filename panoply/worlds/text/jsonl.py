@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +21,7 @@ from panoply.registry import world
 from panoply.rewards.functions import RewardFunction, call_all
 from panoply.rewards.here import HereFunction, is_here
 from panoply.seeds import numpy_rng, stable_hash
-from panoply.worlds.text.forms import Brought, Line, Row, brought
+from panoply.worlds.text.forms import Brought, Line, Rated, Row, brought
 from panoply.worlds.world import SPLITS, Task, TextWorld
 
 DOMAINS = 20
@@ -148,7 +150,7 @@ class Jsonl(TextWorld):
     def _brought(self) -> Brought:
         if not self.data:
             raise PanoplyError("The world jsonl is your own data: name its file with --data FILE.jsonl.")
-        found = brought(list(read_lines(self.data)), self.rated, self.rating)
+        found = _read(self.data, _hash(self.data), self.rated, self.rating)
         if not found.rows:
             raise PanoplyError(f"Nothing is left of {self.data}: left out are {'; '.join(found.left_out())}.")
         return found
@@ -371,6 +373,20 @@ class Jsonl(TextWorld):
         """Why reward functions failed, and how often."""
         functions = self._functions if "_functions" in self.__dict__ else []
         return {f"{f.source}: {why}": n for f in functions for why, n in f.failures.items()}
+
+
+@functools.lru_cache(maxsize=2)
+def _read(file: str, hash: str, rated: Rated, rating: str) -> Brought:
+    """A file is understood once, however often a plan looks at it, until something else is in it."""
+    return brought(list(read_lines(file)), rated, rating)
+
+
+def _hash(file: str) -> str:
+    try:
+        with open(file, "rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError:
+        return ""  # said by whoever reads it
 
 
 def read_lines(file: str) -> Iterator[tuple[int, Line]]:
