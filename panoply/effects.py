@@ -102,12 +102,14 @@ def _average(method: Method) -> list[Finding]:
 
 
 def _uncredited(method: Method) -> list[Finding]:
-    """Who learns from pairs alone looks at no advantage."""
+    """Who learns from pairs alone, given ones or those of a group, looks at no advantage."""
     surrogate, credit = (method.slots().get(slot) for slot in ("surrogate", "credit"))
     if not isinstance(surrogate, Part) or not isinstance(credit, Part) or credit.info.gives:
         return []
     reason = f"{surrogate.info.id} learns from pairs, whatever their advantages"
-    return [(f"credit.{n}", reason) for n in credit.settings()] if surrogate.info.unit == "pair" else []
+    of = surrogate.info
+    pairs = of.unit == "pair" or (of.unit == "group" and of.idle != "advantage")
+    return [(f"credit.{n}", reason) for n in credit.settings()] if pairs else []
 
 
 def _uncut(method: Method) -> list[Finding]:
