@@ -98,7 +98,7 @@ def _margins(experience: Experience, model: ValueModel) -> tuple[Tensor, Tensor]
     if len(margins) == 1:
         return margins[0], p
     right = torch.where(margins > 0, p, torch.where(margins < 0, 1 - p, 0.0))
-    people = Segments(batch.pairs.tensor("annotator"))
+    people = Segments(batch.pairs.tensor("annotator").to(margins.device))
     group = torch.stack([people.mean(one) for one in right]).argmax(0)
     return margins.gather(0, people.rows(group)[None])[0], p
 

@@ -38,11 +38,28 @@ def closed(gates: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def gate_of_problems(contest: Contest) -> dict[str, Any]:
-    """Needs no run."""
+    """Needs no run; and what the other gates could not be asked without is refused here."""
+    _check_what_is_said(contest)
     wanted = contest.plan(contest.arms[1], 0).options.held_out
     if contest.world.medium == "text":
         wanted = len({task.id for task in contest.world.held_out(wanted)})
     return _gate(contest, "problems", wanted >= PROBLEMS, f"{wanted} different held-out problems")
+
+
+def _check_what_is_said(contest: Contest) -> None:
+    """Whether a claim says how its baseline leaves room: the best that is known, or a property of other metrics."""
+    claim, metric = contest.claim, contest.claim.metric
+    if not scores.is_held_out(metric):
+        if not claim.shows and "property" not in claim.waives:
+            raise PanoplyError(
+                f"The claim on {contest.labels[0]} is about {metric}, which has no start: say with shows=(Shows(…),) "
+                "what of the baseline leaves room."
+            )
+    elif contest.best() is None and "room" not in claim.waives:
+        raise PanoplyError(
+            f"The claim on {contest.labels[0]} does not say how much room there is: give the best {metric} that is "
+            "known, best=…"
+        )
 
 
 def gates_of_baseline(contest: Contest, tuning: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -59,23 +76,12 @@ def gates_of_baseline(contest: Contest, tuning: Mapping[str, Any]) -> list[dict[
 
 def _room(contest: Contest, heats: Sequence[Heat]) -> Iterator[dict[str, Any]]:
     """Where the metric is one that evaluations measure; of others the property is asked for."""
-    claim, metric = contest.claim, contest.claim.metric
+    metric, best = contest.claim.metric, contest.best()
     if not scores.is_held_out(metric):
-        if not claim.shows and "property" not in claim.waives:
-            raise PanoplyError(
-                f"The claim on {contest.labels[0]} is about {metric}, which has no start: say with shows=(Shows(…),) "
-                "what of the baseline leaves room."
-            )
-        return
-    best = contest.best()
-    if best is None and "room" in claim.waives:
-        yield _gate(contest, "room", False, f"no best {metric} is known")
         return
     if best is None:
-        raise PanoplyError(
-            f"The claim on {contest.labels[0]} does not say how much room there is: give the best {metric} that is "
-            "known, best=…"
-        )
+        yield _gate(contest, "room", False, f"no best {metric} is known")
+        return
     ends = {label: _ends(contest, heats, label) for label in contest.labels[1:]}
     label, (start, end) = max(ends.items(), key=lambda found: contest.sign * found[1][1])
     share = (end - start) / (best - start) if contest.sign * (best - start) > 0 else 1.0

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_conformance as conformance
 import torch
-from test_conformance import METHODS, metrics, small
+from test_conformance import METHODS, metrics
 
 import panoply as pp
 from panoply.errors import PanoplyError
+from panoply.planning import Plan
 from panoply.policies.build import open_folder
 from panoply.progress import Progress
 from panoply.run import Run
@@ -24,6 +26,14 @@ CONTINUOUS = ["ppo", "sac", "td3", "iql"]
 
 KINKED = {"gbpo"}
 """|ρ − 1| at the median: unchanged weights stand on its kink, and rounding decides which side's slope is taken."""
+
+
+SEEDS = {"p3o": 1, "p3o-joint": 1}
+"""Of seed 0 no pair of the first step differs: what is left is rounding, which is another on each device."""
+
+
+def small(name: str, device: str = "cpu", **more: Any) -> Plan:
+    return conformance.small(name, device, seed=SEEDS.get(name, 0), **more)
 
 
 def alike(there: dict[str, Any], here: dict[str, Any], kinked: bool = False) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from panoply.evidence.claims import Ahead, Ranks
+from panoply.evidence.claims import Ahead, Ranks, Shows
 from panoply.evidence.races import SIX_PROMPTS
 from panoply.methods.base.dpo import TINY as DPO_TINY
 from panoply.methods.base.dpo import dpo
@@ -122,6 +122,7 @@ CLAIM = Ranks(
     tune={},
     fixed="a rate chosen by success is one that drifts, and drift is what is counted: all have the preset's",
     also=("success", "world:kl", "mean:gradient_norm"),
+    shows=(Shows("world:kl", least=0.1), Shows("success", most=0.95)),
     waives={"problems": SIX_PROMPTS},
 )
 

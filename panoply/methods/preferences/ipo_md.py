@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from panoply.evidence.claims import Ahead, Learns
+from panoply.evidence.claims import Ahead, Learns, Shows
 from panoply.evidence.races import SIX_PROMPTS
 from panoply.methods.base.online_dpo import online_dpo
 from panoply.regimes import OnPolicy
@@ -109,6 +109,7 @@ MD_CLAIM = Learns(
     metric="world:least-win",
     best=0.5,
     also=("success", "true", "mean:questions", "from_reference"),
+    shows=(Shows("world:least-win", most=0.45),),
     waives={"problems": SIX_PROMPTS},
 )
 
