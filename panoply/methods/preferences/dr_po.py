@@ -9,7 +9,6 @@ from torch import Tensor
 
 from panoply.costs import Lengths, Tokens
 from panoply.evidence.claims import Learns, Shows
-from panoply.evidence.races import AT_THE_WALL
 from panoply.experience import TRUNCATED, Experience
 from panoply.methods.base.ppo import TINY as PPO_TINY
 from panoply.methods.base.ppo import ppo
@@ -207,15 +206,15 @@ PUBLISHED: Published = {
 }
 
 CLAIM = Learns(
-    "On a lock that opens only when every place is right, resets into a data set's answers learn to open it from the "
-    "beginning within as many decisions as leave PPO where it was.",
+    "On a lock that opens only when every place is right, resets into a data set's answers learn more than PPO does "
+    "within as many decisions, asked from the beginning.",
     method="dr-po:sample.answers=labeller",
     over="ppo",
     world="lock",
     budget="decisions=30k",
     also=("success", "held_out_greedy", "total_episodes"),
-    shows=(Shows("success", most=0.2),),
-    waives={"room": AT_THE_WALL},
+    shows=(Shows("success", most=0.8),),
+    reworded="it had said that PPO stays where it was; with the best of three rates PPO opens nearly half",
 )
 
 

@@ -204,8 +204,8 @@ def nash_mp() -> OnPolicy:
     P(y ≻ y′) − ½ − β·log π/π_ref(y) − (β/η)·log π/π_k(y) with y′ of the opponent; then the weights, and what Adam has
     kept, go back to the anchor. Opponent and anchor are the policy as it was after the last prox step (`behind:10`) and
     the last two (`behind:20`); the three numbers go together. Held-out numbers of odd tens of steps are the half-way
-    policy's. A sampled gradient hides the linear rate: `panoply run preference-games` shows it exactly. In games without a
-    strong circle the same prox step without extrapolation, at half the queries, is the nearer one to Nash.
+    policy's. A sampled gradient hides the linear rate: `panoply run preference-games` shows it exactly. In games
+    without a strong circle the same prox step without extrapolation, at half the queries, is the nearer one to Nash.
     The paper's runs keep a moving mean of weights as anchor, as far as could be read; so does `nash-prox`.
     """
     return rloo().but(

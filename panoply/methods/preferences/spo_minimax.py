@@ -152,11 +152,12 @@ PUBLISHED: Published = {
         "earlier ones learns more than paying it by a reward fitted to them.",
         over="preference-ppo:models.preferred.warmup=1",
         world="cartpole",
-        budget="episodes=512",
+        budget="episodes=256",
         settings=NOISY,
         metric="area",
         also=("success", "worth", "mean:comparisons"),
         best=200.0,
+        reworded="after 512 episodes the fitted reward had filled 94 % of the room",
     ),
     published=PUBLISHED,
 )
