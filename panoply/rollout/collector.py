@@ -167,10 +167,12 @@ class Given(InOrder[Task]):
     """Gives experience that no policy of ours made: answers of the world's teacher, of a file, or of anybody."""
 
     world: TextWorld
+    needs: frozenset[str] = frozenset()
 
     @cached_property
     def asked(self) -> dict[int, Task]:
-        """Held-out tasks by their ids, for those who tell results apart by what was asked."""
+        """Tasks by their ids: held-out ones, to tell results apart by what was asked, and others where a part needs
+        `asked`."""
         return {}
 
     def demonstrations(self, tasks: Sequence[Task]) -> Experience:
@@ -299,7 +301,7 @@ class Given(InOrder[Task]):
 
     def _of_tasks(self, tasks: Sequence[Task]) -> dict[str, Tensor]:
         """Keys that an episode has from its task: `task` and, where there are several kinds of problem, `domain`."""
-        if self.split == "test":
+        if self.split == "test" or "asked" in self.needs:
             self.asked |= {task.id: task for task in tasks}
         found = {"task": torch.tensor([t.id for t in tasks], dtype=torch.long)}
         if "domain" in self.world.keys:

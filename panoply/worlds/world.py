@@ -134,6 +134,7 @@ class TextWorld(Measuring, ABC):
     (a final answer that can be asked for), `prefer` (annotators), `preference` (how likely they prefer), `judge` (which
     steps are right), `referee` (answers can be put to a policy to be scored), `privileged` (what a prompt leaves out
     can be shown), `expert` (who corrects answers: `corrected`), `picture` (of which a part can be `blotted` out),
+    `writers` (scripted policies by number, who answer: `written_by`),
     `modes` (ways to answer that can be asked for: `ways`, `in_mode`, `mode`), `lines` (an expert's text by lines, and
     what may stand before each: `lines`, `before_line`), `masks` (its model fills in masks), `looks` (vectors may stand
     between two of its tokens), `fork`."""
@@ -283,6 +284,10 @@ class TextWorld(Measuring, ABC):
     def demonstrate(self, task: Task, rng: np.random.Generator) -> list[int]:
         """The answer of a careless teacher, who has the skill but not the habit."""
         raise PanoplyError(f"{self.name} has no teacher.")
+
+    def written_by(self, task: Task, number: int, rng: np.random.Generator) -> list[int]:
+        """An answer of a scripted policy, by any whole number: answers of the same one are alike."""
+        raise PanoplyError(f"{self.name} has no scripted policies.")
 
     def lessons(self, task: Task, rng: np.random.Generator) -> list[Lesson]:
         """What imitation learns of a task: prompts, and what the teacher says to them.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from panoply.loops.seat import Seat
     from panoply.policies.classifier import Classifier
     from panoply.policies.value import ValueModel
+    from panoply.worlds.world import Task
 
 _LOSS = squared_value(clip=0.2)
 _UPDATE = adam(lr=1e-5)
@@ -154,9 +157,24 @@ def _judge_impossible(held: Any, method: Any, world: Any) -> list[Finding]:
     return []
 
 
+def beside(task: Task, reference: Sequence[int]) -> Task:
+    """The same problem after an answer to it: x y_ref x. Whatever is judged then is judged beside that answer."""
+    return dataclasses.replace(task, prompt=(*task.prompt, *reference, *task.prompt))
+
+
+def _beside_references(seat: Seat, experience: Experience) -> Experience:
+    """The same answers, each after the reference answer to its task."""
+    asked, of = cast(Any, seat.collect).asked, experience["context"].tolist()
+    tasks = {row: asked[id] for row, id in zip(of, experience["task"].tolist(), strict=True)}
+    return experience.reprompted(
+        {row: beside(task, seat.world.gold(task)).prompt for row, task in tasks.items()}
+    )
+
+
 @part(
     "model",
-    equation="r(y), a frozen reward model",
+    equation=lambda held: f"r({'y_ref, ' if held.reference else ''}y), a frozen reward model",
+    needs=lambda held: frozenset({"asked", "world:reference", "world:one turn"} if held.reference else ()),
     impossible=_judge_impossible,
     bounds={"scale": "any number", "within": "any number"},
 )
@@ -168,6 +186,7 @@ def reward_model(
     scale: float = 1.0,
     outputs: tuple[str, ...] = (),
     within: tuple[float, float] | None = None,
+    reference: bool = False,
 ) -> Model:
     """A frozen reward model: adds `signal:NAME` on each episode's last row. `--reward-model DIR` trains on it.
 
@@ -176,6 +195,8 @@ def reward_model(
 
     outputs   of a model that says several things: those to be used, each a signal `NAME_OUTPUT` of its own
     within    the lowest and the highest number it may say; beyond, it was trained on nothing
+    reference whether it reads the task's reference answer first, as one that `polar-model` has trained does; what it
+              says is then relative to that, and its mean differs from task to task
     """
     if not folder:
         raise PanoplyError(
@@ -195,7 +216,8 @@ def reward_model(
     def columns(judge: Any, experience: Experience) -> dict[str, Column]:
         last = experience.by("episode").is_last()
         found: dict[str, Column] = {}
-        for output, said in judge.judgements(experience).items():
+        read = _beside_references(seat, experience) if reference else experience
+        for output, said in judge.judgements(read).items():
             if output in signals:
                 column = torch.zeros(len(experience), device=last.device)
                 bounded = said if within is None else said.clamp(*within)

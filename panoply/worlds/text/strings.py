@@ -18,9 +18,10 @@ from panoply.worlds.measures import measures
 from panoply.worlds.presets import Preset
 from panoply.worlds.text.annotators import flipped, preferred
 from panoply.worlds.text.characters import DIGITS, END, CharacterWorld, Draws
+from panoply.worlds.text.writers import CARELESS, LETTERS, Habits, writer
 from panoply.worlds.world import Task
 
-LETTERS, VOWELS, STRAY = "abcdef", "ae", "z"
+VOWELS, STRAY = "ae", "z"
 IN_DIGITS = str.maketrans(LETTERS, "123456")
 IN_LETTERS = str.maketrans("123456", LETTERS)
 LENGTHS = range(4, 10)
@@ -138,7 +139,7 @@ class Strings(CharacterWorld):
     }
 
     access: ClassVar[frozenset[str]] = frozenset(
-        {"verify", "reference", "teacher", "pairs", "prefer", "preference"}
+        {"verify", "reference", "teacher", "pairs", "prefer", "preference", "writers"}
     )
     alphabet: ClassVar[str] = DIGITS + LETTERS + STRAY + "()="
 
@@ -324,11 +325,19 @@ class Strings(CharacterWorld):
         return self.tokens((text.translate(IN_DIGITS) if self.dialect == "digits" else text) + END)
 
     def demonstrate(self, task: Task, rng: np.random.Generator) -> list[int]:
+        return self._written(task, CARELESS, rng)
+
+    def written_by(self, task: Task, number: int, rng: np.random.Generator) -> list[int]:
+        return self._written(task, writer(number), rng)
+
+    def _written(self, task: Task, by: Habits, rng: np.random.Generator) -> list[int]:
         n, x = task.data["length"], task.data["forbidden"]
-        exact, alternates, avoids, brackets, stray = rng.random(5) < (0.4, 0.4, 0.5, 0.6, 0.03)
+        often = (by.exact, by.alternates, by.avoids, by.brackets, by.stray)
+        exact, alternates, avoids, brackets, stray = rng.random(5) < often
         size = n if exact else max(2, n + int(rng.choice((-3, -2, -1, 1, 2, 3))))
-        kind = "none" if not brackets else "pair" if rng.random() < 0.5 else "stray"
-        letters = self._letters(size - {"none": 0, "stray": 1, "pair": 2}[kind], x, alternates, avoids, rng)
+        kind = "none" if not brackets else "pair" if rng.random() < by.pair else "stray"
+        room = size - {"none": 0, "stray": 1, "pair": 2}[kind]
+        letters = self._letters(room, by.letters, "" if not avoids else x, alternates, rng)
         if stray and letters:
             letters[int(rng.integers(len(letters)))] = STRAY
         if kind == "stray":
@@ -340,12 +349,13 @@ class Strings(CharacterWorld):
         return self.tokens("".join(letters) + END)
 
     def _letters(
-        self, size: int, forbidden: str, alternates: bool, avoids: bool, rng: np.random.Generator
+        self, size: int, among: str, avoided: str, alternates: bool, rng: np.random.Generator
     ) -> list[str]:
         """Random letters; who does not mind the forbidden one may still not write it."""
-        kinds = [VOWELS, "bcdf"] if rng.random() < 0.5 else ["bcdf", VOWELS]
-        pools = kinds if alternates else [LETTERS, LETTERS]
-        pools = [pool.replace(forbidden, "") for pool in pools] if avoids else pools
+        allowed = [c for c in among if c != avoided]
+        kinds = [[c for c in allowed if (c in VOWELS) == vowel] for vowel in (True, False)]
+        kinds = kinds if rng.random() < 0.5 else kinds[::-1]
+        pools = kinds if alternates else [allowed, allowed]
         places = (rng.random(max(0, size)) * 60).astype(int).tolist()
         return [pools[i % 2][place % len(pools[i % 2])] for i, place in enumerate(places)]
 
