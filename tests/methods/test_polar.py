@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from panoply.policies.value import ValueModel
 from panoply.rollout.text import Collector
 from panoply.seeds import numpy_rng
 from panoply.slots.loss.values import bradley_terry
-from panoply.slots.model.values import beside
+from panoply.slots.model.values import beside, reward_model
+from panoply.slots.sample.answers import answers_of
 from panoply.worlds.text.strings import Strings
 from panoply.worlds.text.writers import CARELESS, LETTERS, Habits, writer
 
@@ -258,18 +260,25 @@ def test_pre_training_fine_tuning_and_a_reward_relative_to_the_reference(tmp_pat
     assert tiny.result(folders["tune"])["before"]["accuracy"] > 0  # a head of zeros would order nothing
 
 
-def test_a_reward_model_reads_each_tasks_own_reference() -> None:
-    from panoply.slots.model.values import _beside_references
-
-    class Seat:
-        world, collect = WORLD, Collector(WORLD, POLICY, 0, needs=frozenset({"asked"}))
-
-    seat: Any = Seat()
-    made = seat.collect.episodes(seat.collect.tasks(3), 2)
-    for (before, said), (bare, own) in zip(read(_beside_references(seat, made)), read(made), strict=True):
-        task = next(t for t in TASKS if t.data["problem"] == bare)
-        assert before == bare + WORLD.text(WORLD.gold(task)) + bare
-        assert said == own
+def test_a_reward_model_reads_each_tasks_own_reference(tmp_path: Path) -> None:
+    """What it says of an answer is what the judge says of x y* x y, and not of x y."""
+    judge().save(tmp_path / "judge")
+    collect = Collector(WORLD, POLICY, 0, needs=frozenset({"asked"}))
+    options = SimpleNamespace(dtype="float32", device="cpu")
+    seat = SimpleNamespace(world=WORLD, collect=collect, policy=POLICY, options=options)
+    tasks = collect.tasks(3)
+    made, said = collect.episodes(tasks, 2), {}
+    for reference in (True, False):
+        model = reward_model(folder=str(tmp_path / "judge"), reference=reference)(seat)
+        with torch.no_grad():
+            column = model.columns(model.model, made)["signal:model"]
+        said[reference] = made.by("episode").sum(column)
+    twice = [task for task in tasks for _ in range(2)]
+    asked = [beside(task, WORLD.gold(task)) for task in twice]
+    with torch.no_grad():
+        expected = judge().judge(collector().answers(asked, answers_of(made)))
+    torch.testing.assert_close(said[True], expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(said[True], said[False], atol=1e-3)
 
 
 @pytest.mark.parametrize(
