@@ -158,7 +158,7 @@ PUBLISHED: Published = {
         "update.schedule.warmup": 0.03,
     },
 }
-"""Of fine-tuning. No code of pre-training was released; its batches and rates are taken over from here."""
+"""Of fine-tuning. No code of pre-training was released; its batches, rates and steps are chosen here."""
 
 
 @method(
@@ -223,7 +223,8 @@ def polar() -> Recipe:
     compare answers to one prompt alone (`polar-rl` takes advantages of groups).
 
     The authors' 184 policies are language models and their reward models of 1.8 and 7 billion weights; here 30 are
-    scripts with skills and styles of their own. How triples are drawn for pre-training is reconstructed.
+    scripts with skills and styles of their own. How triples are drawn for pre-training is reconstructed. The paper's
+    curves over sizes of model and data are not here; fewer or more preferences are `--set tune.data.triples=16`.
     """
     return Recipe((_PRETRAIN, _TUNE))
 
