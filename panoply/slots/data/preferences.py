@@ -58,7 +58,12 @@ def _equation(held: Any) -> str:
     impossible=_impossible,
     inert=lambda held, method: [] if held.pairs else [("without", "data.pairs is 0")],
     gives={"pairs"},
-    bounds={"batch": "at least 1", "pairs": "at least 0", "annotators": "at least 0"},
+    bounds={
+        "batch": "at least 1",
+        "pairs": "at least 0",
+        "annotators": "at least 0",
+        "without": "at least 0",
+    },
 )
 def preferences(
     state: dict[str, Any],
