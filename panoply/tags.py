@@ -107,7 +107,7 @@ AXES = (
         TECHNIQUES,
         {
             "critic": "by the gradient of a policy whose value a network learns (PPO, SAC)",
-            "critic-free": "by the policy gradient with a baseline from the answers themselves (GRPO, RLOO)",
+            "critic-free": "by the policy gradient, with a baseline from the answers (GRPO, RLOO)",
             "direct": "by a loss on preferred and other answers (DPO, KTO)",
             "value": "by learning values of which it takes the best (DQN)",
             "imitation": "by the likelihood of given answers (SFT)",

@@ -165,7 +165,7 @@ OWN = ["--model", "m", "--data", "own.jsonl"]
         (["eval"], "panoply eval needs RUN|DIR, such as panoply eval runs/RUN"),
         (["show"], "panoply show needs NAME, such as panoply show grpo"),
         (["list", "method"], "Unknown choice of panoply list 'method'. Did you mean 'methods'?"),
-        (["show", "beta1"], "'beta1' is a setting of update.adam: panoply show update.adam."),
+        (["show", "beta1"], "'beta1' is a setting of update.adam"),
     ],
 )  # fmt: skip
 def test_what_a_newcomer_types(

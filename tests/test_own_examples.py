@@ -121,8 +121,8 @@ def test_two_rewards_are_weighted_and_logged_apart(place: Path) -> None:
     )
     world = plan.world()
     task = world.task("train", 0)
-    graded = world.grade(task, world.tokenizer.encode(task.data["line"]["answer"]))
-    short = 1 - len(task.data["line"]["answer"]) / 32
+    graded = world.grade(task, world.tokenizer.encode(task.data["row"].line["answer"]))
+    short = 1 - len(task.data["row"].line["answer"]) / 32
     assert graded == {"correct": 1.0, "brief": short, "reward": 1 + 0.2 * short, "success": 1.0}
 
 
@@ -155,7 +155,7 @@ def test_chat_answers_come_as_messages_and_plain_ones_as_text(tmp_path: Path, pl
             model=str(place / "my-model"),
             rewards=(f"{tmp_path / 'seen.py'}:seen",),
         )
-        tasks = {t.data["number"]: t for found in world._tasks.values() for t in found}
+        tasks = {t.data["row"].number: t for found in world._tasks.values() for t in found}
         end = world.tokenizer.eos_id
         assert end is not None
         graded = world.grade_all([tasks[1], tasks[2]], [[*world.tokenizer.encode("ab"), end], []])

@@ -53,7 +53,7 @@ class Scripted(Collector):
         prompts = [self.world.text(r.prompt) for r in requests]  # type: ignore[attr-defined]
         if not all(prompt.startswith("R") for prompt in prompts) or more.get("entropy"):
             return found
-        self.asked = prompts
+        self.questions = prompts
         self.by = self.policy
         said = [self.world.tokens(_scores(prompt, self.say)) for prompt in prompts]  # type: ignore[attr-defined]
         return _Said(found, said)
@@ -94,14 +94,14 @@ def test_scores_go_back_to_the_answers_they_are_of(passes: int) -> None:
     found = self_judged(prompts=6, group=8, together=3, passes=passes, scale="plain")(collect)
     kinds = {t.id: world.part_of(t) for t in collect.numbered(range(6))}
     open = torch.tensor([kinds[t] == "open" for t in found["task"].tolist()])
-    assert len(collect.asked) == passes * 2 * 3, "two groups of eight, by three, three and two"
+    assert len(collect.questions) == passes * 2 * 3, "two groups of eight, by three, three and two"
     last = found.by("episode").is_last()
     assert found["signal:self"][~open].abs().sum() == 0
     assert found["signal:self"][~last].abs().sum() == 0
     said = answers(world, found, open)  # type: ignore[arg-type]
     expected = [len(world._shown(world.tokens(text))) / 9 for text in said]  # type: ignore[attr-defined]
     assert found["signal:self"][open & last].tolist() == pytest.approx(expected)
-    assert len({tuple(p.split(":")[1]) for p in collect.asked}) > 1
+    assert len({tuple(p.split(":")[1]) for p in collect.questions}) > 1
 
 
 def test_a_referee_that_prefers_the_first_place_says_nothing_on_average() -> None:
@@ -136,7 +136,7 @@ def test_the_warm_up_leaves_open_questions_out() -> None:
     part = self_judged(prompts=4, group=2, together=2, warmup=2)
     found = part(collect)
     assert len(found.by("group")) == 4
-    assert not hasattr(collect, "asked")
+    assert not hasattr(collect, "questions")
     domains = found.by("domain")
     assert len(domains) == 2
     collect.version = 2

@@ -222,7 +222,6 @@ def p3o() -> OnPolicy:
     "p3o-joint@1",
     paper=110,
     base="p3o",
-    presets=PRESETS,
     claim=Identity(
         "Trained on rewards to each of which a number of its prompt is added, ten times as large as answers differ, "
         "Pairwise PPO comes to the same weights.",
