@@ -383,9 +383,9 @@ def _read(file: str, hash: str, rated: Rated, rating: str) -> Brought:
 
 def _hash(file: str) -> str:
     try:
-        with open(file, "rb") as opened:
+        with files.open_file(file) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError:
+    except (PanoplyError, OSError):
         return ""  # said by whoever reads it
 
 
