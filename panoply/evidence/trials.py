@@ -217,7 +217,8 @@ def replicate(entry: Entry, claim: Claim, desk: Desk, store: Path = STORE) -> di
     fresh = dataclasses.replace(desk, first=NEW_SEEDS * (len(done) + 1))
     found = put_to_test(entry, claim, fresh, {**known, "seeds": None})
     kept = ("date", "commit", "verdict", "metric", "difference", "interval", "p", "seeds")
-    done.append({"first seed": fresh.first, **{name: found[name] for name in kept}})
+    numbers = {name: found[name] for name in kept if name in found}  # an identity has no p
+    done.append({"first seed": fresh.first, **numbers})
     _write({**known, "replications": done}, store)
     return found
 

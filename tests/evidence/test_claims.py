@@ -312,10 +312,15 @@ def measured(claim: Measured) -> dict[str, Any]:
     return trials.put_to_test(ENTRY, claim, DESK)
 
 
-def test_an_identity_must_be_one_on_every_seed() -> None:
-    facts = measured(Identity("They are equal.", lambda seed: {"gap": 1e-6 * seed, "speed": 2.0}))
+def test_an_identity_must_be_one_on_every_seed(tmp_path: Path) -> None:
+    claim = Identity("They are equal.", lambda seed: {"gap": 1e-6 * seed, "speed": 2.0})
+    facts = measured(claim)
     assert (facts["verdict"], facts["difference"], facts["seeds"]) == ("holds", pytest.approx(4e-6), 5)
     assert facts["runs"][2] == {"seed": 2, "gap": 2e-6, "speed": 2.0}
+    trials.store_result(facts, tmp_path)
+    assert trials.replicate(ENTRY, claim, DESK, tmp_path)["verdict"] == "fails"
+    kept = json.loads((tmp_path / "gigpo.json").read_text())["replications"]
+    assert [(r["first seed"], r["verdict"]) for r in kept] == [(100_000, "fails")]
     assert trials.sentence(facts) == "gigpo holds: gap at most 4e-06 over 5 seeds"
     assert (
         measured(Identity("They are equal.", lambda seed: {"gap": 1e-4 * (seed == 4)}))["verdict"] == "fails"
