@@ -329,7 +329,8 @@ class TextWorld(Measuring, ABC):
         annotator: int | None = None,
     ) -> bool:
         """Whether an annotator, by number or anyone, who is asked which of two answers is better says the first."""
-        raise PanoplyError(f"{self.name} has no preferences.")
+        chance = self.preference(task, a, b, annotator)
+        return bool(rng.random() < chance)
 
     def person(self, annotator: int) -> str:
         """What an annotator is told apart from others by: a name, or their group."""
@@ -339,7 +340,7 @@ class TextWorld(Measuring, ABC):
         self, task: Task, a: Sequence[int], b: Sequence[int], annotator: int | None = None
     ) -> float:
         """The probability that the first answer is preferred: by one annotator, or by one drawn from all."""
-        raise PanoplyError(f"{self.name} does not know how likely its annotators prefer an answer.")
+        raise PanoplyError(f"{self.name} has no preferences.")
 
     def spans(self, task: Task, answer: Sequence[int]) -> list[tuple[int, int]]:
         """Where the steps of an answer begin and end among its tokens."""

@@ -231,7 +231,8 @@ def dr_po() -> OnPolicy:
     then the beginning itself is never practised, and where data are wrong, so are the states; a mixture is safer. The
     penalty for leaving the reference is of own tokens; in the released code given ones pay too (`reward.roll_in`). The
     reward is the world's verifier, or with `--reward-model` a model of preferences, as published. The paper's theory,
-    mirror descent on states of the data, is not here. Policy and critic are two networks, where the released code adds
+    mirror descent on states of the data, is not here, nor are its chain of states in a table and PPO after imitation of
+    the same answers, with which it is not compared. Policy and critic are two networks, where the released code adds
     0.1 times the critic's loss to one.
     """
     return ppo().but(

@@ -130,16 +130,15 @@ TINY = {
 }
 """An answer has about eight tokens here and not hundreds, so that 1/2η is a value to reach."""
 PUBLISHED: Published = {
-    "arXiv 2407.00617, the loss and its practical form": {
-        "sample.group": 8,
+    "a port that cites arXiv 2407.00617": {
         "surrogate.loss.eta": 0.0075,
         "surrogate.loss.tau": 0.0025,
         "surrogate.loss.start": "old",
-        "update.lr": 5e-7,
-    }
+    },
+    "arXiv 2407.00617, by notes on it": {"sample.group": 8, "update.lr": 5e-7},
 }
-"""As a card of the paper and a port that cites it state them; the authors' code was not found. Rounds were three, of
-about 20,000 prompts each: here a round is a step."""
+"""The authors' code was not found; the port has a rate of 1e-6. Rounds were three, of about 20,000 prompts each: here a
+round is a step."""
 
 
 @method(

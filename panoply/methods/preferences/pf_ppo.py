@@ -248,6 +248,7 @@ def pf_ppo() -> OnPolicy:
     At equal answers learned from it may be ahead of a random half; all N sampled answers may well teach more than both.
     The paper draws ranks with repetition, by probabilities ½ and ½; here answers are kept once, and of more than two
     the next best and next worst follow. Released code ranks the whole batch (`among=batch`), and its third rule is
-    `pow`.
+    `pow`. Not measured: training where the reward errs alike everywhere (`--world strings:static`), and whether R² puts
+    filters in the order of what is learned with them.
     """
     return ppo().but(sample=groups(prompts=128, group=5), select=(ranked(rule="best_worst", keep=2),))

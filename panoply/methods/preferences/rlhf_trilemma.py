@@ -148,9 +148,9 @@ def rlhf_trilemma() -> dict[str, tuple[str, ...]]:
     annotators or users loses against the best for it, the reference answer or a better one that was drawn; `minority`,
     how much of what is said the smallest group likes most, over its share of people. Labels and updates. δ: the most
     that is lost if only the worst-served quarter of problems is asked, if another problem stands before each, or at a
-    temperature of 1.5. The definitions are ours, for the paper states them for ideal procedures. Not there: sycophancy,
-    since no world has users who state a view, and flipped labels, for which a run is trained again
-    (`--set world.noise=0.1`).
+    temperature of 1.5. The definitions are ours, for the paper states them for ideal procedures. Not there: how far
+    answers have become alike; sycophancy, since no world has users who state a view; and flipped labels, for which a
+    run is trained again (`--set world.noise=0.1`).
     """
     return {
         "one reward for everybody: affordable": having("reward=learned data=prefs"),

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import numpy as np
-
 from panoply.worlds.world import Task, TextWorld
 
 
@@ -43,13 +41,3 @@ class StepAnnotators(TextWorld):
     ) -> float:
         difference = self.worth(task, a) - self.worth(task, b)
         return flipped(preferred(difference, self.sharpness), self.noise)
-
-    def prefer(
-        self,
-        task: Task,
-        a: Sequence[int],
-        b: Sequence[int],
-        rng: np.random.Generator,
-        annotator: int | None = None,
-    ) -> bool:
-        return bool(rng.random() < self.preference(task, a, b, annotator))

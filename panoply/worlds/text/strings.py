@@ -270,16 +270,6 @@ class Strings(CharacterWorld):
         shares = (n * self._preference(task, a, b, g) for g, n in enumerate(people))
         return sum(shares) / sum(people)
 
-    def prefer(
-        self,
-        task: Task,
-        a: Sequence[int],
-        b: Sequence[int],
-        rng: np.random.Generator,
-        annotator: int | None = None,
-    ) -> bool:
-        return bool(rng.random() < self.preference(task, a, b, annotator))
-
     @property
     def _populations(self) -> tuple[int, ...]:
         return self.populations or (1,) * len(self.groups)
