@@ -19,11 +19,11 @@ from panoply.experience import Experience
 from panoply.methods.reasoning_data.ra3 import marked, marks, next_line, next_token, ra3, ra3_intents
 from panoply.policies.build import open_policy
 from panoply.rollout.lines import read_through
-from panoply.worlds.text import program
-from panoply.worlds.text.program import Program
+from panoply.worlds.text import registers
+from panoply.worlds.text.registers import Registers
 from panoply.worlds.world import Task
 
-WORLD = Program()
+WORLD = Registers()
 
 
 def problem(value: int) -> Task:
@@ -165,12 +165,12 @@ def test_two_rounds_each_from_the_one_before_then_trial_and_error() -> None:
 
 def test_the_experts_lines_stay_as_they_are(tmp_path: Path) -> None:
     """By the shipped start: every text begins with a mark, and without marks it is the expert's."""
-    tiny.bare(tmp_path / "run", marked(prompts=24), world="program", settings={"run.device": "cpu"})
+    tiny.bare(tmp_path / "run", marked(prompts=24), world="registers", settings={"run.device": "cpu"})
     rows = [json.loads(line) for line in (tmp_path / "run/data.jsonl").read_text().splitlines()]
     assert len(rows) == 24
     for row in rows:
         task = WORLD.task("train", row["task"])
-        lines = program._lines(row["text"])
+        lines = registers._lines(row["text"])
         assert "".join(f".{line}" for _, line in lines) + "$" == WORLD.text(WORLD.gold(task))
         assert WORLD.grade(task, row["answer"])["success"] == 1
     commented = sum(row["numbers"]["commented"] for row in rows) / len(rows)
@@ -178,7 +178,7 @@ def test_the_experts_lines_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_what_a_policy_makes_of_the_experts_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "LOOKED_AT", 64)
+    monkeypatch.setattr(registers, "LOOKED_AT", 64)
     policy = open_policy("start", WORLD, 0, "cpu")
     found = {name: WORLD.measure(name, policy) for name in ("nats", "thinks", "informs")}
     assert 0.05 < found["nats"] < 1.0
@@ -191,7 +191,10 @@ def test_refusals(tmp_path: Path) -> None:
         tiny.bare(tmp_path / "run", "ra3", world="chain")
     with pytest.raises(PanoplyError, match="texts stay as they are"):
         tiny.bare(
-            tmp_path / "run", "ra3", world="program", settings={"mark.marks": False, "mark.temperature": 0.5}
+            tmp_path / "run",
+            "ra3",
+            world="registers",
+            settings={"mark.marks": False, "mark.temperature": 0.5},
         )
     with pytest.raises(PanoplyError, match="at least 0"):
         next_line(cost=-1.0)

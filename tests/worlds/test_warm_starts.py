@@ -15,9 +15,9 @@ from panoply.worlds.text.hops import Hops
 from panoply.worlds.text.keydoor import Keydoor
 from panoply.worlds.text.manyanswers import ManyAnswers
 from panoply.worlds.text.mixed import Mixed
-from panoply.worlds.text.program import Program
 from panoply.worlds.text.proofread import Proofread
 from panoply.worlds.text.referee import Referee
+from panoply.worlds.text.registers import Registers
 from panoply.worlds.text.rules import Rules
 from panoply.worlds.text.strings import Strings
 from panoply.worlds.text.styles import Styles
@@ -36,7 +36,7 @@ WORLDS: list[TextWorld] = [
     Referee(),
     Rules(),
     Proofread(),
-    Program(),
+    Registers(),
     Digits(),
     Styles(),
     Mixed(),

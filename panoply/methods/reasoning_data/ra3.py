@@ -164,7 +164,7 @@ CLAIM = Learns(
     "After two rounds of thoughts that make an expert's next line likelier, and imitation of its texts with them, "
     "trial and error gets further than after imitation of the texts as they are, in as many steps in all.",
     over="next tokens=next-token",
-    world="program",
+    world="registers",
     budget="steps=40",
     metric="success",
     tune={},
@@ -175,7 +175,7 @@ CLAIM = Learns(
 )
 
 
-@recipe("ra3@1", paper=105, world="program", claim=CLAIM)
+@recipe("ra3@1", paper=105, world="registers", claim=CLAIM)
 def ra3() -> Recipe:
     """RA3 (arXiv 2509.25810): mid-training that finds the intents behind an expert's text, and imitates both.
 
@@ -190,7 +190,7 @@ def ra3() -> Recipe:
     gains where working something out first makes what is known easier to use. The reward is the very next line's and
     not that of all that follows, which would drown it in noise. In the paper a model thinks everywhere at c = 0.01, on
     fewer than 0.4 of lines at 0.05, and nearly nowhere at 0.2, which is next-token prediction; a text of one line would
-    be BRiTE. In `program` a true comment is worth more than a nat, and nearly every line gets one.
+    be BRiTE. In `registers` a true comment is worth more than a nat, and nearly every line gets one.
 
     Reconstructed: the optimiser of E, rounds, steps and rates; that M goes on from E's weights; and that marks of a
     state are credited for their own line alone (γ = 0). The price stands for the whole KL term: its entropy is not
@@ -207,7 +207,7 @@ def ra3() -> Recipe:
     )
 
 
-@recipe("next-token@1", world="program")
+@recipe("next-token@1", world="registers")
 def next_token() -> Recipe:
     """What RA3 is compared with: next-token prediction on the same texts as they are, then GRPO, in as many steps."""
     steps = ROUNDS * (FIND + LEARN)

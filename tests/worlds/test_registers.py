@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from panoply.errors import PanoplyError
-from panoply.worlds.text.program import GAINS, REGISTERS, Program, _lines, adds, mutual_information, run
+from panoply.worlds.text.registers import GAINS, REGISTERS, Registers, _lines, adds, mutual_information, run
 from panoply.worlds.world import Task
 
-WORLD = Program()
+WORLD = Registers()
 
 
 def problem(text: str) -> Task:
@@ -32,14 +32,14 @@ def test_instructions() -> None:
 
 def test_eight_different_macros_of_three_to_five_instructions() -> None:
     for number in (*range(8), 52):  # of 52 two would be the same
-        library = Program(macros=number).library
+        library = Registers(macros=number).library
         assert set(library) == {(register, gain) for register in REGISTERS for gain in GAINS}
         assert len(set(library.values())) == 8
         for (register, gain), text in library.items():
             assert 3 <= len(text) <= 5
             held = (7, 2, 5, 9)
             assert run(held, text)[register] == (held[REGISTERS.index(register)] + gain) % 10
-    assert Program(macros=1).library != WORLD.library
+    assert Registers(macros=1).library != WORLD.library
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_expert_adds_three_as_often_as_it_fits() -> None:
     assert [WORLD.text(line) for line in WORLD.lines(problem("31>60"))] == ["CBx", "cDA$"]
     assert WORLD.task("train", 0).level == len(WORLD.lines(WORLD.task("train", 0)))
     longest = max(
-        len(Program(comments=1.0).demonstrate(WORLD.task("train", i), rng_of(0))) for i in range(200)
+        len(Registers(comments=1.0).demonstrate(WORLD.task("train", i), rng_of(0))) for i in range(200)
     )
     assert 25 < longest <= WORLD.max_tokens
 
@@ -127,4 +127,4 @@ def test_splits_never_meet() -> None:
     assert len(WORLD.held_out(256)) == 256
     WORLD.self_test(16)
     with pytest.raises(PanoplyError, match="from 0 to 1"):
-        Program(slip=2.0)
+        Registers(slip=2.0)

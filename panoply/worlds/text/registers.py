@@ -28,6 +28,8 @@ INSTRUCTIONS = REGISTERS + REGISTERS.upper() + "xy"
 COMMENT, LINE = "#", "."
 GAINS = 1, 3
 """What a macro adds to its register: there are two for each."""
+DRAWN_FROM = "program"
+"""What macros and the split are hashes of; with another word the warm start would not know them."""
 HELD_OUT = 8
 """One problem in so many is in the test split."""
 LOOKED_AT = 256
@@ -35,9 +37,9 @@ LOOKED_AT = 256
 FORM = re.compile(rf"(({COMMENT}[0-9])?\{LINE}[{INSTRUCTIONS}]+)+")
 
 
-@world("program@1")
+@world("registers@1")
 @dataclass(frozen=True)
-class Program(CharacterWorld):
+class Registers(CharacterWorld):
     """`31>60=`: registers a, b, c and d hold 3, 1, 6 and 0, and c shall be 0. Any program that ends so is right.
 
         .CBx.cDA$        lines alone, a point before each
@@ -77,7 +79,7 @@ class Program(CharacterWorld):
         for register in REGISTERS:
             for gain in GAINS:
                 for attempt in range(100_000):
-                    draws = Draws(f"program/{self.macros}/{register}/{gain}/{attempt}")
+                    draws = Draws(f"{DRAWN_FROM}/{self.macros}/{register}/{gain}/{attempt}")
                     text = "".join(INSTRUCTIONS[draws.below(10)] for _ in range(3 + draws.below(3)))
                     if adds(text, register) == gain and text not in found.values():
                         found[register, gain] = text
@@ -91,7 +93,7 @@ class Program(CharacterWorld):
             held = [draws.below(10) for _ in REGISTERS]
             at = draws.below(len(REGISTERS))
             problem = "".join(f">{v}" if i == at else str(v) for i, v in enumerate(held))
-            id = stable_hash("program", problem)
+            id = stable_hash(DRAWN_FROM, problem)
             if not held[at] or (id % HELD_OUT == 0) != (split == "test"):
                 return None
             missing = 10 - held[at]
