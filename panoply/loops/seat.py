@@ -32,7 +32,7 @@ from panoply.policies.adapter_folder import model_under
 from panoply.policies.build import DTYPE, is_judge, model_source, pick_device
 from panoply.policies.lora import begun_with, load_adapter, open_adapted, save_adapter
 from panoply.policies.value import ValueModel, outputs_of
-from panoply.slots.schedule.schedules import at, scheduled
+from panoply.slots.schedule.schedules import in_step, scheduled
 from panoply.states import handed_back
 
 COLLECTOR, MEMBERS, WAITING = "collector", "members", "waiting"
@@ -202,8 +202,7 @@ class Seat:
 
     def _scheduled(self, held: Part, *args: Any) -> Any:
         """Call a part of which some numbers follow schedules, with what they are in this step."""
-        step, total = self.collect.version, self.options.steps
-        return held.but(**{name: at(value, step, total) for name, value in scheduled(held).items()})(*args)
+        return in_step(held, self.collect.version, self.options.steps)(*args)
 
     def _remembering(self, path: str, held: Part, called: Callable[..., Any], *args: Any) -> Any:
         """Call a part that remembers: it gets its state first, and hands back the next one."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import tiny
 from kit import hand
 
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
+from panoply.methods.base.grpo import grpo
 from panoply.planning import make_plan
-from panoply.slots.reward.shaping import minus_kl, overlong, verdict
+from panoply.slots.model.values import critic
+from panoply.slots.reward.shaping import annealed, gated, minus_kl, overlong, sum, verdict
 from panoply.slots.reward.signals import signal
+from panoply.slots.schedule.schedules import in_step, linear, ramp, scheduled
+from panoply.slots.update.optimisers import adam
 
 
 def rows() -> Experience:
@@ -53,3 +60,60 @@ def test_overlong() -> None:
 def test_overlong_bounds() -> None:
     with pytest.raises(PanoplyError, match=r"reward\.cache cannot be 30"):
         make_plan("dapo", settings={"reward.cache": 30})
+
+
+def several() -> Experience:
+    """Episode 1 has two decisions that both earn, episode 2 two of which none is well formed."""
+    return hand(
+        episode=[1, 1, 2, 2],
+        logp=[-1.0] * 4,
+        **{
+            "signal:success": [0.0, 1.0, 0.0, 1.0],
+            "signal:form": [0.25, 0.25, 0.0, 0.0],
+            "signal:process": [0.5, 0.0, 0.125, 0.0],
+        },
+    )
+
+
+def test_a_sum_keeps_what_was_earned_where_it_was() -> None:
+    both = sum(first=verdict(), second=signal(name="process", scale=2.0))
+    assert both(several()).tolist() == [1.0, 1.0, 0.25, 1.0]
+    assert sum(second=both)(several()).tolist() == [1.0, 2.0, 0.25, 2.0]
+    assert both.needs() >= {"signal:success", "signal:process"}
+    assert both.equation() == "1 if success else -1 + process"
+
+
+def test_a_gate_is_passed_by_whole_episodes() -> None:
+    """What an episode earns on the way to its gate counts as well, and what failed earns `otherwise` once."""
+    through = gated(gate=signal(name="form"), then=signal(name="process"), otherwise=-1.0)
+    assert through(several()).tolist() == [0.5, 0.0, 0.0, -1.0]
+    narrow = through.but(above=0.5)
+    assert narrow(several()).tolist() == [0.0, -1.0, 0.0, -1.0], "0.25 + 0.25 is not more than 0.5"
+    assert through.equation() == "process if form > 0 else -1"
+
+
+def test_a_reward_that_fades() -> None:
+    fading = annealed(reward=signal(name="process"), weight=0.5)
+    assert fading(several()).tolist() == [0.25, 0.0, 0.0625, 0.0]
+    assert annealed().equation() == "(linear(end=0, warmup=0, start=0))·(success)"
+
+
+def test_schedules_of_rewards_inside_of_rewards_are_followed() -> None:
+    """As they are in a step of ten; a part of another slot keeps its schedule, which is not the reward's to fill in."""
+    process = annealed(reward=signal(name="process"), weight=ramp(first=0.5, last=0.0))
+    outcome = annealed(weight=ramp(first=0.5, last=1.0))
+    both = sum(first=process, second=outcome)
+    assert scheduled(both)
+    assert not scheduled(sum())
+    assert not scheduled(critic(update=adam(schedule=linear())))
+    for step, expected in {0: [0.25, 0.5, 0.0625, 0.5], 9: [0.0, 1.0, 0.0, 1.0]}.items():
+        assert in_step(both, step, 10)(several()).tolist() == expected
+
+
+def test_a_run_anneals(tmp_path: Path) -> None:
+    """In the second of two steps nothing is left of what the first one was paid in full."""
+    fades = sum(first=annealed(weight=ramp(first=1.0, last=0.0)), second=annealed(weight=0.0))
+    tiny.bare(tmp_path, grpo().but(reward=fades), steps=2, settings={"sample.prompts": 8, "run.held_out": 2})
+    first, second = tiny.metrics(tmp_path)
+    assert first["reward"] == first["success"] > 0
+    assert second["success"] > second["reward"] == 0

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from panoply.experience import Experience
-from panoply.parts import Finding, Part, part
+from panoply.parts import Finding, Part, part, show_value
 from panoply.slots.reward.signals import signal
+from panoply.slots.schedule.schedules import linear
 
-_SIGNAL = signal()
+_SIGNAL, _FADING = signal(), linear()
 
 
 @part(
@@ -27,6 +28,52 @@ def verdict(
     episodes = experience.by("episode")
     succeeded = episodes.rows(episodes.sum(experience[f"signal:{name}"]) > 0)
     return torch.where(succeeded, right, wrong) * episodes.is_last()
+
+
+@part("reward", equation=lambda held: f"{held.first.equation()} + {held.second.equation()}")
+def sum(experience: Experience, *, first: Part = _SIGNAL, second: Part = _SIGNAL) -> Tensor:
+    """Two rewards added up, each on the decisions that earned it; one of them may be a sum again."""
+    earned: Tensor = first(experience) + second(experience)
+    return earned
+
+
+@part(
+    "reward",
+    equation=lambda held: (
+        f"{held.then.equation()} if {held.gate.equation()} > {held.above:g} else {held.otherwise:g}"
+    ),
+    bounds={"above": "any number", "otherwise": "any number"},
+)
+def gated(
+    experience: Experience,
+    *,
+    gate: Part = _SIGNAL,
+    then: Part = _SIGNAL,
+    above: float = 0.0,
+    otherwise: float = 0.0,
+) -> Tensor:
+    """A reward that counts only in episodes that pass a gate: what comes first must be right before the rest pays.
+
+    gate: a reward whose sum over the episode must be larger than `above`
+    otherwise: what an episode earns that does not pass, on its last decision
+    """
+    episodes = experience.by("episode")
+    passed = episodes.rows(episodes.sum(gate(experience)) > above)
+    return torch.where(passed, then(experience).float(), otherwise * episodes.is_last())
+
+
+@part(
+    "reward",
+    equation=lambda held: f"({show_value(held.weight)})·({held.reward.equation()})",
+    inert=lambda held, method: [("reward", "weight is 0")] if held.weight == 0 else [],
+    bounds={"weight": "any number"},
+)
+def annealed(experience: Experience, *, reward: Part = _SIGNAL, weight: float | Part = _FADING) -> Tensor:
+    """A reward times a number that follows a schedule: a signal that helps at first and is to be forgotten.
+
+    weight: a schedule, or a number
+    """
+    return cast(Tensor, weight * reward(experience))
 
 
 def _penalty_needs(held: Any) -> frozenset[str]:

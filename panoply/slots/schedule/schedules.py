@@ -87,9 +87,31 @@ def at(value: float | Part, step: int, total: int) -> float:
     return float(value.filled(step, total)) if isinstance(value, Part) else value
 
 
-def scheduled(held: Part) -> dict[str, Part]:
-    """Those settings of a part that are schedules."""
-    return {n: v for n, v in held.settings().items() if isinstance(v, Part) and v.info.slot == "schedule"}
+def scheduled(held: Part) -> bool:
+    """Whether a number of a part follows a schedule, or one of a part of the same slot in its settings."""
+    return any(_is_schedule(inner) or scheduled(inner) for inner in _inner(held).values())
+
+
+def in_step(held: Part, step: int, total: int) -> Part:
+    """The part with what its schedules say in a step, and those of parts of the same slot in its settings."""
+    found = _inner(held).items()
+    return held.but(
+        **{n: at(v, step, total) if _is_schedule(v) else in_step(v, step, total) for n, v in found}
+    )
+
+
+def _inner(held: Part) -> dict[str, Part]:
+    """Settings of a part that are schedules, or parts as it is one itself."""
+    own = held.info.slot
+    return {
+        name: value
+        for name, value in held.settings().items()
+        if isinstance(value, Part) and (_is_schedule(value) or value.info.slot == own)
+    }
+
+
+def _is_schedule(held: Part) -> bool:
+    return held.info.slot == "schedule"
 
 
 def settled(value: float | Part, total: int) -> list[float]:
