@@ -242,6 +242,148 @@ def test_impossible_options(options: dict[str, Any], message: str) -> None:
         Tools(**options)
 
 
+# ------------------------------------------------------------------ dots, noise, a judge, instructions
+
+DAWDLE = Tools(kind="calculator", dawdle=3)
+NOISY = Tools(noise=0.5)
+
+
+@pytest.mark.parametrize(
+    ("turn", "whole", "calls", "invalid"),
+    [
+        ("..C22-89", True, 1, 0),
+        ("...A03", True, 0, 0),
+        ("...", False, 0, 1),
+        ("....", True, 0, 1),  # one dot too many is a turn without grammar
+        (".C22-8", False, 1, 1),
+    ],
+)
+def test_a_turn_may_begin_with_dots(turn: str, whole: bool, calls: int, invalid: int) -> None:
+    tokens = DAWDLE.tokens(turn)
+    assert DAWDLE.complete(tokens) == whole
+    assert not any(DAWDLE.complete(tokens[:n]) for n in range(1, len(tokens)))
+    _, (reply,) = played(DAWDLE, "22-89*91", turn)
+    assert (reply.signals["calls"], reply.signals["invalid"]) == (calls, invalid)
+
+
+def test_the_first_call_is_counted_in_tokens_and_once() -> None:
+    _, replies = played(DAWDLE, "22-89*91", "+", "..C22-89", ".C33*91", "A03")
+    assert [r.signals["first_call"] for r in replies] == [0, 3, 0, 0]  # a sign and two dots before it
+    assert replies[-1].signals["success"] == 1
+    assert DAWDLE.max_tokens == 9
+    assert "first_call" not in played(CALCULATOR, "22-89*91", "A03")[1][0].signals
+
+
+def test_the_teacher_writes_any_number_of_dots() -> None:
+    rng = np.random.default_rng(0)
+    said = [DAWDLE.text(s) for _ in range(60) for _, s in DAWDLE.lessons(task(DAWDLE, "22-89*91"), rng)]
+    dots = [len(s) - len(s.lstrip(".")) for s in said]
+    assert set(dots) == {0, 1, 2, 3}
+    assert np.mean(dots) == pytest.approx(1.5, abs=0.3)
+    assert DAWDLE.text(DAWDLE.gold(task(DAWDLE, "22-89*91"))) == "C22-89C33*91A03"
+
+
+def test_a_result_is_false_as_often_as_told_and_drawn_anew() -> None:
+    """What comes of asking the same twice depends on the task and on what was done, and on nothing else."""
+
+    def heard(of: Task) -> list[str]:
+        play, first = NOISY.play(of), NOISY.tool.first_call(of.data["question"])
+        return [NOISY.text(play.act(NOISY.tokens(first)).observation)[10] for _ in range(2)]
+
+    tasks = [NOISY.task("train", index) for index in range(300)]
+    truths = [
+        NOISY.tool.call(t.data["question"], NOISY.tool.first_call(t.data["question"])[1:]) for t in tasks
+    ]
+    false = [[found != true for found in heard(t)] for t, true in zip(tasks, truths, strict=True)]
+    assert np.mean(false) == pytest.approx(0.5, abs=0.07)
+    assert np.mean([a != b for a, b in false]) == pytest.approx(0.5, abs=0.1)
+    assert heard(tasks[0]) == heard(tasks[0])
+
+
+def test_the_expert_asks_again_after_a_false_result_and_ends_in_time() -> None:
+    tasks = [NOISY.task("train", index) for index in range(60)]
+    golds = [NOISY.text(NOISY.gold(t)) for t in tasks]
+    assert any("C" in gold and gold[:3] == gold[3:6] for gold in golds)
+    assert all(NOISY.grade(t, NOISY.tokens(gold))["success"] for t, gold in zip(tasks, golds, strict=True))
+
+
+def test_what_the_judge_says() -> None:
+    """Of three calls two are on the way; the bias adds the share of turns that were calls."""
+    first, second, third = chain(BASE, "auvw")
+    turns = ["Cau", "Cpz", f"C{first}v", f"A{second}"]
+    fair, taken_in = (played(Tools(process=p), f"auvw_{BASE}", *turns)[1] for p in ((0.0, 0.0), (0.0, 0.6)))
+    assert [r.signals["process"] for r in fair] == [0, 0, 0, pytest.approx(2 / 3)]
+    assert taken_in[-1].signals["process"] == pytest.approx(2 / 3 + 0.6 * 3 / 6)
+    assert played(Tools(process=(0.0, 0.0)), f"auvw_{BASE}", f"A{third}")[1][0].signals["process"] == 0
+    assert played(Tools(process=(0.0, 0.0)), f"au__F{BASE}", f"A{third}")[1][0].signals["process"] == 1
+    assert "process" not in played(LOOKUP, f"auvw_{BASE}", "Aa")[1][0].signals
+
+
+def test_the_judge_errs_by_as_much_as_told() -> None:
+    fair, noisy = Tools(process=(0.0, 0.0)), Tools(process=(0.5, 0.0))
+
+    def judged(world: Tools, index: int) -> float:
+        return float(world.grade(world.task("train", index), world.tokens("CauAa"))["process"])
+
+    errors = [judged(noisy, index) - judged(fair, index) for index in range(400)]
+    assert np.mean(errors) == pytest.approx(0.0, abs=0.08)
+    assert np.std(errors) == pytest.approx(0.5, abs=0.05)
+    assert judged(noisy, 3) == judged(noisy, 3)
+
+
+def test_instructions_change_the_teacher_and_nothing_else() -> None:
+    told = Tools(instructions=True)
+    found = told.task("train", 3)
+    worst, best = told.instruct(found, "GG"), told.instruct(found, "JJ")
+    assert told.text(worst.prompt) == "GG" + told.text(found.prompt)[2:]
+    assert (worst.id, worst.level) == (found.id, found.level)
+    assert told.text(played_first(told, best)).startswith("JJ")
+    assert (told.slips(worst), told.slips(best)) == (pytest.approx(0.9), pytest.approx(0.2))
+    assert told.slips(told.instruct(found, "GJ")) == pytest.approx(0.55)
+    assert Tools(instructions=True, slip=0.3).slips(best) == 0
+    assert len({told.task("train", i).data["letters"] for i in range(400)}) == 64
+
+
+def played_first(world: Tools, of: Task) -> tuple[int, ...]:
+    return world.play(of).act(world.expert(world.play(of))).observation
+
+
+@pytest.mark.parametrize(("world", "letters"), [(LOOKUP, "GG"), (Tools(instructions=True), "Gx")])
+def test_instructions_that_are_none(world: Tools, letters: str) -> None:
+    with pytest.raises(PanoplyError, match=r"world.instructions=true|two letters of GKBMHDLJ, not 'Gx'"):
+        world.instruct(world.task("train", 0), letters)
+
+
+@pytest.mark.parametrize(
+    "world", [DAWDLE, NOISY, Tools(process=(0.1, 0.3)), Tools(kind="calculator", instructions=True)]
+)
+def test_worlds_with_options_test_themselves(world: Tools) -> None:
+    world.self_test(12)
+
+
+def test_options_that_need_another_model_start_from_it() -> None:
+    names = [
+        Tools(**options).start  # type: ignore[arg-type]
+        for options in (
+            {"kind": "calculator", "dawdle": 2},
+            {"instructions": True},
+            {"kind": "calculator", "easy": 0.0, "slip": 0.9},
+            {"noise": 0.1, "process": (0.0, 0.0)},
+        )
+    ]
+    assert names == [
+        "tools-calculator-dawdle-start", "tools-instructed-start", "tools-calculator-hard-start", "tools-start",
+    ]  # fmt: skip
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    play, _ = played(Tools(process=(0.0, 0.0)), f"auvw_{BASE}", "Cau")
+    other = play.fork()
+    other.act(LOOKUP.tokens("Cpz"))
+    assert play.act(LOOKUP.tokens("Aa")).signals["process"] == 1
+    assert other.act(LOOKUP.tokens("Aa")).signals["process"] == 0.5
+
+
 def chain(base: str, path: str) -> list[str]:
     """The entities found on a path `a u v w`."""
     found, entity = [], path[0]

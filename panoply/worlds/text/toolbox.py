@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ Calls = list[tuple[str, str]]
 
 
 class Tool(ABC):
+    """One kind of `tools`. A kind of its own file is entered in `TOOLS` (tools.py)."""
+
     alphabet: ClassVar[str]
     cap: ClassVar[int]
     easy: ClassVar[float]
@@ -27,6 +29,11 @@ class Tool(ABC):
     """Tokens of a turn by its first."""
     answers: ClassVar[Sequence[str]]
     """All that can be answered."""
+
+    @classmethod
+    def of(cls, options: Any) -> Tool:
+        """The tool with a world's options; these have none of their own."""
+        return cls()
 
     @abstractmethod
     def question(self, draws: Draws, *, easy: bool) -> str:
@@ -42,6 +49,14 @@ class Tool(ABC):
     @abstractmethod
     def call(self, question: str, asked: str) -> str | None:
         """What a call gives; None if it has no grammar."""
+
+    def result(self, question: str, verb: str, asked: str, calls: Calls) -> str | None:
+        """What a turn gives that is no answer; None if it has no grammar. For kinds with more verbs than `C`."""
+        return self.call(question, asked) if verb == CALL else None
+
+    @abstractmethod
+    def chain(self, question: str) -> list[str]:
+        """The calls that lead to the answer."""
 
     @abstractmethod
     def observe(self, question: str, calls: Calls) -> str: ...
@@ -100,6 +115,13 @@ class Lookup(Tool):
         for relation in self._path(question):
             entity = known(question[5:], entity, relation)
         return entity
+
+    def chain(self, question: str) -> list[str]:
+        entity, found = question[0], []
+        for relation in self._path(question) if self.needed(question) else "":
+            found.append(entity + relation)
+            entity = known(question[5:], entity, relation)
+        return found
 
     def call(self, question: str, asked: str) -> str | None:
         if len(asked) != 2 or asked[0] not in ENTITIES or asked[1] not in RELATIONS:
@@ -164,6 +186,10 @@ class Calculator(Tool):
     def answer(self, question: str) -> str:
         first = self._work(question[:5])
         return self._work(first + question[5:])
+
+    def chain(self, question: str) -> list[str]:
+        needs = self.needed(question)
+        return [question[:5], self._work(question[:5]) + question[5:]] if needs else []
 
     def call(self, question: str, asked: str) -> str | None:
         good = len(asked) == 5 and asked[2] in SIGNS and (asked[:2] + asked[3:]).isdecimal()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from panoply.errors import PanoplyError
 from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
-from panoply.seeds import stable_hash
+from panoply.seeds import numpy_rng, stable_hash
 from panoply.worlds.episodic import Episodic
 from panoply.worlds.presets import Preset
 from panoply.worlds.text.characters import END, CharacterWorld, Draws
@@ -22,7 +22,14 @@ from panoply.worlds.world import Play, Reply, Task
 
 HELD_OUT = 8
 """One problem in so many is in the test split."""
-TOOLS: dict[str, Tool] = {"lookup": Lookup(), "calculator": Calculator()}
+TOOLS: dict[str, type[Tool]] = {"lookup": Lookup, "calculator": Calculator}
+DOT = "."
+INSTRUCTIONS = "GKBMHDLJ"
+"""Letters that a prompt may begin with, from the one that helps the teacher least to the one that helps it most."""
+HELP = 0.7
+"""By how much the best instruction lowers the teacher's slip."""
+HARD: Mapping[str, Any] = {"kind": "calculator", "easy": 0.0, "slip": 0.9}
+"""Success is so rare that most groups have none: the start has a model of its own."""
 
 
 @world("tools@1")
@@ -43,6 +50,11 @@ class Tools(Episodic, CharacterWorld):
 
     The careless teacher, with probability `slip`, answers too soon: with the entity in hand, or at random; and with
     probability `needless` calls where the fact is enough.
+
+    With `dawdle` a turn may begin with so many dots, which do nothing; the teacher writes any number of them, all
+    equally likely. `first_call` is the number of tokens before the first call. With `instructions` a prompt begins with
+    two letters, on which the teacher's care depends and nothing else (`instruct` puts others in their place). Results
+    that are false by `noise`, and what a judge says by `process`, depend on the task and on what was done.
     """
 
     kind: Literal["lookup", "calculator"] = "lookup"
@@ -55,6 +67,16 @@ class Tools(Episodic, CharacterWorld):
     slip: float | None = None
     """None means 0.6 with look-ups, 0.55 with the calculator."""
     needless: float = 0.5
+    dawdle: int = 0
+    """Dots a turn may begin with."""
+    noise: float = 0.0
+    """How often a result is false; asking again draws anew."""
+    process: tuple[float, float] | None = None
+    """Noise and bias of a judge of calls, who gives the signal `process` at the end: the share of calls that were on
+    the way to the answer, plus noise times a normal number, plus bias times the share of the turns that were calls,
+    for the judge is taken in by length; none means that there is no judge."""
+    instructions: bool = False
+    """Whether prompts begin with two letters that say how to work."""
 
     bounds: ClassVar[Mapping[str, str]] = {
         "easy": "from 0 to 1",
@@ -62,6 +84,9 @@ class Tools(Episodic, CharacterWorld):
         "budget": "from 1 to 1000000",
         "slip": "from 0 to 1",
         "needless": "from 0 to 1",
+        "dawdle": "from 0 to 30",
+        "noise": "from 0 to 0.9",
+        "process": "from 0 to 10",
     }
 
     presets: ClassVar[Mapping[str, Preset]] = {
@@ -70,7 +95,7 @@ class Tools(Episodic, CharacterWorld):
             "every question needs calls, and nothing is right without them: rewards by turn, credit to calls",
             0.18,
             budget="steps=24",
-        )
+        ),
     }
 
     access: ClassVar[frozenset[str]] = frozenset(
@@ -89,12 +114,19 @@ class Tools(Episodic, CharacterWorld):
 
     @property
     def start(self) -> str:
-        """Each kind has a model of its own to start from."""
-        return "tools-start" if self.kind == "lookup" else f"tools-{self.kind}-start"
+        """Each kind has a model of its own to start from, and so have dots, instructions and the rarest success."""
+        hard = {name: getattr(self, name) for name in HARD} == HARD
+        words = {
+            self.kind: self.kind != "lookup",
+            "dawdle": self.dawdle > 0,
+            "instructed": self.instructions,
+            "hard": hard,
+        }
+        return "-".join(["tools", *(word for word, said in words.items() if said), "start"])
 
-    @property
+    @cached_property
     def tool(self) -> Tool:
-        return TOOLS[self.kind]
+        return TOOLS[self.kind].of(self)
 
     @property
     def turn_cap(self) -> int:
@@ -102,23 +134,30 @@ class Tools(Episodic, CharacterWorld):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.of_characters(self.tool.alphabet, specials=(END,))
+        return Tokenizer.of_characters(self.alphabet, specials=(END,))
 
     @property
     def alphabet(self) -> str:  # type: ignore[override]
-        return self.tool.alphabet
+        more = (DOT if self.dawdle else "") + (INSTRUCTIONS if self.instructions else "")
+        return self.tool.alphabet + more
 
     @property
     def max_tokens(self) -> int:
-        return max(self.tool.lengths.values())
+        return self.dawdle + max(self.tool.lengths.values())
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
         return ()
 
     def complete(self, answer: Sequence[int]) -> bool:
-        """By its first token a turn is a call or an answer, of fixed length; or nothing, and over."""
-        return len(answer) >= self._lengths.get(answer[0], 1)
+        """By its first token after dots a turn is a call or an answer, of fixed length; or nothing, and over."""
+        said = answer[self.dots(answer) :]
+        return bool(said) and len(said) >= self._lengths.get(said[0], 1)
+
+    def dots(self, answer: Sequence[int]) -> int:
+        """How many dots a turn begins with; more than `dawdle` are no grammar."""
+        most = min(self.dawdle, len(answer))
+        return next((n for n in range(most) if answer[n] != self._ids[DOT]), most)
 
     @cached_property
     def _lengths(self) -> dict[int, int]:
@@ -133,20 +172,45 @@ class Tools(Episodic, CharacterWorld):
         id = stable_hash(self.name, self.kind, question)
         if (id % HELD_OUT == 0) != (split == "test"):
             return None
-        prompt = tuple(self.tokens(self.tool.observe(question, [])))
-        return Task(id, prompt, self.tool.needed(question), {"question": question})
+        letters = "".join(INSTRUCTIONS[draws.below(len(INSTRUCTIONS))] for _ in range(2 * self.instructions))
+        data = {"question": question} | ({"letters": letters} if letters else {})
+        return Task(id, self.prompt(data, []), self.tool.needed(question), data)
+
+    def prompt(self, data: Mapping[str, Any], calls: Calls) -> tuple[int, ...]:
+        """What is seen of a question and its calls."""
+        return tuple(self.tokens(data.get("letters", "") + self.tool.observe(data["question"], calls)))
+
+    def instruct(self, task: Task, letters: str) -> Task:
+        """The same task with another instruction."""
+        if not self.instructions:
+            raise PanoplyError("tools has no instructions; world.instructions=true gives it some.")
+        if len(letters) != 2 or not set(letters) <= set(INSTRUCTIONS):
+            raise PanoplyError(f"An instruction of tools is two letters of {INSTRUCTIONS}, not {letters!r}.")
+        data = {**task.data, "letters": letters}
+        return replace(task, prompt=self.prompt(data, []), data=data)
 
     def play(self, task: Task) -> Session:
         return Session(self, task)
 
     def expert(self, play: Play) -> list[int]:
+        """Who asks again where a result was false, and in the last turn knows the answer all the same."""
         assert isinstance(play, Session)
-        return self.tokens(self.tool.careful(play.question, play.calls))
+        question, calls = play.question, play.calls
+        if self.noise and play.turn == self.turn_cap - 1:
+            return self.tokens(ANSWER + self.tool.answer(question))
+        false = self.noise and calls and self.tool.call(question, calls[-1][0]) != calls[-1][1]
+        return self.tokens(CALL + calls[-1][0] if false else self.tool.careful(question, calls))
 
     def careless(self, play: Play, rng: np.random.Generator) -> list[int]:
         assert isinstance(play, Session)
-        slip = self.tool.slip if self.slip is None else self.slip
-        return self.tokens(self.tool.careless(play.question, play.calls, rng, slip, self.needless))
+        said = self.tool.careless(play.question, play.calls, rng, self.slips(play.task), self.needless)
+        return self.tokens(DOT * int(rng.integers(self.dawdle + 1)) + said if self.dawdle else said)
+
+    def slips(self, task: Task) -> float:
+        """How often the teacher answers too soon; with instructions 0.9 under the worst, 0.7 less under the best."""
+        usual = 0.9 if self.instructions else self.tool.slip
+        slip = usual if self.slip is None else self.slip
+        return max(0.0, slip - HELP * helpful(task.data["letters"])) if self.instructions else slip
 
     def conclusion(self, task: Task) -> tuple[list[int], list[int]]:
         return self.tokens(ANSWER), self.tokens(self.tool.answer(task.data["question"]))
@@ -161,6 +225,11 @@ class Tools(Episodic, CharacterWorld):
         return [*super().mistakes(task), *short, [*calls, *self.tokens(ANSWER + wrong)]]
 
 
+def helpful(letters: str) -> float:
+    """How much an instruction helps the teacher, from 0 to 1: both of its letters count alike."""
+    return sum(INSTRUCTIONS.index(letter) for letter in letters) / (2 * (len(INSTRUCTIONS) - 1))
+
+
 class Session(Play):
     """An episode. Its state is the question and what the policy sees of its calls; not the turn."""
 
@@ -168,32 +237,54 @@ class Session(Play):
         self.world, self.task, self.tool = world, task, world.tool
         self.question: str = task.data["question"]
         self.calls: Calls = []
-        self.turn, self.spent = 0, 0
+        self.turn, self.spent, self.asked, self.right = 0, 0, 0, 0
         super().__init__(task.prompt, self._state(task.prompt))
 
     def act(self, answer: Sequence[int]) -> Reply:
-        text = self.world.text(answer)
+        dots = self.world.dots(answer)
+        text = self.world.text(answer[dots:])
         verb, rest = text[:1], text[1:]
-        self.turn += 1
-        self.spent += len(answer)
-        result = self.tool.call(self.question, rest) if verb == CALL else None
-        if result is not None:
-            self.calls.append((rest, result))
+        before, self.spent, self.turn = self.spent + dots, self.spent + len(answer), self.turn + 1
+        result = self._result(verb, rest)
         answered = verb == ANSWER and rest in self.tool.answers
-        prompt = tuple(self.world.tokens(self.tool.observe(self.question, self.calls)))
+        prompt = self.world.prompt(self.task.data, self.calls)
         self.state = self._state(prompt)
+        late = not answered and (self.turn >= self.world.turn_cap or self._broke())
         signals = {
             "success": float(answered and rest == self.tool.answer(self.question)),
             "calls": float(verb == CALL),
             "invalid": float(result is None and not answered),
         }
-        late = not answered and (self.turn >= self.world.turn_cap or self._broke())
+        if verb == CALL:
+            self.asked, self.right = self.asked + 1, self.right + (rest in self.tool.chain(self.question))
+        if self.world.dawdle:
+            signals["first_call"] = float(before if verb == CALL and self.asked == 1 else 0)
+        if self.world.process is not None:
+            signals["process"] = self._judged(*self.world.process) if answered or late else 0.0
         return Reply(signals, prompt, done=answered or late, truncated=late)
 
     def fork(self) -> Session:
         other = copy.copy(self)
         other.calls = list(self.calls)
         return other
+
+    def _result(self, verb: str, asked: str) -> str | None:
+        """What a turn gives, true or not; it is remembered."""
+        result = self.tool.result(self.question, verb, asked, self.calls)
+        if result is None:
+            return None
+        draws = Draws(f"noise/{self.task.id}/{len(self.calls)}/{asked}") if self.world.noise else None
+        if draws and draws.below(1 << 20) < self.world.noise * (1 << 20):
+            others = [other for other in self.tool.answers if other != result]
+            result = others[draws.below(len(others))]
+        self.calls.append((asked if verb == CALL else verb + asked, result))
+        return result
+
+    def _judged(self, noise: float, bias: float) -> float:
+        """What the judge says of the calls; of none at all, that they are right where none was needed."""
+        share = self.right / self.asked if self.asked else float(self.task.level == 0)
+        chance = numpy_rng("judge", self.task.id, self.spent, *(asked for asked, _ in self.calls))
+        return share + noise * float(chance.normal()) + bias * self.asked / self.world.turn_cap
 
     def _broke(self) -> bool:
         return self.world.budget is not None and self.spent >= self.world.budget
