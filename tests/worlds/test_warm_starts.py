@@ -11,6 +11,7 @@ from panoply.worlds.text.chain import Chain
 from panoply.worlds.text.copies import Copies
 from panoply.worlds.text.digits import Digits
 from panoply.worlds.text.grids import Grids
+from panoply.worlds.text.guess import Guess
 from panoply.worlds.text.hops import Hops
 from panoply.worlds.text.keydoor import Keydoor
 from panoply.worlds.text.manyanswers import ManyAnswers
@@ -43,6 +44,7 @@ WORLDS: list[TextWorld] = [
     Keydoor(),
     Tools(),
     Tools(kind="calculator"),
+    Guess(),
 ]
 
 

@@ -1,0 +1,123 @@
+"""Games of question and answer: something is hidden, and turns bring it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from panoply.policies.tokenizer import Tokenizer
+from panoply.registry import world
+from panoply.seeds import stable_hash
+from panoply.worlds.episodic import Episodic
+from panoply.worlds.text.characters import END, CharacterWorld, Draws
+from panoply.worlds.text.riddles import Heard, Items, Riddle
+from panoply.worlds.world import Play, Reply, Task
+
+HELD_OUT = 8
+"""One problem in so many is in the test split."""
+RIDDLES: dict[str, Riddle] = {"items": Items()}
+
+
+@world("guess@1")
+@dataclass(frozen=True)
+class Guess(Episodic, CharacterWorld):
+    """What is said and heard is one text, to which every turn and its reply are appended.
+
+    `items`: one of six candidates is meant. `bdfhkm>` names them; `Q3` asks whether the fourth of eight facts holds of
+    it and hears `y` or `N`; `Gk` guesses, and ends the episode, as six turns do. Which facts hold of which of the 16
+    items is the same in every task and has to be known by heart.
+
+    Signals of items: `success`; `score`, −1 for every question, and for a wrong guess −1 for every turn that was left;
+    `wasted`, a question whose answer was known; `invalid`, a turn without grammar, to which `_` is heard. The
+    careless teacher asks what halves the candidates, and with probability `slip` guesses among those that are left.
+    """
+
+    kind: Literal["items"] = "items"
+    slip: float | None = None
+    """None means 0.5."""
+
+    bounds: ClassVar[Mapping[str, str]] = {"slip": "from 0 to 1"}
+    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "fork"})
+    imitation: ClassVar[Mapping[str, int]] = {"data.batch": 64, "run.steps": 800}
+    """How its warm start is made: a demonstration has several turns, so fewer of them are enough."""
+
+    @property
+    def start(self) -> str:
+        """Each kind has a model of its own to start from."""
+        return f"guess-{self.kind}-start"
+
+    @property
+    def riddle(self) -> Riddle:
+        return RIDDLES[self.kind]
+
+    @property
+    def turn_cap(self) -> int:
+        return self.riddle.cap
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.of_characters(self.riddle.alphabet, specials=(END,))
+
+    @property
+    def alphabet(self) -> str:  # type: ignore[override]
+        return self.riddle.alphabet
+
+    @property
+    def max_tokens(self) -> int:
+        return self.riddle.longest
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        return ()
+
+    def complete(self, answer: Sequence[int]) -> bool:
+        return self.riddle.complete(self.text(answer))
+
+    def task(self, split: str, index: int) -> Task:
+        return self._first(split, index, lambda draws: self._problem(draws, split))
+
+    def _problem(self, draws: Draws, split: str) -> Task | None:
+        secret = self.riddle.secret(draws)
+        id = stable_hash(self.name, self.kind, secret)
+        if secret is None or (id % HELD_OUT == 0) != (split == "test"):
+            return None
+        return Task(id, tuple(self.tokens(self.riddle.prompt(secret))), data={"secret": secret})
+
+    def play(self, task: Task) -> Dialogue:
+        return Dialogue(self, task)
+
+    def expert(self, play: Play) -> list[int]:
+        assert isinstance(play, Dialogue)
+        return self.tokens(self.riddle.expert(play.secret, play.said))
+
+    def careless(self, play: Play, rng: np.random.Generator) -> list[int]:
+        assert isinstance(play, Dialogue)
+        slip = self.riddle.slip if self.slip is None else self.slip
+        return self.tokens(self.riddle.careless(play.secret, play.said, rng, slip))
+
+    def mistakes(self, task: Task) -> list[list[int]]:
+        wrong = self.riddle.wrong(task.data["secret"])
+        return [*super().mistakes(task), *(self.tokens("".join(turns)) for turns in wrong)]
+
+
+class Dialogue(Play):
+    """An episode. Its state is the task and all that was said."""
+
+    def __init__(self, world: Guess, task: Task):
+        self.world, self.task = world, task
+        self.secret: str = task.data["secret"]
+        self.said: tuple[tuple[str, str], ...] = ()
+        super().__init__(task.prompt, stable_hash(task.id))
+
+    def act(self, answer: Sequence[int]) -> Reply:
+        turn = self.world.text(answer)
+        heard: Heard = self.world.riddle.hear(self.secret, self.said, turn)
+        self.said = (*self.said, (turn, heard.reply))
+        self.state = stable_hash(self.task.id, self.said)
+        late = not heard.done and len(self.said) >= self.world.turn_cap
+        observation = tuple(self.world.tokens(heard.reply))
+        return Reply(heard.signals, observation, done=heard.done or late, truncated=late)

@@ -1,0 +1,106 @@
+"""The world guess, against episodes worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from panoply.errors import PanoplyError
+from panoply.worlds.text.guess import Dialogue, Guess
+from panoply.worlds.text.riddles import FACTS, ITEMS, TABLE
+from panoply.worlds.world import Reply, Task
+
+ITEMS_WORLD = Guess()
+
+
+def task(world: Guess, secret: str) -> Task:
+    return Task(7, tuple(world.tokens(world.riddle.prompt(secret))), data={"secret": secret})
+
+
+def played(world: Guess, secret: str, *turns: str) -> tuple[Dialogue, list[Reply]]:
+    play = world.play(task(world, secret))
+    return play, [play.act(world.tokens(turn)) for turn in turns]
+
+
+# ------------------------------------------------------------------ items
+
+
+def test_no_two_items_are_alike_and_every_fact_tells_some_apart() -> None:
+    assert len(set(TABLE.values())) == len(ITEMS) == 16
+    assert all(0 < sum(facts[i] for facts in TABLE.values()) < 16 for i in range(len(FACTS)))
+
+
+def test_an_episode_of_questions_and_a_guess() -> None:
+    secret = "bcekopp"
+    turns = ("Q1", "Q0", "Q3", "Gp")
+    play, replies = played(ITEMS_WORLD, secret, *turns)
+    heard = "".join("y" if TABLE["p"][fact] else "N" for fact in (1, 0, 3))
+    assert ITEMS_WORLD.text(play.prompt) == "bcekop>"
+    assert "".join(ITEMS_WORLD.text(r.observation) for r in replies[:3]) == heard
+    assert [r.signals["success"] for r in replies] == [0, 0, 0, 1]
+    assert [r.signals["score"] for r in replies] == [-1, -1, -1, 0]
+    assert [r.done for r in replies] == [False, False, False, True]
+    assert not replies[-1].truncated
+    assert ITEMS_WORLD.text(ITEMS_WORLD.gold(play.task)) == "".join(turns)
+
+
+def test_a_wrong_guess_costs_the_turns_that_were_left() -> None:
+    _, replies = played(ITEMS_WORLD, "bcekopp", "Q1", "Gb")
+    assert [r.signals["score"] for r in replies] == [-1, -5]  # six in all, as if none had come out
+    assert (replies[-1].done, replies[-1].signals["success"]) == (True, 0)
+
+
+def test_six_turns_truncate_and_a_question_asked_again_is_wasted() -> None:
+    _, replies = played(ITEMS_WORLD, "bcekopp", *["Q1"] * 6)
+    assert [r.done for r in replies] == [False] * 5 + [True]
+    assert replies[-1].truncated
+    assert [r.signals["wasted"] for r in replies] == [0, 1, 1, 1, 1, 1]
+    assert sum(float(r.signals["score"]) for r in replies) == -6  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("turn", "invalid"), [("Q1", 0), ("Gb", 0), ("Qb", 1), ("G1", 1), ("b", 1), ("N", 1)]
+)
+def test_grammar_of_items(turn: str, invalid: int) -> None:
+    assert ITEMS_WORLD.complete(ITEMS_WORLD.tokens(turn))
+    assert not any(ITEMS_WORLD.complete(ITEMS_WORLD.tokens(turn[:n])) for n in range(1, len(turn)))
+    _, (reply,) = played(ITEMS_WORLD, "bcekopp", turn)
+    assert reply.signals["invalid"] == invalid
+    assert ITEMS_WORLD.text(reply.observation) == "_" or not invalid
+
+
+def test_what_is_left_agrees_with_all_that_was_heard() -> None:
+    play, _ = played(ITEMS_WORLD, "bcekopp", "Q1", "b", "Q0")
+    left = ITEMS_WORLD.riddle.left(play.secret, play.said)  # type: ignore[attr-defined]
+    assert left == "".join(i for i in "bcekop" if all(TABLE[i][f] == TABLE["p"][f] for f in (1, 0)))
+
+
+def test_the_careless_teacher_guesses_among_what_is_left() -> None:
+    rng, hasty = np.random.default_rng(0), Guess(slip=1.0)
+    play, _ = played(hasty, "bcekopp", "Q1")
+    left = hasty.riddle.left(play.secret, play.said)  # type: ignore[attr-defined]
+    said = {hasty.text(hasty.careless(play, rng)) for _ in range(50)}
+    assert said == {f"G{item}" for item in left}
+    assert hasty.text(Guess(slip=0.0).careless(play, rng)) == hasty.text(hasty.expert(play))
+
+
+# ------------------------------------------------------------------ all kinds
+
+
+@pytest.mark.parametrize("kind", ["items"])
+def test_self_test_splits_and_forks(kind: str) -> None:
+    world = Guess(kind=kind)  # type: ignore[arg-type]
+    world.self_test(16)
+    train, test = ({world.task(split, i).id for i in range(150)} for split in ("train", "test"))
+    assert not train & test
+    assert len(world.held_out(120)) == 120
+    play = world.play(world.task("train", 0))
+    other = play.fork()
+    other.act(world.expert(other))
+    assert play.said == ()
+    assert play.state == world.play(play.task).state != other.state
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(PanoplyError, match="guess.kind"):
+        Guess(kind="item")  # type: ignore[arg-type]
