@@ -15,11 +15,13 @@ from panoply.errors import PanoplyError
 from panoply.policies.decoder_config import DecoderConfig
 from panoply.progress import Progress
 from panoply.run import Run
-from panoply.worlds.text.keydoor import Keydoor, Quest, shortest
+from panoply.worlds.text.keydoor import Keydoor
+from panoply.worlds.text.quests import NONE, Layout, Quest
 from panoply.worlds.world import Reply, Task
 
 WORLD = Keydoor()
 AGENT, KEY, DOOR = (1, 2), (0, 4), (1, 3)
+LAYOUT = Layout(AGENT, (KEY,), 0, DOOR)
 """W N N to the key, P, E S to the door, O: seven turns."""
 
 
@@ -28,8 +30,7 @@ TEST = ("131144_>", 10, 503954592581541064)
 
 
 def task(world: Keydoor = WORLD) -> Task:
-    prompt = world._prompt(AGENT, KEY, DOOR, held=False)
-    return Task(7, prompt, 7, {"agent": AGENT, "key": KEY, "door": DOOR})
+    return world._asked(7, 7, LAYOUT)
 
 
 def played(actions: str, world: Keydoor = WORLD) -> tuple[Quest, list[Any]]:
@@ -128,7 +129,7 @@ def test_the_expert_finds_back_from_anywhere() -> None:
     turns = 0
     while not play.act(WORLD.expert(play)).done:
         turns += 1
-    assert turns + 1 == shortest((2, 1), KEY, DOOR, held=False)
+    assert turns + 1 == LAYOUT.left((2, 1), NONE)
 
 
 def test_a_teacher_that_always_slips_heads_for_the_door_and_opens_it_in_vain() -> None:
@@ -255,3 +256,165 @@ def test_from_scratch_the_warm_start_is_made_as_the_shipped_one_was(
     made = Run.open(tmp_path / "run-start").plan()
     assert made.method.settings()["data.batch"] == 2
     assert made.options.steps == 1
+
+
+# ------------------------------------------------------------------ options
+
+
+def prompts(world: Keydoor, actions: str, some: Task | None = None) -> list[str]:
+    """What is seen, from the first prompt on."""
+    play = world.play(some or task(world))
+    return [
+        world.text(play.prompt),
+        *(world.text(play.act(world.tokens(world.word(a))).observation) for a in actions),
+    ]
+
+
+def test_history_is_the_last_places_oldest_first() -> None:
+    world = Keydoor(history=2)
+    seen = ["____120413_>", "__12020413_>", "1202030413_>", "0203040413_>", "0304040413k>"]
+    assert prompts(world, "WNNP") == seen
+
+
+def test_an_alias_hides_what_is_in_hand_from_prompt_and_state() -> None:
+    world = Keydoor(alias=True, history=1)
+    assert prompts(world, "WNNP")[-2:] == ["03040413_>", "04040413_>"]
+    bare, picked = (played(actions, world)[0] for actions in ("WNN", "WNNP"))
+    assert bare.state == picked.state
+    assert played("WNNPESO", world)[1][-1].signals["success"] == 1, "the door knows what is in hand"
+
+
+@pytest.mark.parametrize("said", ["unloc.", "unlock", "dow.", ".", "unlock.."])
+def test_words_are_actions_only_when_whole(said: str) -> None:
+    world = Keydoor(words=True)
+    play, _ = played("", world)
+    for action in "WNNPES":
+        assert play.act(world.tokens(world.word(action))).signals["invalid"] == 0
+    assert play.act(world.tokens(said)).signals == {"success": 0.0, "progress": 0.0, "invalid": 1.0}
+    assert play.act(world.tokens("unlock.")).signals["success"] == 1
+
+
+def test_a_word_ends_with_its_full_stop_or_at_the_longest() -> None:
+    world = Keydoor(words=True)
+    assert [world.complete(world.tokens(w)) for w in ("n", "n.", "westward", "westward.", "takedownn")] == [
+        False, True, False, True, True,
+    ]  # fmt: skip
+    assert world.max_tokens == 9
+    assert sorted(len(world.word(a)) - 1 for a in "NSEWPO") == [1, 4, 4, 5, 6, 8]
+
+
+def test_legal_words_go_on_as_actions_that_can_be_done() -> None:
+    """In the corner with the key in it: up and west are walls, and there is no door."""
+    world = Keydoor(words=True, legal=True)
+    play = world.play(task(world))
+    for action in "WNN":
+        play.act(world.tokens(world.word(action)))
+
+    def may(said: str) -> str:
+        return world.text(play.allowed(world.tokens(said)) or [])
+
+    assert sorted(may("")) == ["d", "r", "t"]
+    assert (may("t"), may("tak"), may("take")) == ("a", "e", ".")
+
+
+def test_walls_have_one_gap() -> None:
+    """Two rooms of five columns: columns 0 to 1 and 2 to 4, with a gap in row 4."""
+    world = Keydoor(rooms=2, quest=(5, 12))
+    layout = Layout((0, 0), ((4, 0),), 0, (0, 1), (2,), (4,))
+    assert layout.left(layout.agent, NONE) == 12 + 1 + 11 + 1
+    some = Keydoor(rooms=2, cap=30, quest=(5, 25))._asked(1, 25, layout)
+    wide = Keydoor(rooms=2, cap=30, quest=(5, 25))
+    assert wide.text(some.prompt) == "0040014_>"
+    assert wide.text(wide.gold(some)) == "ENNNNEEESSSSPWWNNNNWWSSSO"
+    play = wide.play(some)
+    blocked = [play.act(wide.tokens(a)).signals["invalid"] for a in "EENNNNE"]
+    assert blocked == [0, 1, 0, 0, 0, 0, 0]
+    assert play.agent == (2, 4)
+    for index in range(40):
+        found = world.task("train", index)
+        assert len(world.gold(found)) == found.level
+
+
+def test_only_the_key_of_the_doors_colour_fits() -> None:
+    world = Keydoor(objects=2, quest=(4, 12))
+    some = world._asked(1, 7, Layout((1, 2), ((1, 3), (0, 4)), 1, (1, 4)))
+    assert world.text(some.prompt) == "1213a04b14b_>"
+    seen = prompts(world, "NPNO", some)
+    assert [s[-2] for s in seen] == ["_", "_", "a", "a", "a"]
+    play = world.play(some)
+    replies = [play.act(world.tokens(a)) for a in "NPNOWPEO"]
+    assert [r.signals["invalid"] for r in replies] == [0, 0, 0, 1, 0, 0, 0, 0]
+    assert replies[-1].signals["success"] == 1
+    assert [r.signals["progress"] > 0 for r in replies] == [True, False, True, False, True, True, True, True]
+
+
+def test_a_door_that_sticks_is_tried_again_and_grades_are_repeatable() -> None:
+    world = Keydoor(chance=0.5)
+    tasks = [world.task("train", index) for index in range(200)]
+    tries = [world.text(world.gold(t)).count("O") for t in tasks]
+    assert np.mean([n == 1 for n in tries]) == pytest.approx(0.5, abs=0.1)
+    stuck = next(t for t, n in zip(tasks, tries, strict=True) if n > 1)
+    once = world.gold(stuck)[: stuck.level]
+    assert world.grade(stuck, once) == world.grade(stuck, once)
+    assert world.grade(stuck, once)["success"] == 0
+    assert world.grade(stuck, once)["invalid"] == 0
+
+
+def test_a_hint_names_the_next_subgoal_and_can_be_dropped() -> None:
+    world = Keydoor(hints=True)
+    some = task(world)
+    told = world.guided(some)
+    assert (told.id, told.level) == (some.id, some.level)
+    plain, helped = prompts(world, "WNNPE", some), prompts(world, "WNNPE", told)
+    assert [p[-2] for p in plain] == ["_"] * 6
+    assert [p[-2] for p in helped] == ["P", "P", "P", "P", "O", "O"]
+    assert [world.text(world.unguided(world.tokens(p))) for p in helped] == plain
+    with pytest.raises(PanoplyError, match="no place for hints"):
+        Keydoor().guided(task())
+
+
+def test_half_of_the_lessons_are_guided_and_slip_half_as_often() -> None:
+    world = Keydoor(hints=True, slip=1.0)
+    rng = np.random.default_rng(0)
+    lessons = [world.lessons(task(world), rng) for _ in range(200)]
+    told = [lesson for lesson in lessons if world.text(lesson[0][0])[-2] == "P"]
+    assert len(told) == pytest.approx(100, abs=25)
+    slips = np.mean([world.text(lesson[1][1]) == "E" for lesson in told])
+    assert slips == pytest.approx(0.5, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"alias": True, "history": 2},
+        {"words": True},
+        {"rooms": 2, "quest": (5, 12)},
+        {"objects": 3, "words": True},
+        {"chance": 0.3},
+        {"hints": True, "rooms": 3, "size": 6, "quest": (4, 12)},
+    ],
+)
+def test_the_world_tests_itself_with_every_option(options: dict[str, Any]) -> None:
+    Keydoor(**options).self_test(8)
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [
+        ({}, "keydoor-start"),
+        ({"slip": 0.8, "quest": (6, 10)}, "keydoor-hard-start"),
+        ({"slip": 0.8}, "keydoor-start"),
+        ({"alias": True, "history": 2}, "keydoor-aliased-start"),
+        ({"alias": True}, "keydoor-start"),
+        ({"slip": 0.9, "quest": (6, 10), "hints": True}, "keydoor-guided-start"),
+        ({"slip": 0.8, "quest": (6, 10), "words": True}, "keydoor-start-of-other-prompts"),
+        ({"rooms": 2}, "keydoor-start-of-other-prompts"),
+    ],
+)
+def test_a_start_reads_what_prompts_show(options: dict[str, Any], start: str) -> None:
+    assert Keydoor(**options).start == start
+
+
+def test_rooms_fit_into_columns() -> None:
+    with pytest.raises(PanoplyError, match="3 rooms do not fit into 2 columns"):
+        Keydoor(size=2, rooms=3)

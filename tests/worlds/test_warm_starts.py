@@ -54,6 +54,13 @@ def test_a_warm_start_succeeds_sometimes(world: TextWorld) -> None:
     assert 0.15 <= found.sampled <= 0.45
 
 
+def test_a_hard_start_hardly_ever_succeeds() -> None:
+    """So that whole groups fail, but not all of them."""
+    world = Keydoor(slip=0.8, quest=(6, 10))
+    found = evaluate(world, open_policy("start", world, 0, "cpu"), 512)
+    assert 0.003 <= found.sampled <= 0.05
+
+
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.start)
 def test_a_warm_start_is_small(world: TextWorld) -> None:
     folder = warm_start(world)
