@@ -90,7 +90,10 @@ def check_plan(plan: Plan) -> None:
             raise PanoplyError(f"{value or f'{path} ({held.info.name}) cannot be used'}: {reason}.")
     _check_gifts(method, {f"column:{key}" for key in world.keys} | plan.gifts, access)
     if world.medium == "text":
-        typing.cast("TextWorld", world).check(method.needs())
+        text = typing.cast("TextWorld", world)
+        text.check(method.needs())
+        if text.sandboxed:
+            text.sandboxed.find()
     kind.check_blocks(options.model, world, method.needs())
     _check_length(plan, world)
     if plan.options.decode_steps and world.medium != "text":
@@ -193,6 +196,8 @@ def _check_other_world(plan: Plan, world: Any) -> None:
         raise PanoplyError(f"run.held_out_world has no effect: {words} is the world of the run itself.")
     if "judged" in plan.method.needs():
         raise PanoplyError("run.held_out_world has no effect: a judge is trained, which does not act.")
+    if wanted := getattr(other, "sandboxed", None):
+        wanted.find()
     differs = "kind" if other.medium != world.medium else kind_of(world).differs(world, other)
     if differs:
         raise PanoplyError(

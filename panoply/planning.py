@@ -357,6 +357,8 @@ def world_settings(entry: registry.Entry, settings: Mapping[str, Any]) -> dict[s
     known = {f.name for f in dataclasses.fields(entry.build)}  # type: ignore[arg-type]
     found = {}
     for name, value in settings.items():
+        if name not in known and name == "sandbox":
+            raise PanoplyError(f"--sandbox has no effect: no code of others is run in {entry.name}.")
         if name not in known:
             raise unknown(f"setting of world {entry.name}", name, known)
         found[name] = parse(f"world.{name}", value, hints[name]) if isinstance(value, str) else value

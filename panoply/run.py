@@ -26,6 +26,7 @@ from panoply.files import BadFile, is_file, read_folder, read_json, read_lines
 from panoply.given import FOLDER, adopt, relocated
 from panoply.planning import Plan
 from panoply.records import Config, Episode, Metrics, PlanRecord, Result
+from panoply.sandbox.contract import named as sandbox_named
 
 CONFIG, RESULT, METRICS, EPISODES = "run.json", "result.json", "metrics.jsonl", "episodes.jsonl"
 RECIPE = "recipe.json"
@@ -75,7 +76,7 @@ class Run:
             "panoply": versions()["panoply"],
             "created": time.strftime("%Y-%m-%dT%H:%M:%S"),
             "command": _command(),
-            "versions": versions(),
+            "versions": versions() | _sandbox(plan),
             "hash": plan.hash(),
             "measures": plan.measures(),
             "given": hashes,
@@ -237,6 +238,12 @@ def versions() -> dict[str, str]:
         "numba": _installed("numba"),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
     }
+
+
+def _sandbox(plan: Plan) -> dict[str, str]:
+    """What programs run in, where the world runs any."""
+    wanted = getattr(plan.world(), "sandboxed", None)
+    return {"sandbox": sandbox_named(wanted.find())} if wanted else {}
 
 
 def _rows(path: Path, schema: Any, bad: Callable[[BadFile], None] = lambda _: None) -> list[dict[str, Any]]:

@@ -38,6 +38,13 @@ def add_choices(parser: Parser) -> None:
         metavar="DIR",
         help="earn what this says: a run of reward-model, or a sequence classifier of transformers",
     )
+    option(
+        "--sandbox",
+        nargs="?",
+        const="auto",
+        metavar="NAME",
+        help="what programs, or your reward functions, run in: auto (the first that is safe) or one by name",
+    )
     add_which(parser, "that --model and --reference take of a run")
     option("--lora", type=int, metavar="RANK", help="train low-rank adapters only")
     option("--steps", type=int, help="optimisation steps")
@@ -68,4 +75,7 @@ def choices(chosen: argparse.Namespace) -> dict[str, Any]:
     found = {name: value for name in (*NAMES, *SLOT_NAMES) if (value := getattr(chosen, name)) is not None}
     if getattr(chosen, "sinks", None):
         found["sinks"] = tuple(chosen.sinks)
-    return {**found, "settings": settings(chosen.settings), "plugins": chosen.plugins}
+    given = settings(chosen.settings)
+    if chosen.sandbox is not None:
+        given["world.sandbox"] = chosen.sandbox
+    return {**found, "settings": given, "plugins": chosen.plugins}

@@ -14,6 +14,7 @@ import numpy as np
 from panoply.errors import PanoplyError, unknown
 from panoply.parts import check_fields
 from panoply.policies.tokenizer import Tokenizer
+from panoply.sandbox import Wanted
 from panoply.worlds.measures import Measuring
 from panoply.worlds.presets import Preset
 
@@ -171,6 +172,11 @@ class TextWorld(Measuring, ABC):
     def start(self) -> str:
         """The name under which a warm start is shipped. Options that change the task may change it."""
         return f"{self.name}-start"
+
+    @property
+    def sandboxed(self) -> Wanted | None:
+        """The sandbox that it asks for, where it runs code of others: `Wanted(self.sandbox, …)`."""
+        return None
 
     def about(self) -> str:
         """What a plan says of its data, where a user has brought them."""

@@ -1,0 +1,1 @@
+"""What runs within the walls. These files import the standard library alone: no other file of Panoply is there."""
