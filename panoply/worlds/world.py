@@ -121,7 +121,7 @@ class OneTurn(Play):
 
     @property
     def restricts(self) -> bool:
-        return type(self.world).allowed is not TextWorld.allowed
+        return self.world.restricts
 
 
 class TextWorld(Measuring, ABC):
@@ -215,6 +215,11 @@ class TextWorld(Measuring, ABC):
         For formats and grammars in worlds of one turn; plays of several turns have their own.
         """
         return None
+
+    @property
+    def restricts(self) -> bool:
+        """Whether it has such formats or grammars, so that it has to be asked before every token."""
+        return type(self).allowed is not TextWorld.allowed
 
     @abstractmethod
     def task(self, split: str, index: int) -> Task:

@@ -1,0 +1,120 @@
+"""Programs that are run: a verifier that looks at what a program does, and not at how it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from panoply.policies.tokenizer import Tokenizer
+from panoply.registry import world
+from panoply.seeds import stable_hash
+from panoply.worlds.text.characters import END, CharacterWorld, Draws
+from panoply.worlds.text.program_kind import Kind
+from panoply.worlds.text.program_sql import Sql
+from panoply.worlds.world import Task
+
+HELD_OUT = 8
+"""One problem in so many is in the test split."""
+KINDS: dict[str, Kind] = {"sql": Sql()}
+
+
+@world("program@1")
+@dataclass(frozen=True)
+class Program(CharacterWorld):
+    """A question in a few characters, and a program that answers it. Every program that does what is asked is right.
+
+    `sql`: `#n/c s>2:` asks how many people there are in each city whose department has a size above 2. A token of an
+    answer is a word of SQL: `Sc,#n)FJWs>2Bc$` is
+
+        SELECT city, COUNT(name) FROM people JOIN depts ON dept = id WHERE size > 2 GROUP BY city
+
+    There are two data bases of 40 people and 6 departments, and a query must be right on both. Nobody says which
+    questions need both tables. The careless teacher forgets the last condition; in the `hard` setting it also takes a
+    sign or what is asked for, such as COUNT, for another.
+    """
+
+    kind: Literal["sql"] = "sql"
+    hard: bool = False
+    """Whether the teacher slips in more ways; its pupil, the start, is then right on one problem in a hundred or so."""
+    slip: float | None = None
+    """How often it slips; none means what the kind has."""
+
+    bounds: ClassVar[Mapping[str, str]] = {"slip": "from 0 to 1"}
+    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "hint"})
+
+    @property
+    def start(self) -> str:
+        """Each kind, and each setting of it, has a model of its own to start from."""
+        return f"program-{self.kind}-{'hard-' if self.hard else ''}start"
+
+    @property
+    def does(self) -> Kind:
+        return KINDS[self.kind]
+
+    @property
+    def alphabet(self) -> str:  # type: ignore[override]
+        return self.does.alphabet
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.of_characters(self.alphabet, specials=(END,))
+
+    @property
+    def max_tokens(self) -> int:
+        return self.does.longest + 1
+
+    # -------------------------------------------------------------- problems
+
+    def task(self, split: str, index: int) -> Task:
+        def draw(draws: Draws) -> Task | None:
+            problem = self.does.problem(draws)
+            id = stable_hash(self.name, self.kind, problem)
+            if (id % HELD_OUT == 0) != (split == "test") or not self.does.worth_asking(problem):
+                return None
+            prompt = tuple(self.tokens(self.does.prompt(problem)))
+            return Task(id, prompt, self.does.level(problem), {"problem": problem})
+
+        return self._first(split, index, draw)
+
+    def part_of(self, task: Task) -> str:
+        return self.does.part(task.data["problem"])
+
+    # -------------------------------------------------------------- programs
+
+    def grade(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
+        return self.grade_all([task], [answer])[0]
+
+    def grade_all(self, tasks: Sequence[Task], answers: Sequence[Sequence[int]]) -> list[dict[str, float]]:
+        """All programs at once. Beside `success` and what its kind says: `ended`, a program has one end, the last."""
+        bodies = [self.body([*task.given, *said]) for task, said in zip(tasks, answers, strict=True)]
+        graded = self.does.grade([task.data["problem"] for task in tasks], bodies)
+        return [
+            {**signals, "ended": float(body is not None)}
+            for signals, body in zip(graded, bodies, strict=True)
+        ]
+
+    def allowed(self, task: Task, said: Sequence[int]) -> Sequence[int] | None:
+        allowed = self.does.allowed(task.data["problem"], self.text([*task.given, *said]))
+        return None if allowed is None else self.tokens(allowed)
+
+    @property
+    def restricts(self) -> bool:
+        return type(self.does).allowed is not Kind.allowed
+
+    def gold(self, task: Task) -> list[int]:
+        whole = self.tokens(self.does.solution(task.data["problem"]) + END)
+        return whole[len(task.given) :]
+
+    def demonstrate(self, task: Task, rng: np.random.Generator) -> list[int]:
+        usual = self.does.hard_slip if self.hard else self.does.slip
+        slip = usual if self.slip is None else self.slip
+        return self.tokens(self.does.careless(task.data["problem"], slip, self.hard, rng) + END)
+
+    def mistakes(self, task: Task) -> list[list[int]]:
+        """Also what its kind knows to be wrong."""
+        wrong = self.does.wrong(task.data["problem"])
+        return [*super().mistakes(task), *(self.tokens(text + END) for text in wrong)]

@@ -1,0 +1,68 @@
+"""What a kind of the world `program` brings: what is asked, what a program does, and how a teacher slips.
+
+Problems and programs are text. A problem is all that a program is graded by; a policy sees its `prompt` alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from panoply.worlds.text.characters import Draws
+
+
+class Kind(ABC):
+    alphabet: ClassVar[str]
+    """One character a token, of prompts and programs."""
+    longest: ClassVar[int]
+    """The most tokens of a program, without its end."""
+    slip: ClassVar[float]
+    """How often the teacher slips, where nothing else is said."""
+    hard_slip: ClassVar[float]
+    """The same in the `hard` setting, in which it slips in more ways than one."""
+
+    @abstractmethod
+    def problem(self, draws: Draws) -> str:
+        """A problem, drawn at random."""
+
+    def worth_asking(self, problem: str) -> bool:
+        """Whether a problem that was drawn is one: others are drawn anew."""
+        return True
+
+    def prompt(self, problem: str) -> str:
+        """What a policy gets to see of it."""
+        return problem
+
+    @abstractmethod
+    def solution(self, problem: str) -> str:
+        """The reference program."""
+
+    @abstractmethod
+    def careless(self, problem: str, slip: float, hard: bool, rng: np.random.Generator) -> str:
+        """The program of a teacher who slips so often."""
+
+    @abstractmethod
+    def grade(self, problems: Sequence[str], programs: Sequence[str | None]) -> list[dict[str, float]]:
+        """Signals of programs, all at once: `success` and the kind's own, the same names for each.
+
+        None is an answer that has no end, or more than one. It cannot succeed.
+        """
+
+    def wrong(self, problem: str) -> list[str]:
+        """Programs that must not succeed."""
+        return []
+
+    def level(self, problem: str) -> int:
+        """How hard it is."""
+        return 0
+
+    def part(self, problem: str) -> str:
+        """The sort of problem, where there are several, whose success is reported apart."""
+        return ""
+
+    def allowed(self, problem: str, said: str) -> str | None:
+        """The characters that may follow, the end `$` among them; None for all of them."""
+        return None

@@ -1,0 +1,130 @@
+"""Programs that are run, against results that are worked out by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from panoply.errors import PanoplyError
+from panoply.rewards import tables
+from panoply.worlds.text import program_sql
+from panoply.worlds.text.program import KINDS, Program
+from panoply.worlds.text.program_kind import Kind
+from panoply.worlds.world import OneTurn, Task
+
+SQL = Program(kind="sql")
+
+
+def asked(world: Program, problem: str) -> Task:
+    return Task(1, tuple(world.tokens(world.does.prompt(problem))), 0, {"problem": problem})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_sound(kind: str) -> None:
+    """References succeed and mistakes do not, all fit, and every draw is a problem of one split."""
+    world = Program(kind=kind)  # type: ignore[arg-type]
+    world.self_test(8)
+    tasks = [world.task(split, i) for split in ("train", "test") for i in range(40)]
+    assert {t.id for t in tasks[:40]}.isdisjoint(t.id for t in tasks[40:])
+    assert max(len(world.gold(task)) for task in tasks) <= world.max_tokens
+    assert len(world.held_out(100)) == 100
+    names = {frozenset(world.grade(task, world.gold(task))) | {"ended"} for task in tasks[:3]}
+    assert names == {frozenset(world.grade(tasks[0], []))}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("hard", [False, True])
+def test_the_teacher_slips_as_often_as_it_is_told(kind: str, hard: bool) -> None:
+    """Never, and then it is right; or always, and then it is wrong."""
+    for slip, success in ((0.0, 1.0), (1.0, 0.0)):
+        world = Program(kind=kind, hard=hard, slip=slip)  # type: ignore[arg-type]
+        tasks = [world.task("train", i) for i in range(12)]
+        said = [world.demonstrate(task, np.random.default_rng(0)) for task in tasks]
+        assert {graded["success"] for graded in world.grade_all(tasks, said)} == {success}
+
+
+def test_a_kind_without_grammar_is_not_asked_before_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = SQL.task("train", 0)
+    assert not OneTurn(SQL, task).restricts
+    monkeypatch.setattr(program_sql.Sql, "allowed", lambda self, problem, said: "S$")
+    assert OneTurn(SQL, task).restricts
+    assert SQL.allowed(task, []) == SQL.tokens("S$")
+    assert Kind.allowed is not program_sql.Sql.allowed
+
+
+def test_words_of_sql() -> None:
+    assert program_sql.sql("Sc,#n)FJWs>2Bc") == (
+        "SELECT city, COUNT(name) FROM people JOIN depts ON dept = id WHERE size > 2 GROUP BY city"
+    )
+    assert SQL.does.solution("#n/c s>2:") == "Sc,#n)FJWs>2Bc"
+    assert SQL.does.solution("p a<5&c=1:") == "SpFWa<5&c=1"
+
+
+def test_what_a_query_is_worth() -> None:
+    """Written otherwise it is as right; what does not run is worth nothing; what nearly does is worth a part."""
+    task = asked(SQL, "#n a<5&c=1:")
+    for text, success, ran in (
+        ("S#n)FWa<5&c=1$", 1, 1),
+        ("S#n)FWc=1&a<5$", 1, 1),
+        ("S#n)FJWc=1&a<5$", 1, 1),
+        ("S#n)FWa<5$", 0, 1),
+        ("S#n)FWa<5&c=1", 0, 0),
+        ("S#nFWa<5&c=1$", 0, 0),
+        ("S#s)FWa<5&c=1$", 0, 0),
+        ("$", 0, 0),
+    ):
+        graded = SQL.grade(task, SQL.tokens(text))
+        assert (graded["success"], graded["ran"]) == (success, ran), text
+        assert graded["table"] == 0 if not ran else 0 < graded["table"] <= 1, text
+    assert SQL.grade(task, SQL.tokens("S#n)FWa<5&c=1$"))["table"] == 1
+
+
+def test_luck_on_one_data_base_is_not_enough() -> None:
+    """A condition that holds for as many people on the first data base only."""
+    first, second = [
+        {program: program_sql.base(i).query(program_sql.sql(program)).rows for program in SOME}
+        for i in range(2)
+    ]
+    lucky = next((a, b) for a in SOME for b in SOME if first[a] == first[b] and second[a] != second[b])
+    assert [tables.same(*(rows[p] for p in lucky)) for rows in (first, second)] == [1, 0]
+    problem = f"#n {lucky[0].partition('W')[2]}:"
+    assert SQL.does.solution(problem) == lucky[0]
+    assert SQL.grade(asked(SQL, problem), SQL.tokens(lucky[1] + "$"))["success"] == 0
+
+
+SOME = [f"S#n)FW{column}{sign}{digit}" for column in "acp" for sign in "<>=" for digit in range(10)]
+
+
+def test_no_question_is_answered_by_nothing_or_without_its_condition() -> None:
+    for task in (SQL.task("train", i) for i in range(30)):
+        whole = SQL.does.solution(task.data["problem"])
+        short = program_sql.run(program_sql._without_last(whole))
+        for right, other in zip(program_sql.run(whole), short, strict=True):
+            assert right.rows
+            assert None not in right.rows[0]
+            assert Counter(right.rows) != Counter(other.rows)
+
+
+def test_how_alike_tables_are() -> None:
+    """Worked out by hand: of four cells three are wanted, of four wanted two are there, two rows of three."""
+    found, wanted = [(1, 2), (1, 9)], [(1, 2), (3, 4)]
+    assert tables.precision(found, wanted) == 3 / 4
+    assert tables.recall(found, wanted) == 2 / 4
+    assert tables.cardinality(found, [*wanted, (5, 6)]) == 2 / 3
+    assert tables.graded(found, wanted) == (3 / 4 + 2 / 4 + 1) / 3
+    assert tables.same(found, list(reversed(found))) == 1, "nobody asked for an order"
+    assert tables.same([(1,), (1,)], [(1,)]) == 0, "how often a row comes counts"
+    everything = [(i,) for i in range(10)]
+    assert tables.recall(everything, [(3,)]) == 1
+    assert tables.graded(everything, [(3,)]) == pytest.approx((0.1 + 1 + 0.1) / 3)
+    assert tables.graded([], []) == 1
+    assert tables.graded([], wanted) == tables.graded(wanted, []) == 0
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(PanoplyError, match="program.slip"):
+        Program(slip=2.0)
+    with pytest.raises(PanoplyError, match="kind"):
+        Program(kind="cobol")  # type: ignore[arg-type]
