@@ -144,6 +144,9 @@ def _exploration(world: Any) -> list[tuple[str, str]]:
 def _circle(made: Plan, world: Any) -> list[tuple[str, str]]:
     """That a judge gives answers one number each, and annotators who prefer in a circle have none to give."""
     needs, share = made.method.needs(), getattr(world, "intransitive", 0.0)
+    if getattr(getattr(made.method, "sample", None), "third", None) and "signal:preferred" in needs:
+        said = "three raters may prefer in a circle: a reward of steps has an order, so it fits their average"
+        return [("preferences", said)]
     if not share or "judged" not in needs or "world:prefer" not in needs:
         return []
     said = f"{share:.0%} of them go round in a circle: one number an answer has an order, so it fits their average"

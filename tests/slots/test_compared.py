@@ -20,7 +20,9 @@ from panoply.progress import Progress
 from panoply.report.text import planned
 from panoply.rollout.text import Collector
 from panoply.slots.data.preferences import preferences
+from panoply.slots.reward.raters import seen
 from panoply.slots.reward.signals import signal
+from panoply.slots.sample.annotated import annotated
 from panoply.slots.sample.answers import answers_of
 from panoply.slots.sample.compared import compared
 from panoply.worlds.text.strings import Strings
@@ -138,6 +140,17 @@ def test_the_same_questions_have_the_same_answers() -> None:
     assert found[0] is not None
     assert found[1] is not None
     assert torch.equal(found[0].tensor("chosen"), found[1].tensor("chosen"))
+
+
+def test_a_plan_says_that_a_reward_of_steps_cannot_hold_a_circle_of_raters() -> None:
+    def said(method: str, **raters: Any) -> str:
+        asked = annotated(prompts=32, group=1, against="batch", **raters)
+        return planned(make_plan(method, "cartpole", slots={"sample": asked}))
+
+    three = {"second": seen(dim=0), "third": seen(dim=1)}
+    assert "three raters may prefer in a circle" in said("preference-ppo", **three)
+    assert "circle" not in said("preference-ppo", second=seen(dim=0))
+    assert "circle" not in said("spo-minimax", **three)
 
 
 def test_a_plan_says_that_one_number_cannot_hold_a_circle() -> None:
