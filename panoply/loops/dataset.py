@@ -19,4 +19,6 @@ def dataset_step(job: Job, seat: Seat, step: int) -> Stepped:
     with job.phase("learn"):
         order = torch_rng("minibatches", seat.options.seed, step)
         metrics = mean_metrics([seat.learner.step(m, step) for m in seat.learner.minibatches(batch, order)])
+    metrics |= seat.collect.notes
+    seat.collect.notes = {}
     return Stepped(batch, metrics)

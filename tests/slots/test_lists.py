@@ -209,6 +209,7 @@ def test_labels_of_annotators() -> None:
         state: dict[str, Any] = {}
         state, made = lists(batch=4, answers=3, prompts=prompts, labels=labels)(state, collect)
         assert made.lists is not None
+        assert collect.notes == {"questions": 4 * 3}  # four prompts, three pairs of three answers
         worths, members = made.lists.ragged("worth").tolist(), made.lists.ragged("episodes").tolist()
         for worth, row in zip(worths, members, strict=True):
             assert worth == sorted(worth, reverse=True)

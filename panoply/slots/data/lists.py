@@ -126,7 +126,8 @@ def lists(
     used         how many of a prompt's answers a step has, drawn by lot each time; 0 means all
     temperature, top_k   of the policy's answers
     labels       what an answer is worth: a `signal`; the mean of the `chances` with which annotators prefer it to each
-                 answer of its prompt, ½ to itself; or that of the `answers` of one annotator to each such question
+                 answer of its prompt, ½ to itself; or that of the `answers` of one annotator to each such question.
+                 `questions` in a step's metrics counts what annotators were asked
     name         the signal
     """
     how = {"temperature": temperature, "top_k": top_k}
@@ -198,6 +199,8 @@ def _worth(collect: Collector, tasks: Sequence[Task], made: Experience, labels: 
                 chance = float(world.prefer(task, said[a], said[b], rng))
             won[a] += chance
             won[b] += 1 - chance
+    asked = len(tasks) * size * (size - 1) // 2
+    collect.notes = {**collect.notes, "questions": float(asked)}
     return won / size
 
 

@@ -136,6 +136,7 @@ def _ordered(
                 places.append(place + i)
                 ordered.append((a, b) if world.prefer(task, a, b, rng, who) else (b, a))
         if len(ordered) == number:
+            collect.notes = {**collect.notes, "questions": float(number)}
             return places, ordered
     whose = "teacher" if answers == "teacher" else "starting policy"
     raise PanoplyError(
