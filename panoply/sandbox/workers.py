@@ -206,7 +206,7 @@ class _Batch:
     def run(self) -> list[Result]:
         disk = self.programs[0].limits.disk
         number = min(self.crew.workers, len(self.programs))
-        self.free = [self.crew.worker(disk) for _ in range(number + (number > 1))]
+        self.free = [self.crew.worker(disk) for _ in range(number + (len(self.programs) > number))]
         try:
             while self.waiting or self.busy:
                 self._hand_out()
@@ -225,7 +225,7 @@ class _Batch:
         """Programs to workers that are ready, at most `workers` at a time: the one beside is the spare."""
         while self.waiting and len(self.busy) < self.crew.workers:
             place, program = self.waiting[0]
-            ready = [w for w in self.free if w.ready is not None]
+            ready = [w for w in reversed(self.free) if w.ready is not None]  # the spare waits
             fitting = next((w for w in ready if w.disk == program.limits.disk), None)
             if fitting is None:
                 if not ready:

@@ -102,7 +102,7 @@ def one_program(words: socket.socket, order: dict[str, Any], folder: str, filter
         os.kill(child, signal.SIGKILL)
     _, status, used = os.wait4(child, 0)
     os.close(end)
-    exit_ = os.waitstatus_to_exitcode(status)
+    exit_ = -9 if ended else os.waitstatus_to_exitcode(status)
     return {
         "exit": exit_,
         "ended": ended or ("lost" if exit_ < 0 else ""),
