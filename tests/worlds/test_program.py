@@ -9,12 +9,14 @@ import pytest
 
 from panoply.errors import PanoplyError
 from panoply.rewards import tables
-from panoply.worlds.text import program_sql
+from panoply.sandbox import Program as Source
+from panoply.sandbox import Result, Wanted
+from panoply.worlds.text import program_python, program_sql
 from panoply.worlds.text.program import KINDS, Program
 from panoply.worlds.text.program_kind import Kind
 from panoply.worlds.world import OneTurn, Task
 
-SQL = Program(kind="sql")
+SQL, PYTHON = Program(kind="sql"), Program(kind="python")
 
 
 def asked(world: Program, problem: str) -> Task:
@@ -121,6 +123,70 @@ def test_how_alike_tables_are() -> None:
     assert tables.graded(everything, [(3,)]) == pytest.approx((0.1 + 1 + 0.1) / 3)
     assert tables.graded([], []) == 1
     assert tables.graded([], wanted) == tables.graded(wanted, []) == 0
+
+
+def test_what_a_program_of_python_is_worth() -> None:
+    """Every list by hand: the sum of all but the smallest number, and what other ways of writing are worth."""
+    task = asked(PYTHON, "sdr+>")
+    assert program_python._wanted("sdr+>") == [sum(x) - min(x) for x in program_python.LISTS]
+    for text, success, passed, ran in (
+        ("sum(sorted(x)[1:][::-1])$", 1, 1, 1),
+        ("sum(sorted(x)[1:])$", 1, 1, 1),
+        ("sum(x)-min(x)$", 1, 1, 1),
+        ("sum(x)$", 0, 0.25, 1),  # the second list has a 0 in it
+        ("x[0]$", 0, 0, 1),
+        ("sum(x))$", 0, 0, 0),
+        ("sum(x$", 0, 0, 0),
+        ("sum(sorted(x)[1:][::-1])", 0, 0, 0),
+        ("$", 0, 0, 0),
+    ):
+        graded = PYTHON.grade(task, PYTHON.tokens(text))
+        assert (graded["success"], graded["passed"], graded["ran"]) == (success, passed, ran), text
+
+
+def test_nothing_that_is_expected_goes_into_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a reference nor a number that is wanted; equal programs, and those seen before, go in once."""
+    went: list[str] = []
+
+    class Box:
+        def run_many(self, programs: list[Source]) -> list[Result]:
+            went.extend(program.code for program in programs)
+            return [Result(0, "", "999\n" * 4, 0.0, 0) for _ in programs]
+
+    monkeypatch.setattr(Wanted, "find", lambda self: Box())
+    program_python._remembered.cache_clear()
+    world, task = Program(kind="python", sandbox="monty"), asked(PYTHON, "sdr+>")
+    said = [world.tokens(text) for text in ("max(x)$", "min(x)$", "max(x)$")]
+    for _ in range(2):
+        assert [g["success"] for g in world.grade_all([task] * 3, said)] == [0, 0, 0]
+    assert sorted(went) == [program_python.FRAME.format(text) for text in ("max(x)", "min(x)")]
+    assert not any(
+        "sorted" in code or str(n) in code for code in went for n in program_python._wanted("sdr+>") or []
+    )
+    program_python._remembered.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("result", "ran"),
+    [
+        (Result(1, "", "23\nValueError: x\n", 0.0, 0), 0),
+        (Result(-9, "time", "", 0.5, 0), 0),
+        (Result(-9, "lost", "", 0.5, 0), 0),
+        (Result(0, "", "62\n85\n87\n77\n1\n", 0.0, 0), 1),
+        (Result(0, "", "62\n85\n87\n", 0.0, 0), 1),
+    ],
+)
+def test_a_program_that_fails_or_says_too_much_or_too_little(result: Result, ran: int) -> None:
+    graded = program_python._graded([62, 85, 87, 77], program_python._lines(result))
+    assert (graded["success"], graded["ran"]) == (0, ran)
+
+
+def test_a_sandbox_is_for_kinds_that_run_code() -> None:
+    assert SQL.sandboxed is None
+    assert PYTHON.sandboxed == Wanted("auto")
+    assert Program(kind="python", sandbox="monty").sandboxed == Wanted("monty")
+    with pytest.raises(PanoplyError, match="program.sandbox has no effect: sql runs no code of others"):
+        Program(sandbox="monty")
 
 
 def test_bad_settings() -> None:

@@ -9,17 +9,20 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from panoply.errors import PanoplyError
 from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
+from panoply.sandbox import Wanted
 from panoply.seeds import stable_hash
 from panoply.worlds.text.characters import END, CharacterWorld, Draws
 from panoply.worlds.text.program_kind import Kind
+from panoply.worlds.text.program_python import Python
 from panoply.worlds.text.program_sql import Sql
 from panoply.worlds.world import Task
 
 HELD_OUT = 8
 """One problem in so many is in the test split."""
-KINDS: dict[str, Kind] = {"sql": Sql()}
+KINDS: dict[str, Kind] = {"sql": Sql(), "python": Python()}
 
 
 @world("program@1")
@@ -35,25 +38,43 @@ class Program(CharacterWorld):
     There are two data bases of 40 people and 6 departments, and a query must be right on both. Nobody says which
     questions need both tables. The careless teacher forgets the last condition; in the `hard` setting it also takes a
     sign or what is asked for, such as COUNT, for another.
+
+    `python`: `sdr+>` asks to sort a list, drop its first number, turn it around, and for the sum:
+
+        sum(sorted(x)[1:][::-1])$
+
+    A program is tried on four lists that nobody sees, in a sandbox; what is expected of it stays outside. The careless
+    teacher forgets the last verb; in the `hard` setting it also forgets the first and takes the end for another.
     """
 
-    kind: Literal["sql"] = "sql"
+    kind: Literal["sql", "python"] = "sql"
     hard: bool = False
     """Whether the teacher slips in more ways; its pupil, the start, is then right on one problem in a hundred or so."""
     slip: float | None = None
     """How often it slips; none means what the kind has."""
+    sandbox: str = "auto"
+    """Where programs run, of kinds that run code: `auto` takes the first sandbox that is safe here."""
 
     bounds: ClassVar[Mapping[str, str]] = {"slip": "from 0 to 1"}
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "hint"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sandbox != "auto" and KINDS[self.kind].sandboxed is None:
+            raise PanoplyError(f"program.sandbox has no effect: {self.kind} runs no code of others.")
 
     @property
     def start(self) -> str:
         """Each kind, and each setting of it, has a model of its own to start from."""
         return f"program-{self.kind}-{'hard-' if self.hard else ''}start"
 
-    @property
+    @cached_property
     def does(self) -> Kind:
-        return KINDS[self.kind]
+        return KINDS[self.kind].within(self.sandbox)
+
+    @property
+    def sandboxed(self) -> Wanted | None:
+        return self.does.sandboxed
 
     @property
     def alphabet(self) -> str:  # type: ignore[override]

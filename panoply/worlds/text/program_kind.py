@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from panoply.sandbox import Wanted
 from panoply.worlds.text.characters import Draws
 
 
@@ -23,6 +24,15 @@ class Kind(ABC):
     """How often the teacher slips, where nothing else is said."""
     hard_slip: ClassVar[float]
     """The same in the `hard` setting, in which it slips in more ways than one."""
+
+    @property
+    def sandboxed(self) -> Wanted | None:
+        """The sandbox that its programs run in; None where they need none."""
+        return None
+
+    def within(self, sandbox: str) -> Kind:
+        """The same kind, with a sandbox of that name to run programs in."""
+        return self
 
     @abstractmethod
     def problem(self, draws: Draws) -> str:
