@@ -20,6 +20,7 @@ from panoply.worlds.text.proofread import Proofread
 from panoply.worlds.text.referee import Referee
 from panoply.worlds.text.registers import Registers
 from panoply.worlds.text.rules import Rules
+from panoply.worlds.text.stream import Stream
 from panoply.worlds.text.strings import Strings
 from panoply.worlds.text.styles import Styles
 from panoply.worlds.text.tools import Tools
@@ -45,6 +46,7 @@ WORLDS: list[TextWorld] = [
     Tools(),
     Tools(kind="calculator"),
     Guess(),
+    Stream(),
 ]
 
 
