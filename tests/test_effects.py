@@ -140,6 +140,8 @@ EXCEPTIONS = {
     "sample.v0/allocated.most": "a model that has seen a few answers expects the same of all prompts: equal groups",
     "sample.v0/allocated.weigh": "a model that has seen a few answers expects the same of all prompts: equal groups",
     "sample.deepsearch/searched.rare": "in one short round hardly a prompt of four answers has just one that is right",
+    "credit.aspo-tir/shaped.delta": "the first call of a look-up is its first token, in every answer",
+    "credit.aspo-tir/shaped.k": "the first call of a look-up is its first token, in every answer",
     "replay.episodes.size": "what a few small steps collect fits into any memory",
 }
 """Settings that a few small steps do not feel, with the reason. All others do something, or are refused."""

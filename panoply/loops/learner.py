@@ -43,6 +43,9 @@ DESCENT = {"surrogate": -1.0, "regularise": 1.0, "loss": 1.0}
 REMEMBERED = "term:"
 """What a term remembers is saved under such names."""
 
+STOPPED = "stopped"
+"""The metric that says whether the policy has gone too far for more steps on the same experience."""
+
 Offloaded = Literal["none", "activations"]
 
 
@@ -158,7 +161,9 @@ class Learner:
         metrics["lr"] = self.mover.set_rate(step)
         if self.mover.skip:
             metrics["skipped"] = float(self.mover.skips)
-        if self.mover.skips:
+        if self.mover.stop_kl > 0:
+            metrics[STOPPED] = float(abs(metrics.get("episode_kl", 0.0)) > self.mover.stop_kl)
+        if self.mover.skips or metrics.get(STOPPED):
             return metrics
         solver = self.mover.solver
         self.mover.move(self._view(experience, step) if solver is not None and solver.looks else None)

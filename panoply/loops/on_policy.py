@@ -7,7 +7,7 @@ from typing import cast
 from panoply.errors import PanoplyError
 from panoply.experience import REPLAY, Experience
 from panoply.loops.job import Job
-from panoply.loops.learner import Learner, mean_metrics
+from panoply.loops.learner import STOPPED, Learner, mean_metrics
 from panoply.loops.seat import Seat, Stepped
 from panoply.regimes import OnPolicy
 from panoply.seeds import torch_rng
@@ -59,6 +59,8 @@ def learn(seat: Seat, experience: Experience, step: int) -> dict[str, float]:
         found.append(seat.learner.step(minibatch, step))
         if len(found) == 1 and "logp_gap" in found[0] and not others:
             check_agreement(seat.options.dtype, found[0]["logp_gap"])
+        if found[-1].get(STOPPED):
+            break
     if not found:
         return {"loss": 0.0}
     metrics = mean_metrics(found)

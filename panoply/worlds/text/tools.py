@@ -46,15 +46,16 @@ class Tools(Episodic, CharacterWorld):
     result and the number of calls. `Cxxoyy` asks, `Avv` answers. Easy questions are sums of single digits.
 
     An observation is the whole prompt of a turn. A turn is complete with its grammar; one without grammar does
-    nothing and is counted (`invalid`; as a call, too, when it was to be one). `calls` counts calls.
+    nothing and is counted (`invalid`; as a call, too, when it was to be one). `calls` counts calls, `first_call` the
+    tokens before the first of them.
 
     The careless teacher, with probability `slip`, answers too soon: with the entity in hand, or at random; and with
     probability `needless` calls where the fact is enough.
 
     With `dawdle` a turn may begin with so many dots, which do nothing; the teacher writes any number of them, all
-    equally likely. `first_call` is the number of tokens before the first call. With `instructions` a prompt begins with
-    two letters, on which the teacher's care depends and nothing else (`instruct` puts others in their place). Results
-    that are false by `noise`, and what a judge says by `process`, depend on the task and on what was done.
+    equally likely. With `instructions` a prompt begins with two letters, on which the teacher's care depends and
+    nothing else (`instruct` puts others in their place). Results that are false by `noise`, and what a judge says by
+    `process`, depend on the task and on what was done.
     """
 
     kind: Literal["lookup", "calculator"] = "lookup"
@@ -95,6 +96,11 @@ class Tools(Episodic, CharacterWorld):
             "every question needs calls, and nothing is right without them: rewards by turn, credit to calls",
             0.18,
             budget="steps=24",
+        ),
+        "dawdle": Preset(
+            {"kind": "calculator", "easy": 0.0, "dawdle": 6},
+            "turns of any length, calls sooner or later: shaping of behaviour, long ratios, length",
+            0.17,
         ),
     }
 
@@ -254,11 +260,10 @@ class Session(Play):
             "success": float(answered and rest == self.tool.answer(self.question)),
             "calls": float(verb == CALL),
             "invalid": float(result is None and not answered),
+            "first_call": float(before if verb == CALL and not self.asked else 0),
         }
         if verb == CALL:
             self.asked, self.right = self.asked + 1, self.right + (rest in self.tool.chain(self.question))
-        if self.world.dawdle:
-            signals["first_call"] = float(before if verb == CALL and self.asked == 1 else 0)
         if self.world.process is not None:
             signals["process"] = self._judged(*self.world.process) if answered or late else 0.0
         return Reply(signals, prompt, done=answered or late, truncated=late)
