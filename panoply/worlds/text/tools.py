@@ -102,6 +102,9 @@ class Tools(Episodic, CharacterWorld):
             "turns of any length, calls sooner or later: shaping of behaviour, long ratios, length",
             0.17,
         ),
+        "hard": Preset(
+            HARD, "success is rare, most groups have none: replay, process rewards, credit to calls", 0.02
+        ),
     }
 
     access: ClassVar[frozenset[str]] = frozenset(
