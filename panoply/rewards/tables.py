@@ -1,6 +1,7 @@
 """How alike the results of two queries are: as a whole, and cell by cell (QATCH, arXiv 2305.12543).
 
-A result is rows of cells. Order counts for nothing, since no query here asks for one; how often a row comes does.
+A result is rows of cells. Order counts for nothing, since no query here asks for one; how often a row comes does. Cells
+are compared as a set of values, wherever they stand.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ def same(found: Rows, wanted: Rows) -> float:
 
 
 def precision(found: Rows, wanted: Rows) -> float:
-    """The share of its cells that the wanted result has anywhere; a query that selects everything has little of it."""
+    """The share of its values that the wanted result has anywhere; a query that selects everything has little of it."""
     return _share_within(found, wanted)
 
 
 def recall(found: Rows, wanted: Rows) -> float:
-    """The share of wanted cells that it has anywhere."""
+    """The share of wanted values that it has anywhere."""
     return _share_within(wanted, found)
 
 
@@ -40,6 +41,6 @@ def graded(found: Rows, wanted: Rows) -> float:
 
 
 def _share_within(cells: Rows, others: Rows) -> float:
-    """The share of cells that are among others; of none it is 1 if there are no others either, and else 0."""
-    mine, there = list(chain.from_iterable(cells)), set(chain.from_iterable(others))
-    return sum(cell in there for cell in mine) / len(mine) if mine else float(not there)
+    """The share of different values that are among others; of none it is 1 if there are no others, and else 0."""
+    mine, there = set(chain.from_iterable(cells)), set(chain.from_iterable(others))
+    return len(mine & there) / len(mine) if mine else float(not there)

@@ -16,6 +16,7 @@ from panoply.worlds.text.hops import Hops
 from panoply.worlds.text.keydoor import Keydoor
 from panoply.worlds.text.manyanswers import ManyAnswers
 from panoply.worlds.text.mixed import Mixed
+from panoply.worlds.text.program import Program
 from panoply.worlds.text.proofread import Proofread
 from panoply.worlds.text.referee import Referee
 from panoply.worlds.text.registers import Registers
@@ -47,6 +48,7 @@ WORLDS: list[TextWorld] = [
     Tools(kind="calculator"),
     Guess(),
     Stream(),
+    Program(),
 ]
 
 
