@@ -16,7 +16,7 @@ from panoply.errors import PanoplyError, machine_errors
 from panoply.files import copy_folder
 from panoply.given import world_of
 from panoply.kinds import is_control, is_text, kind_of, writes
-from panoply.own import in_words, own_data
+from panoply.own import in_words, own_data, spoken_with
 from panoply.parts import Part
 from panoply.planning import Options, world_settings
 from panoply.run import Run
@@ -203,7 +203,8 @@ def _pairs(
 def _own_world(source: str, world: Any, data: Any, reward: Any) -> tuple[str | None, dict[str, Any]]:
     """The name of a world that is handed over in Python, and its settings."""
     if data is None and reward is None:
-        return world_of(world)
+        name, settings = world_of(world)
+        return name, spoken_with(name, {"settings": settings}, source).get("settings", {})
     if data is None and os.path.exists(os.path.join(source, "run.json")):
         data = (Run.open(source).config["plan"].get("world") or {}).get("data")
     name, choices = own_data(world, in_words({"data": data, "reward": reward, "model": source}))

@@ -106,7 +106,8 @@ def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None,
             )
         if len(named) > 1:
             raise PanoplyError("Only reward functions, FILE.py:NAME, can be several.")
-        return world, {**found, "reward": named[0]} if named else found
+        found = {**found, "reward": named[0]} if named else found
+        return world, spoken_with(world, found, found.get("model"))
     if world not in ("jsonl", "jsonl@1", None):
         raise PanoplyError(f"--data {data} is a world of its own: leave --world {world} out.")
     if not found.get("model"):
@@ -133,6 +134,17 @@ def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None,
         "reward": others[0] if others else None,
         "settings": {**made, **(found.get("settings") or {})},
     }
+
+
+def spoken_with(world: str | None, choices: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """The choices with the model whose tokens a world is spoken with, where it has none of its own."""
+    settings = dict(choices.get("settings") or {})
+    if not model or world is None or "world.model" in settings or ":" not in world:
+        return dict(choices)
+    entry = registry.implied(world)
+    if not getattr(entry and entry.build, "own_tokens", False):
+        return dict(choices)
+    return {**choices, "settings": {**settings, "world.model": str(model_folder(model).resolve())}}
 
 
 def judged_by(folder: str, method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -383,6 +383,8 @@ def _fields(kind: type[Settings], prefix: str, settings: Mapping[str, Any]) -> S
 
 def named_world(words: str) -> Any:
     """The world that words name, with options as in `chain:operations=8,levels=2,4`."""
+    if ":" in words and (whole := registry.implied(words)) is not None:
+        return whole.build()
     found = re.fullmatch(r"(.+?)(?::(\w+=.*))?", words, re.S)
     assert found is not None
     given = [word.partition("=") for word in re.split(r",(?=\w+=)", found[2])] if found[2] else []

@@ -211,7 +211,7 @@ def find(kind: Kind, name: str) -> Entry:
         return found
     if not matching:
         same = [e.id for e in entries(kind) if e.name == slug]
-        more = _gymnasium_ids() if kind == "world" else []
+        more = [*_gymnasium_ids(), *_environments(name)] if kind == "world" else []
         raise unknown(kind, name, same or [*(e.name for e in entries(kind)), *more])
     return max(matching, key=lambda e: e.version)
 
@@ -238,17 +238,27 @@ def here(*names: str) -> tuple[str, ...]:
 
 
 def implied(name: str) -> Entry | None:
-    """The world that a name stands for without being registered: `logged:WORLD-MIX`, or an id of Gymnasium's."""
+    """The world that a name stands for without being registered: `logged:WORLD-MIX`, `LIBRARY:ENVIRONMENT` of one that
+    speaks text, or an id of Gymnasium's."""
     from panoply.worlds.control import gymnasium
     from panoply.worlds.logged import logged
+    from panoply.worlds.text import spoken
 
-    return logged.entry_for(name) or gymnasium.entry_for(name)
+    return logged.entry_for(name) or spoken.entry_for(name) or gymnasium.entry_for(name)
 
 
 def _gymnasium_ids() -> list[str]:
     from panoply.worlds.control.gymnasium import known_ids
 
     return known_ids()
+
+
+def _environments(name: str) -> list[str]:
+    """What the name of an environment would be in each of the known libraries."""
+    from panoply.environments.environment import LIBRARIES
+
+    _, colon, rest = name.partition(":")
+    return [f"{library}:{rest}" for library in LIBRARIES] if colon else []
 
 
 def is_recipe(name: str) -> bool:

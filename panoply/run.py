@@ -286,7 +286,7 @@ def _make_folder(path: Path) -> Path:
 
 def fresh_folder(words: Iterable[str]) -> Path:
     """`runs/DATE-METHOD-WORLD-SEED`, with a number where that is taken, even in this very moment."""
-    stem = re.sub(r"@\d+", "", "-".join([time.strftime("%Y-%m-%d"), *words]))
+    stem = re.sub(r"@\d+", "", "-".join([time.strftime("%Y-%m-%d"), *words])).replace("/", "-")
     for n in range(1, 100_000):
         path = Path("runs") / (stem if n == 1 else f"{stem}-{n}")
         try:

@@ -19,10 +19,13 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from panoply.environments.environment import LIBRARIES
 from panoply.errors import PanoplyError, plain
 from panoply.files import BadFile, is_file, read_bytes
 
 _given: ContextVar[bool] = ContextVar("trust", default=False)
+OURS = ("logged:", *(f"{library}:" for library in LIBRARIES))
+"""Names of worlds whose Python is this library's, or one's that it knows."""
 _known: set[str] = set()
 """What this process has run, also where the file that remembers cannot be written."""
 
@@ -88,7 +91,7 @@ def code_in(record: Any) -> set[str]:
                 found.add(value)
             elif file := re.fullmatch(r"(.+\.py)(:.*)?", value, re.DOTALL):
                 found.add(file[1])
-            elif name in ("id", "env", "world") and ":" in value and not value.startswith("logged:"):
+            elif name in ("id", "env", "world") and ":" in value and not value.startswith(OURS):
                 found.add(f"module {value.partition(':')[0]}")
     return found
 

@@ -37,9 +37,13 @@ def _renderer(template: str, words: tuple[tuple[str, str], ...]) -> Confined:
 
 
 def render_all(
-    tokenizer: Tokenizer, conversations: Sequence[Sequence[Message]], *, reply: bool = True
+    tokenizer: Tokenizer,
+    conversations: Sequence[Sequence[Message]],
+    *,
+    reply: bool = True,
+    tools: Sequence[Message] = (),
 ) -> list[str]:
-    """Conversations as texts; `reply` adds what comes before an answer of the assistant's.
+    """Conversations as texts; `reply` adds what comes before an answer of the assistant's, `tools` what it may call.
 
     The template runs in a process with limits of time and memory, and reaches nothing else.
     """
@@ -51,7 +55,7 @@ def render_all(
     texts: list[str] = []
     for first in range(0, len(conversations), BATCH):
         some = [list(messages) for messages in conversations[first : first + BATCH]]
-        answer = _ask(renderer, {"conversations": some, "reply": reply})
+        answer = _ask(renderer, {"conversations": some, "reply": reply, "tools": list(tools)})
         if "texts" not in answer:
             raise Refused(first + int(answer.get("refused", 0)), str(answer.get("error")))
         texts += answer["texts"]

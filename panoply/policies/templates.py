@@ -25,9 +25,8 @@ def serve(template: str, words: dict[str, str]) -> Callable[[dict[str, Any]], di
         texts = []
         for number, messages in enumerate(asked["conversations"]):
             try:
-                texts.append(
-                    compiled.render(messages=messages, add_generation_prompt=asked["reply"], **words)
-                )
+                more = {**words, "tools": asked["tools"]} if asked.get("tools") else words
+                texts.append(compiled.render(messages=messages, add_generation_prompt=asked["reply"], **more))
             except Exception as error:
                 return {"refused": number, "error": f"{error}" or type(error).__name__}
         return {"texts": texts}

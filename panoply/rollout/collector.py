@@ -347,6 +347,15 @@ class Replies:
         self.replies[row, turn] = (before, reply)
         return reply
 
+    def act_all(self, world: TextWorld, said: Sequence[tuple[int, int, Sequence[int]]]) -> list[Reply]:
+        """Turns that ended together: the engine's row, the number of the turn, and what was said."""
+        plays = [self.plays[self.rows[row]] for row, _, _ in said]
+        before = [play.state for play in plays]
+        replies = list(world.act_all(plays, [answer for _, _, answer in said]))
+        for (row, turn, _), state, reply in zip(said, before, replies, strict=True):
+            self.replies[self.rows[row], turn] = (state, reply)
+        return replies
+
     def grade(self, world: TextWorld, answers: list[list[int]]) -> None:
         """Single turns, all at once."""
         plays = [self.plays[row] for row in self.rows]

@@ -341,14 +341,15 @@ class Generation:
 
     def _ask(self, part: Slots, history: Tensor, reason: Tensor) -> list[Sequence[int] | None]:
         assert self.on_stop is not None
-        replies: list[Sequence[int] | None] = []
+        turns: list[Turn] = []
         columns = (part.row, part.turn, part.position + 1, part.start, reason, history)
         for row, turn, length, start, why, tokens in zip(*(c.tolist() for c in columns), strict=True):
             request = self.request[row]
             key = self.requests[request].key
-            ended = Turn(row, request, key, turn, tokens[:length], start, why)
-            replies.append(None if why == CONTEXT else self.on_stop(ended))
-        return replies
+            turns.append(Turn(row, request, key, turn, tokens[:length], start, why))
+        asked = [turn for turn in turns if turn.reason != CONTEXT]
+        replies = iter(self.on_stop(asked) if asked else ())
+        return [None if turn.reason == CONTEXT else next(replies) for turn in turns]
 
     def _observe(self, at: Tensor, part: Slots, replies: list[Sequence[int]]) -> None:
         """Append observations and begin the next turns. All but an observation's last token is fed here."""

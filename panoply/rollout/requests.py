@@ -74,8 +74,8 @@ class Turn:
         return self.tokens[self.start :]
 
 
-OnStop = Callable[[Turn], Sequence[int] | None]
-"""An ended turn to the observation that follows it (context, not decisions), or None to end the row."""
+OnStop = Callable[[Sequence[Turn]], Sequence[Sequence[int] | None]]
+"""Ended turns to the observations that follow them (context, not decisions), or None to end a row."""
 
 Complete = Callable[[list[int]], bool]
 """What a turn has said so far to whether it needs no more: an end that no token or string marks."""

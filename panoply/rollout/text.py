@@ -132,9 +132,9 @@ class Collector(Given):
         """Turns in one context each episode: the world's observations are appended to what came before."""
         log = Replies(plays)
 
-        def on_stop(turn: Turn) -> Sequence[int] | None:
-            reply = log.act(turn.row, turn.turn, turn.sampled)
-            return None if reply.done else reply.observation
+        def on_stop(turns: Sequence[Turn]) -> list[Sequence[int] | None]:
+            said = [(turn.row, turn.turn, turn.sampled) for turn in turns]
+            return [None if reply.done else reply.observation for reply in log.act_all(self.world, said)]
 
         single = type(self.world).play is TextWorld.play
         starts: dict[tuple[tuple[int, ...], int], list[int]] = defaultdict(list)
@@ -186,7 +186,8 @@ class Collector(Given):
             prompt = torch.tensor([numbers.setdefault(prompts[r], len(numbers)) for r in live])
             rounds.append((decisions.plus(moved), context.plus({"prompt": prompt})))
             first += len(live)
-            replies = [log.act(i, turn, answer) for i, answer in enumerate(rollouts.completions())]
+            said = [(i, turn, answer) for i, answer in enumerate(rollouts.completions())]
+            replies = log.act_all(self.world, said)
             for r, reply in zip(live, replies, strict=True):
                 prompts[r] = tuple(reply.observation)
             live = [r for r, reply in zip(live, replies, strict=True) if not reply.done]

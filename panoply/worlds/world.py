@@ -385,6 +385,10 @@ class TextWorld(Measuring, ABC):
         """A fresh episode of a task. Worlds of several turns give their own."""
         return OneTurn(self, task)
 
+    def act_all(self, plays: Sequence[Play], answers: Sequence[Sequence[int]]) -> Sequence[Reply]:
+        """Take turns that ended together, of different episodes; a slow world may work on them side by side."""
+        return [play.act(answer) for play, answer in zip(plays, answers, strict=True)]
+
     def held_out(self, n: int) -> list[Task]:
         """The first `n` different problems of the test split."""
         found: dict[int, Task] = {}

@@ -122,7 +122,7 @@ def test_rows_that_come_go_and_go_on_keep_theirs() -> None:
 
 def test_an_observation_comes_after_the_vector_of_the_token_before_it() -> None:
     policy = thinking(marker="never said")
-    replies: Callable[[Any], list[int] | None] = lambda turn: [5, 6, 7] if turn.turn == 0 else None  # noqa: E731
+    replies: Callable[[Any], Any] = lambda turns: [[5, 6, 7] if t.turn == 0 else None for t in turns]  # noqa: E731
     found = engine(policy, PROMPTS, on_stop=replies)
     late = engine(policy, PROMPTS, patience=4, on_stop=replies)
     assert late.completions() == found.completions(), (

@@ -106,7 +106,10 @@ def test_what_ends_unseen_is_neither_lost_nor_sampled_on(
     def run(**engine: Any) -> Any:
         sampling = Sampling(max_tokens=24, stop_tokens=(5, 7))
         return TextEngine(model, slots=9, **engine).generate(
-            make_requests(6, 4), sampling, reply if turns else None, entropy=True
+            make_requests(6, 4),
+            sampling,
+            (lambda ended: [reply(turn) for turn in ended]) if turns else None,
+            entropy=True,
         )
 
     whole = run(patience=1)
@@ -135,7 +138,7 @@ def test_turns_end_at_their_first_stop_string_however_seldom_the_host_looks(
 
     def run(**engine: Any) -> Any:
         asked = TextEngine(model, tokenizer, **engine)
-        ending = reply if turns else None
+        ending = (lambda ended: [reply(turn) for turn in ended]) if turns else None
         return asked.generate(make_requests(6, 4), sampling, ending, complete=complete, entropy=True)
 
     whole = run(patience=1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -254,7 +256,11 @@ def test_a_turn_ends_when_it_is_complete(patience: int, policies: dict[str, Text
     def complete(answer: list[int]) -> bool:
         return sum(answer) % 3 == 0
 
-    rollouts = engine.generate([request], Sampling(max_tokens=4), shown.append, complete=complete)
+    def look(turns: Sequence[Turn]) -> list[None]:
+        shown.extend(turns)
+        return [None] * len(turns)
+
+    rollouts = engine.generate([request], Sampling(max_tokens=4), look, complete=complete)
     reasons = rollouts.reasons.tolist()
     assert {r for (r,) in reasons} == {STOP, LENGTH}
     for row, answer in enumerate(rollouts.completions()):

@@ -132,7 +132,8 @@ def test_turns_append_and_rows_grow() -> None:
 
     here, there = pair()
     sampling, requests = Sampling(max_tokens=9, stop_tokens=(3,)), make_requests(5, 3)
-    agree(*(TextEngine(m, slots=6).generate(requests, sampling, reply) for m in (here, there)))
+    ending = lambda turns: [reply(turn) for turn in turns]  # noqa: E731
+    agree(*(TextEngine(m, slots=6).generate(requests, sampling, ending) for m in (here, there)))
 
 
 def test_graphs_follow_the_weights_and_are_kept() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,17 @@ from panoply.errors import PanoplyError
 from panoply.experience import TERMINATED, TRUNCATED
 from panoply.policies.attention import Cache
 from panoply.policies.decoder import Decoder, DecoderConfig
-from panoply.rollout.engine import CONTEXT, LENGTH, STOP, Request, Rollouts, Sampling, TextEngine, Turn
+from panoply.rollout.engine import (
+    CONTEXT,
+    LENGTH,
+    STOP,
+    OnStop,
+    Request,
+    Rollouts,
+    Sampling,
+    TextEngine,
+    Turn,
+)
 from panoply.rollout.sampling import invert, stream, uniforms
 
 
@@ -26,6 +38,10 @@ def model() -> Decoder:
 def make_requests() -> list[Request]:
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
     return [Request(p, [10 * i + j for j in range(4)], key=10 * i) for i, p in enumerate(prompts)]
+
+
+def each(answer: Callable[[Turn], list[int] | None]) -> OnStop:
+    return lambda turns: [answer(turn) for turn in turns]
 
 
 def reply(turn: Turn) -> list[int] | None:
@@ -51,7 +67,7 @@ def in_one_pass(model: Decoder, rollouts: Rollouts) -> Tensor:
 def test_going_on_equals_starting_again(model: Decoder, slots: int, patience: int, budget: int) -> None:
     sampling = Sampling(max_tokens=6, stop_tokens=(3, 4, 5, 6))
     engine = TextEngine(model, slots=slots, patience=patience, prefill_tokens=budget)
-    rollouts = engine.generate(make_requests(), sampling, reply)
+    rollouts = engine.generate(make_requests(), sampling, each(reply))
     assert rollouts.reasons.lengths.tolist() == [3] * 12
     assert (rollouts.decisions["logp"] - in_one_pass(model, rollouts)).abs().max() < 1e-5
     for row, request in enumerate(rollouts.request.tolist()):
@@ -67,7 +83,7 @@ def test_going_on_equals_starting_again(model: Decoder, slots: int, patience: in
 
 
 def test_every_position_of_a_row_has_a_random_number_of_its_own(model: Decoder) -> None:
-    rollouts = TextEngine(model).generate(make_requests(), Sampling(max_tokens=3), reply)
+    rollouts = TextEngine(model).generate(make_requests(), Sampling(max_tokens=3), each(reply))
     seeds = torch.tensor([seed for request in make_requests() for seed in request.seeds])
     decisions, tokens = rollouts.decisions, rollouts.context.ragged("tokens")
     for row, at, action in zip(
@@ -86,7 +102,7 @@ def test_what_on_stop_is_shown(model: Decoder) -> None:
         return [20, 21] if turn.turn == 0 else None
 
     request = Request([1, 2], [5], key="mine", mask=lambda tokens: [7] if tokens[-1] in (2, 6) else [6])
-    rollouts = TextEngine(model).generate([request], Sampling(max_tokens=3, stop_tokens=(7,)), look)
+    rollouts = TextEngine(model).generate([request], Sampling(max_tokens=3, stop_tokens=(7,)), each(look))
     assert [(t.row, t.request, t.key, t.turn, t.start, t.reason) for t in seen] == [
         (0, 0, "mine", 0, 2, STOP),
         (0, 0, "mine", 1, 5, STOP),
@@ -109,7 +125,7 @@ def test_the_prefix_is_not_computed_again(model: Decoder, monkeypatch: pytest.Mo
     monkeypatch.setattr(Cache, "begin", spy)
     sampling = Sampling(max_tokens=4)
     TextEngine(model).generate(
-        [Request([1] * 20, [0, 1])], sampling, lambda turn: [2, 3, 4] if turn.turn == 0 else None
+        [Request([1] * 20, [0, 1])], sampling, each(lambda turn: [2, 3, 4] if turn.turn == 0 else None)
     )
     assert lengths == [19, 1, 1, 1, 1, 3, 1, 1, 1, 1]
 
@@ -118,7 +134,7 @@ def test_an_observation_that_does_not_fit_truncates(model: Decoder) -> None:
     sampling = Sampling(max_tokens=4)
 
     def ends(observation: list[int] | None) -> tuple[list[int], list[list[int]], int]:
-        rollouts = TextEngine(model).generate([Request([1] * 50, [0])], sampling, lambda _: observation)
+        rollouts = TextEngine(model).generate([Request([1] * 50, [0])], sampling, each(lambda _: observation))
         return (
             rollouts.end.tolist(),
             rollouts.reasons.tolist(),
@@ -133,4 +149,4 @@ def test_an_observation_that_does_not_fit_truncates(model: Decoder) -> None:
 
 def test_observations_must_be_tokens(model: Decoder) -> None:
     with pytest.raises(PanoplyError, match="outside the vocabulary of 23"):
-        TextEngine(model).generate([Request([1], [0])], Sampling(max_tokens=1), lambda _: [23])
+        TextEngine(model).generate([Request([1], [0])], Sampling(max_tokens=1), each(lambda _: [23]))
