@@ -67,6 +67,27 @@ LIBRARIES: Mapping[str, Library] = {
         expert=True,
         costly=True,
     ),
+    "textarena": Library("panoply.environments.textarena", "textarena", "textarena", "", turns=30),
+    "gem": Library("panoply.environments.gem", "gem", "gem", "", turns=30),
+    "openenv": Library("panoply.environments.openenv", "websockets", "openenv", "", turns=30, network=True),
+    "babyai": Library(
+        "panoply.environments.babyai",
+        "minigrid",
+        "babyai",
+        "You are an agent in rooms on a grid. Say one action in each turn.",
+        turns=64,
+        expert=True,
+    ),
+    "sqlite": Library(
+        "panoply.environments.sqlite",
+        "sqlite3",
+        "",
+        "Answer the question about these tables. In each turn write either one SQL query, whose rows you will see, or "
+        "ANSWER: followed by the answer.",
+        turns=6,
+        expert=True,
+    ),
+    "own": Library("panoply.environments.own", "panoply", "", "", turns=30, expert=True),
 }
 """By the word before the colon of a world's name."""
 

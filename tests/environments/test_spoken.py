@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from panoply.environments.environment import Library, parse
 from panoply.errors import PanoplyError, Resumable
 from panoply.policies.tokenizer import Tokenizer
 from panoply.rollout.playing import play
+from panoply.trust import code_in
 from panoply.worlds.world import Task
 
 KIT = Library("environments_kit", "environments_kit", "kit", "Say the number.", turns=4, expert=True)
@@ -221,3 +224,79 @@ def test_textworld_trains(model: Path, tmp_path: Path, monkeypatch: pytest.Monke
     task = world.task("train", 0)
     assert world.grade(task, world.gold(task)) == {"success": 1.0, "score": 1.0}
     assert len(list((tmp_path / "cache/textworld").glob("*.z8"))) == 2, "they are kept by their seeds"
+
+
+OWN = """
+class Echo:
+    def __init__(self, word="a"):
+        self.word = word
+
+    def reset(self, seed):
+        return f"Say {self.word}."
+
+    def step(self, said):
+        return "", float(said == self.word), True
+"""
+
+
+def test_a_class_of_yours_is_an_environment(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    world = made(model, f"own:{tmp_path}/mine.py:Echo,word=b")
+    task = world.task("train", 0)
+    assert "Say b." in world.tokenizer.decode(list(task.prompt))
+    assert world.grade(task, tokens(world, "b")) == {"success": 1.0, "score": 1.0}
+    assert world.grade(task, tokens(world, "a"))["success"] == 0
+    with pytest.raises(PanoplyError, match="has no function 'Ecko'"):
+        made(model, f"own:{tmp_path}/mine.py:Ecko").task("train", 0)
+    with pytest.raises(PanoplyError, match="There is no file"):
+        made(model, f"own:{tmp_path}/none.py:Echo").task("train", 0)
+    assert code_in({"world": {"id": f"own:{tmp_path}/mine.py:Echo@1"}}) == {f"{tmp_path}/mine.py"}
+    assert code_in({"world": {"id": "reasoning-gym:chain_sum@1"}}) == set()
+
+
+def test_questions_about_a_data_base(model: Path, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "shop.db") as base:
+        base.executescript(
+            "CREATE TABLE items (name, price); INSERT INTO items VALUES ('pen', 1.5), ('ink', 4);"
+        )
+    base.close()
+    line = {
+        "question": "What does ink cost?",
+        "answer": 4,
+        "sql": "SELECT price FROM items WHERE name = 'ink'",
+    }
+    (tmp_path / "asked.jsonl").write_text(json.dumps(line))
+    world = made(model, f"sqlite:{tmp_path}/shop.db,questions={tmp_path}/asked.jsonl")
+    task = world.task("train", 0)
+    assert "CREATE TABLE items (name, price)" in world.tokenizer.decode(list(task.prompt))
+    assert world.grade(task, world.gold(task))["success"] == 1
+    episode = world.play(task)
+    for said, shown in {
+        "DROP TABLE items": "not authorized",
+        "```sql\nSELECT name FROM items\n```": "pen\nink",
+        "SELECT 1 WHERE 0": "no rows",
+    }.items():
+        assert shown in world.tokenizer.decode(list(episode.act(tokens(world, said)).observation))
+    assert episode.act(tokens(world, "ANSWER: 4.0")).signals == {"success": 1.0, "score": 1.0}
+    assert world.play(task).act(tokens(world, "ANSWER: four")).signals["success"] == 0
+    for name, sentence in {
+        f"sqlite:{tmp_path}/shop.db": "Questions about shop.db are lines of JSON",
+        f"sqlite:{tmp_path}/none.db": "There is no SQLite file",
+    }.items():
+        with pytest.raises(PanoplyError, match=sentence):
+            made(model, name).task("train", 0)
+
+
+def test_the_moves_of_the_second_seat_are_those_that_are_offered(model: Path) -> None:
+    pytest.importorskip("textarena")
+    world = made(model, "textarena:TicTacToe-v0")
+    episode = world.play(world.task("train", 0))
+    shown = world.tokenizer.decode(list(episode.act(tokens(world, "[4]")).observation))
+    assert "'[4]'" not in shown.rpartition("Available")[2]
+
+
+def test_a_mission_of_babyai_is_done_by_its_bot(model: Path) -> None:
+    pytest.importorskip("minigrid")
+    world = made(model, "babyai:GoToObj")
+    task = world.task("train", 0)
+    assert world.grade(task, world.gold(task)) == {"success": 1.0, "score": 1.0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -265,7 +266,13 @@ class Conversation(Play):
 
 def entry_for(name: str) -> Entry | None:
     """The world that an environment's name stands for, if it begins with a library's."""
-    return None if parse(name) is None else Entry(f"{name}@1", "world", _of_name(name))
+    found = parse(name)
+    if found is None:
+        return None
+    library, id, _ = found
+    if library in ("own", "sqlite") and id:
+        name = name.replace(id, os.path.abspath(id), 1)
+    return Entry(f"{name}@1", "world", _of_name(name))
 
 
 @functools.cache
