@@ -3,6 +3,7 @@ are given, by a teacher or a file, and what the world replies to answers."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -103,6 +104,23 @@ class InOrder(Generic[T]):
         if n not in kept:
             kept[n] = self.numbered(range(n))
         return kept[n]
+
+    def recurring(self, n: int, pool: int) -> list[T]:
+        """The next `n` of a pool of different training tasks: all of them once, then all again in another order."""
+        kept: dict[int, list[T]] = self.__dict__.setdefault("_recurring", {})
+        if pool not in kept:
+            found: dict[Any, T] = {}
+            for task in (self.task(self.place(i)) for i in range(64 * pool)):
+                found.setdefault(getattr(task, "id", task), task)
+                if len(found) == pool:
+                    break
+            if len(found) < pool:
+                raise PanoplyError(
+                    f"{self.world.name} has too few problems for a pool of {pool}: {len(found)} were found. "
+                    "Lower sample.pool."
+                )
+            kept[pool] = list(found.values())
+        return [kept[pool][i] for i in self.shuffled(n, pool)]
 
     def _groups(
         self, tasks: Sequence[T], size: int | Sequence[int], into: Tensor | None
@@ -330,10 +348,10 @@ def _facts(known: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
 
 
 class Replies:
-    """What the world said to each turn of each episode."""
+    """What the world said to each turn of each episode, and that it was cut off where it has had all of its `turns`."""
 
-    def __init__(self, plays: list[Play]):
-        self.plays = plays
+    def __init__(self, plays: list[Play], turns: int | None = None):
+        self.plays, self.turns = plays, turns
         self.rows: list[int] = []
         """The episode of each of the engine's rows."""
         self.replies: dict[tuple[int, int], tuple[int, Reply]] = {}
@@ -344,6 +362,8 @@ class Replies:
         row = self.rows[engine_row]
         before = self.plays[row].state
         reply = self.plays[row].act(answer)
+        if not reply.done and turn + 1 == self.turns:
+            reply = dataclasses.replace(reply, done=True, truncated=True)
         self.replies[row, turn] = (before, reply)
         return reply
 

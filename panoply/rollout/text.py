@@ -88,16 +88,20 @@ class Collector(Given):
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
         max_tokens: int | None = None,
+        turns: int | None = None,
         prefixes: Sequence[Tensor | None] = (),
     ) -> Experience:
         """A group of the policy's own episodes for each task, with the world's signals on their last decisions.
 
         group      how many episodes: one number for all tasks, or one for each
         into       keys of groups that the episodes join, one a task; left out, every task has a new group
+        turns      after so many an episode is cut off (`end` 2); left out, the world's own cap
         prefixes   [n, width] vectors that the policy reads before the prompt, for each episode, or none
         """
         penalties = (repetition_penalty, presence_penalty, frequency_penalty)
         sampling = self._sampling(temperature, top_p, top_k, min_p, *penalties, max_tokens)
+        if turns is not None and turns < 1:
+            raise PanoplyError(f"An episode has at least one turn, not {turns}.")
         asked, keys = self._groups(tasks, group, into)
         first = self.state["episodes"]
         seeds = [self._draw(first + i) for i in range(len(asked))]
@@ -107,9 +111,9 @@ class Collector(Given):
                 f"Every turn in {self.world.name} has a prompt of its own, and a prefix is of one."
             )
         played = (
-            self._markov(plays, seeds, sampling)
+            self._markov(plays, seeds, sampling, turns)
             if self.world.markov
-            else self._appended(plays, seeds, sampling, prefixes)
+            else self._appended(plays, seeds, sampling, turns, prefixes)
         )
         return self._experience(asked, keys, *played)
 
@@ -127,10 +131,11 @@ class Collector(Given):
         plays: list[Play],
         seeds: list[int],
         sampling: Sampling,
+        turns: int | None = None,
         prefixes: Sequence[Tensor | None] = (),
     ) -> Played:
         """Turns in one context each episode: the world's observations are appended to what came before."""
-        log = Replies(plays)
+        log = Replies(plays, turns)
 
         def on_stop(turns: Sequence[Turn]) -> list[Sequence[int] | None]:
             said = [(turn.row, turn.turn, turn.sampled) for turn in turns]
@@ -157,13 +162,15 @@ class Collector(Given):
         decisions = decisions.plus({"episode": order[decisions.tensor("context")]})
         return decisions, rollouts.context, log
 
-    def _markov(self, plays: list[Play], seeds: list[int], sampling: Sampling) -> Played:
+    def _markov(
+        self, plays: list[Play], seeds: list[int], sampling: Sampling, turns: int | None = None
+    ) -> Played:
         """Turns in contexts of their own: an observation is the whole of the next prompt.
 
         Equal observations, of whichever episode and turn, are one prompt: it is prefilled once a round, and
         stands once in a training row.
         """
-        log = Replies(plays)
+        log = Replies(plays, turns)
         rounds: list[tuple[Table, Table]] = []
         live, prompts, first = list(range(len(plays))), [p.prompt for p in plays], 0
         numbers: dict[tuple[int, ...], int] = {}

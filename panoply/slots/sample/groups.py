@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from panoply.experience import Experience
-from panoply.parts import Finding, part
+from panoply.parts import Finding, Part, part, show_value
 from panoply.selves import LEARNER, acts, by_whom
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ LIMITS = {
     "presence_penalty": "from -100 to 100",
     "frequency_penalty": "from -100 to 100",
     "max_tokens": "at least 1",
+    "turns": "at least 1",
+    "pool": "at least 1",
 }
 
 
@@ -31,6 +33,24 @@ def greedy_groups(held: Any, method: Any) -> list[Finding]:
     if held.temperature == 0 and held.group > 1:
         return [("temperature", f"all {held.group} episodes of a group would be the same")]
     return []
+
+
+def _impossible(held: Any, method: Any) -> list[Finding]:
+    if held.pool is not None and held.pool < held.prompts:
+        small = f"a pool of {held.pool} tasks is smaller than a batch of {held.prompts} prompts"
+        return [("pool", small)]
+    return greedy_groups(held, method)
+
+
+def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
+    found = greedy_cuts(held, method, world)
+    if world.medium != "text":
+        found.append(("turns", f"an episode of {world.name} is cut by sample.max_tokens"))
+    elif world.turn_cap == 1:
+        found.append(("turns", f"episodes of {world.name} have one turn"))
+    elif isinstance(held.turns, int) and held.turns >= world.turn_cap:
+        found.append(("turns", f"{world.name} itself ends episodes after {world.turn_cap}"))
+    return found
 
 
 def greedy_cuts(held: Any, method: Any, world: Any) -> list[Finding]:
@@ -48,12 +68,14 @@ def greedy_cuts(held: Any, method: Any, world: Any) -> list[Finding]:
     "sample",
     equation=lambda held: (
         f"{held.prompts} prompts × {held.group} episodes at temperature {held.temperature:g}"
+        f"{'' if held.pool is None else f', of the same {held.pool}'}"
+        f"{'' if held.turns is None else f', turns: {show_value(held.turns)}'}"
         f"{by_whom(held.by)}"
     ),
     needs=lambda held: acts(held.by),
     bounds=LIMITS,
-    impossible=greedy_groups,
-    inert=greedy_cuts,
+    impossible=_impossible,
+    inert=_inert,
 )
 def groups(
     collect: Collector,
@@ -68,15 +90,21 @@ def groups(
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
     max_tokens: int | None = None,
+    turns: int | Part | None = None,
+    pool: int | None = None,
     by: str = LEARNER,
 ) -> Experience:
     """Some tasks, and a group of episodes for each.
 
+    turns: after so many an episode is cut off, a number or a schedule (`staged`); none: the world's own cap
+    pool: tasks come from so many, all of them once and then all again in another order; none: no task comes again
     by: who acts, the policy that learns or another self of it (`behind:10`: see panoply/selves.py)
     """
+    assert not isinstance(turns, Part), "a schedule is a number by now"
+    asked: dict[str, Any] = {} if turns is None else {"turns": turns}
     with collect.acted_by(by):
         return collect.episodes(
-            collect.tasks(prompts),
+            collect.tasks(prompts) if pool is None else collect.recurring(prompts, pool),
             group,
             temperature=temperature,
             top_p=top_p,
@@ -86,4 +114,5 @@ def groups(
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             max_tokens=max_tokens,
+            **asked,
         )

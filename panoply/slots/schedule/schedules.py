@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from panoply.parts import Part, part
+from panoply.errors import PanoplyError
+from panoply.parts import Part, options, part
 
 
 def _rise(step: int, total: int, warmup: int | float) -> float:
@@ -82,6 +84,18 @@ def decaying(step: int, total: int, *, power: float = 1.0) -> float:
     return float((2 / (step + 2)) ** power)
 
 
+@part(
+    "schedule",
+    equation=lambda held: f"{', '.join(f'{v:g}' for v in held.values)}, {held.every} steps each",
+    bounds={"values": "any number", "every": "at least 1"},
+)
+def staged(step: int, total: int, *, values: tuple[float, ...] = (1.0, 0.5), every: int = 100) -> float:
+    """Values in stages of so many steps, v[min(⌊step/every⌋, K − 1)]; the last one stays."""
+    if not values:
+        raise PanoplyError("schedule.staged has no values: it takes one or more, such as 6,13,20.")
+    return values[min(step // every, len(values) - 1)]
+
+
 def at(value: float | Part, step: int, total: int) -> float:
     """A number, or a schedule's value at `step` of `total`."""
     return float(value.filled(step, total)) if isinstance(value, Part) else value
@@ -93,11 +107,16 @@ def scheduled(held: Part) -> bool:
 
 
 def in_step(held: Part, step: int, total: int) -> Part:
-    """The part with what its schedules say in a step, and those of parts of the same slot in its settings."""
-    found = _inner(held).items()
-    return held.but(
-        **{n: at(v, step, total) if _is_schedule(v) else in_step(v, step, total) for n, v in found}
-    )
+    """The part with what its schedules say in a step, and those of parts of the same slot in its settings.
+
+    A setting that counts something is then the whole number below.
+    """
+    changed: dict[str, Any] = {}
+    for name, inner in _inner(held).items():
+        counts = float not in options(held.annotations()[name])
+        value = at(inner, step, total) if _is_schedule(inner) else in_step(inner, step, total)
+        changed[name] = math.floor(value) if counts and isinstance(value, float) else value
+    return held.but(**changed)
 
 
 def _inner(held: Part) -> dict[str, Part]:
