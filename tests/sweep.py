@@ -67,7 +67,8 @@ def small(name: str, **settings: Any) -> Any:
 
     world = world_for(name)
     known = pp.plan(name, world)
-    fitting: dict[str, Any] = {p: v for p, v in SMALL.items() if p in known.method.settings()}
+    asked = known.method.settings()
+    fitting: dict[str, Any] = {p: v for p, v in SMALL.items() if asked.get(p) is not None}
     built = known.world()
     if isinstance(built, ControlWorld):
         fitting["policy.hidden"] = (8,)
