@@ -72,10 +72,10 @@ class Tools(Episodic, CharacterWorld):
     """Dots a turn may begin with."""
     noise: float = 0.0
     """How often a result is false; asking again draws anew."""
-    process: tuple[float, float] | None = None
+    process: tuple[float, float] = (0.0, 0.0)
     """Noise and bias of a judge of calls, who gives the signal `process` at the end: the share of calls that were on
     the way to the answer, plus noise times a normal number, plus bias times the share of the turns that were calls,
-    for the judge is taken in by length; none means that there is no judge."""
+    for a judge is taken in by length."""
     instructions: bool = False
     """Whether prompts begin with two letters that say how to work."""
 
@@ -267,8 +267,7 @@ class Session(Play):
         }
         if verb == CALL:
             self.asked, self.right = self.asked + 1, self.right + (rest in self.tool.chain(self.question))
-        if self.world.process is not None:
-            signals["process"] = self._judged(*self.world.process) if answered or late else 0.0
+        signals["process"] = self._judged(*self.world.process) if answered or late else 0.0
         return Reply(signals, prompt, done=answered or late, truncated=late)
 
     def fork(self) -> Session:
@@ -291,8 +290,10 @@ class Session(Play):
     def _judged(self, noise: float, bias: float) -> float:
         """What the judge says of the calls; of none at all, that they are right where none was needed."""
         share = self.right / self.asked if self.asked else float(self.task.level == 0)
-        chance = numpy_rng("judge", self.task.id, self.spent, *(asked for asked, _ in self.calls))
-        return share + noise * float(chance.normal()) + bias * self.asked / self.world.turn_cap
+        if noise:
+            chance = numpy_rng("judge", self.task.id, self.spent, *(asked for asked, _ in self.calls))
+            share += noise * float(chance.normal())
+        return share + bias * self.asked / self.world.turn_cap
 
     def _broke(self) -> bool:
         return self.world.budget is not None and self.spent >= self.world.budget
