@@ -336,15 +336,17 @@ def _presets(world: registry.Entry) -> tuple[str, ...]:
 
 
 def _asked(settings: Mapping[str, Any], method: Method) -> dict[str, Any]:
-    """Settings a world asks for and the method has; the signal to reward also where a part wraps `signal`."""
+    """Settings a world asks for and the method has; the signal to reward also where a part wraps `signal`.
+
+    A method that rewards a signal of its own, and not success, keeps it.
+    """
     known, found = method.settings(), dict(settings)
-    if "reward.name" in found:
-        inner = [
-            path
+    if (name := found.pop("reward.name", None)) is not None:
+        found |= {
+            path: name
             for path, held in known.items()
-            if held in ("signal", "verdict") and path.startswith("reward.")
-        ]
-        found |= {f"{path}.name": found["reward.name"] for path in inner}
+            if re.fullmatch(r"reward(\..+)?\.name", path) and held == "success"
+        }
     asked = {path: value for path, value in found.items() if path in known}
     for name, held in method.seated().items():
         asked |= {f"{name}.{path}": value for path, value in _asked(settings, held).items()}

@@ -11,46 +11,27 @@ from torch.nn import functional
 
 from panoply.experience import Column, Experience, Segments
 from panoply.parts import Finding, part
-from panoply.policies.mlp import MLP
 from panoply.seeds import torch_rng
 from panoply.slots.model.model import Model
-from panoply.slots.model.remembered import Remembered
-from panoply.slots.update.optimisers import adam
-from panoply.worlds.control.world import Discrete
+from panoply.slots.model.step_rewards import LearnedReward, SeenAndDone
 
 if TYPE_CHECKING:
     from panoply.loops.seat import Seat
 
 
-class StepReward(Remembered):
+class StepReward(LearnedReward):
     """r(s, a), and the episodes and comparisons it is fitted to, the latest of them."""
 
+    kept = ("steps", "lengths", "pairs", "p")
+
     def __init__(self, policy: Any, seed: int, settings: Mapping[str, Any]):
-        self.features, self.action = policy.model.features, policy.action
-        self.seed, self.settings = seed, settings
-        self.wide = self.features.size + (
-            self.action.n if isinstance(self.action, Discrete) else _size(self.action)
-        )
-        self.net = MLP(self.wide, settings["hidden"], 1, "tanh")
-        self.net.initialise(torch_rng("preferred", seed))
-        self.optimiser = adam(lr=settings["lr"])(self.net.parameters())
-        self.steps, self.lengths = torch.zeros(0, self.wide), torch.zeros(0, dtype=torch.long)
-        """What is known of episodes, all steps after one another, and how many steps each has."""
+        self.described, self.settings = SeenAndDone(policy), settings
+        super().__init__("preferred", self.described.wide, settings["hidden"], settings["lr"], seed)
         self.pairs, self.p = torch.zeros(0, 2, dtype=torch.long), torch.zeros(0)
         """Which two of them were compared, by their place, and how likely the first is the better one."""
 
-    def described(self, experience: Experience) -> Tensor:
-        """[decisions, numbers]: what was seen and done."""
-        shown = self.features.forward(experience.context.tensor("observation")[experience["context"]])
-        action = experience["action"]
-        if isinstance(self.action, Discrete):
-            action = functional.one_hot(action.long(), self.action.n)
-        return torch.cat([shown.float(), action.float().reshape(len(action), -1)], 1)
-
     def columns(self, experience: Experience) -> dict[str, Column]:
         return {"signal:preferred": self.net(self.described(experience))[:, 0]}
-
-    # -------------------------------------------------------------- what it learns
 
     def learn(self, collected: Experience, step: int) -> dict[str, float]:
         """Write down the step's episodes and comparisons, forget old ones, and fit the reward some times."""
@@ -60,18 +41,13 @@ class StepReward(Remembered):
         return {"loss": sum(losses) / len(losses), "accuracy": float(right.float().mean())}
 
     def _write(self, collected: Experience) -> None:
-        episodes = collected.by("episode")
-        order = episodes.index.argsort(stable=True)
-        place = {key: i + len(self.lengths) for i, key in enumerate(episodes.keys.tolist())}
+        place = {key: i + len(self.lengths) for i, key in enumerate(collected.by("episode").keys.tolist())}
         table = collected.pairs
         assert table is not None
         asked = [[place[key] for key in table.tensor(side).tolist()] for side in ("chosen", "rejected")]
-        self.steps = torch.cat([self.steps, self.described(collected)[order]])
-        self.lengths = torch.cat([self.lengths, episodes.count])
         self.pairs = torch.cat([self.pairs, torch.tensor(asked).T])
         self.p = torch.cat([self.p, table.tensor("p").float()])
-        gone = max(0, len(self.lengths) - self.settings["memory"])
-        self.steps, self.lengths = self.steps[int(self.lengths[:gone].sum()) :], self.lengths[gone:]
+        gone = self.remember(self.described(collected), collected, self.settings["memory"])
         kept = (self.pairs >= gone).all(1)
         self.pairs, self.p = self.pairs[kept] - gone, self.p[kept]
 
@@ -79,48 +55,15 @@ class StepReward(Remembered):
     def _fit(self, step: int, i: int) -> float:
         dice = torch_rng("preferred", self.seed, step, i)
         rows = torch.randint(len(self.pairs), (self.settings["batch"],), generator=dice)
-        loss = functional.binary_cross_entropy_with_logits(self._ahead(self.pairs[rows]), self.p[rows])
-        self.optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimiser.step()
-        return float(loss.detach())
+        ahead = self._ahead(self.pairs[rows])
+        return self.descend(functional.binary_cross_entropy_with_logits(ahead, self.p[rows]))
 
     def _ahead(self, pairs: Tensor) -> Tensor:
         """Of pairs of episodes, by how much the first has earned more, by this reward."""
         asked, place = torch.unique(pairs, return_inverse=True)
-        ends = self.lengths.cumsum(0)
-        lengths = self.lengths[asked]
-        which = torch.arange(len(asked)).repeat_interleave(lengths)
-        inside = torch.arange(len(which)) - (lengths.cumsum(0) - lengths)[which]
-        earned = self.net(self.steps[(ends - self.lengths)[asked][which] + inside])[:, 0]
-        total = Segments(which).sum(earned)[place]
+        rows, which = self.places(asked)
+        total = Segments(which).sum(self.net(self.steps[rows])[:, 0])[place]
         return total[:, 0] - total[:, 1]
-
-    # -------------------------------------------------------------- saving
-
-    def state(self) -> dict[str, Tensor]:
-        moments = self.optimiser.state_dict()["state"]
-        kept = {
-            f"adam.{i}.{name}": torch.as_tensor(x) for i, held in moments.items() for name, x in held.items()
-        }
-        known = {"steps": self.steps, "lengths": self.lengths, "pairs": self.pairs, "p": self.p}
-        return {**{f"net.{name}": x for name, x in self.net.state_dict().items()}, **known, **kept}
-
-    def load_state(self, named: Mapping[str, Tensor]) -> None:
-        self.net.load_state_dict(
-            {n.removeprefix("net."): x for n, x in named.items() if n.startswith("net.")}
-        )
-        self.steps, self.lengths, self.pairs, self.p = (named[n] for n in ("steps", "lengths", "pairs", "p"))
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, x in named.items():
-            if name.startswith("adam."):
-                _, i, which = name.split(".")
-                moments.setdefault(int(i), {})[which] = x
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": moments})
-
-
-def _size(space: Any) -> int:
-    return int(torch.tensor(space.shape).prod())
 
 
 def _impossible(held: Any, method: Any) -> list[Finding]:
