@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import kit
 import numpy as np
 import pytest
 import tiny
@@ -149,3 +150,12 @@ def test_it_goes_on_from_what_was_saved(tmp_path: Path) -> None:
         each.fit(1, 0)
     assert all(torch.equal(x, other.state()[name]) for name, x in first.state().items())
     assert other.returns.tolist() == [10.0, 5.0, 21.0]
+
+
+def test_old_episodes_are_forgotten_with_what_they_earned() -> None:
+    made = Decomposed(lambda rows: rows["turn"].float()[:, None], 1, 0, {**FIT, "memory": 2, "fits": 1})
+    paid = torch.tensor([0.0, 7.0, 8.0, 0.0, 0.0, 9.0])
+    made.learn(kit.hand(episode=[0, 0, 1, 2, 2, 2], turn=[0, 1, 0, 0, 1, 2], **{"signal:reward": paid}), 0)
+    assert made.lengths.tolist() == [1, 3]
+    assert made.returns.tolist() == [8.0, 9.0]
+    assert made.steps[:, 0].tolist() == [0, 0, 1, 2]
