@@ -204,7 +204,7 @@ def decomposed(
     fits: int = 50,
     batch: int = 32,
     memory: int = 1000,
-    warmup: int = 1,
+    warmup: int = 0,
 ) -> Model:
     """A reward of steps, the signal `decomposed`, such that its mean over an episode is what a step of it earned.
 
