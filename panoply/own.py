@@ -37,6 +37,9 @@ def in_words(choices: Mapping[str, Any]) -> dict[str, Any]:
     if reward is not None and not isinstance(reward, Part):
         words = [_word(one, weight) for one, weight in _weighted(reward)]
         found["reward"] = words[0] if len(words) == 1 and not _is_function(words[0]) else words
+    if found.get("tools"):
+        given = found["tools"] if isinstance(found["tools"], list | tuple) else [found["tools"]]
+        found["tools"] = [one if isinstance(one, str) else _tool_word(one) for one in given]
     if found.get("plugins"):
         found["plugins"] = [os.fspath(plugin) for plugin in found["plugins"]]
     return found
@@ -64,6 +67,19 @@ def _word(reward: Any, weight: float | None) -> str:
             f"A reward is a function, FILE.py:NAME or the name of a part, not {type(reward).__name__}."
         )
     return word if weight is None else f"{word}={weight!r}"
+
+
+def _tool_word(tool: Any) -> str:
+    """`FILE.py:NAME` of a tool that is handed over in Python."""
+    if not callable(tool):
+        raise PanoplyError(f"A tool is a function, or FILE.py:NAME, not {type(tool).__name__}.")
+    word = function_word(tool)
+    if here.is_here(word):
+        raise PanoplyError(
+            f"The tool {function_name(tool)} lives in this process alone: write it into a file, FILE.py:NAME, so "
+            "that it can run in one of its own."
+        )
+    return word
 
 
 def function_word(function: Callable[..., Any]) -> str:
@@ -97,6 +113,13 @@ def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None,
         if not here.is_here(word):
             _check_function(word)
     data = found.get("data")
+    tools = [name for word in found.pop("tools", None) or () for name in _tools(word)]
+    if tools and not is_data_file(data):
+        raise PanoplyError("Tools are called to answer questions of yours: name them with --data FILE.jsonl.")
+    if tools and not functions:
+        raise PanoplyError(
+            "Answers with tools are graded by functions of yours: name one with --reward FILE.py:NAME."
+        )
     if isinstance(data, str) and not is_data_file(data) and ("." in data or os.path.sep in data):
         raise PanoplyError(f"--data takes FILE.jsonl, with one JSON object a line; '{data}' is not one.")
     if not (isinstance(data, str) and is_data_file(data)):
@@ -108,7 +131,7 @@ def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None,
             raise PanoplyError("Only reward functions, FILE.py:NAME, can be several.")
         found = {**found, "reward": named[0]} if named else found
         return world, spoken_with(world, found, found.get("model"))
-    if world not in ("jsonl", "jsonl@1", None):
+    if world not in ("jsonl", "jsonl@1", "own-tools", None):
         raise PanoplyError(f"--data {data} is a world of its own: leave --world {world} out.")
     if not found.get("model"):
         raise PanoplyError("Your own data needs a model of your own: name its folder with --model.")
@@ -122,6 +145,7 @@ def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None,
         "world.model": str(model_folder(found["model"]).resolve()),
         "world.rewards": tuple(s if here.is_here(s) else os.path.abspath(s) for s, _, _ in split),
         "world.weights": weights,
+        **({"world.tools": tuple(tools)} if tools else {}),
     }
     others = [word for word in named if word not in functions]
     known = {*registry.parts("reward"), *registry.names("method")} if others else set()
@@ -129,7 +153,7 @@ def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None,
         if isinstance(word, str) and word.split("@")[0] not in known:
             raise PanoplyError(f"Unknown reward '{word}'. A function of yours is named FILE.py:NAME.")
     kept = {k: v for k, v in found.items() if k not in ("data", "reward")}
-    return "jsonl", {
+    return "own-tools" if tools else "jsonl", {
         **kept,
         "reward": others[0] if others else None,
         "settings": {**made, **(found.get("settings") or {})},
@@ -145,6 +169,18 @@ def spoken_with(world: str | None, choices: Mapping[str, Any], model: Any) -> di
     if not getattr(entry and entry.build, "own_tokens", False):
         return dict(choices)
     return {**choices, "settings": {**settings, "world.model": str(model_folder(model).resolve())}}
+
+
+def _tools(word: str) -> Iterator[str]:
+    """`FILE.py:add,sub` as one name for each function, the file as an absolute path."""
+    file = ""
+    for name in word.split(","):
+        at, colon, function = name.rpartition(":")
+        file = at if colon else file
+        if not file:
+            raise PanoplyError(f"A tool is named FILE.py:NAME, not '{word}'.")
+        _check_function(f"{file}:{function}")
+        yield f"{os.path.abspath(file)}:{function}"
 
 
 def judged_by(folder: str, method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ NAMES = (
     "lora",
     "reference",
     "reward_model",
+    "tools",
     "steps",
     "minutes",
     "until",
@@ -33,6 +34,12 @@ def add_choices(parser: Parser) -> None:
         "--model", help="start (the world's warm start, the default), fresh, a folder, a run or NAME/MODEL"
     )
     option("--reference", help="what KL and preference terms compare with: start, none, a folder or a run")
+    option(
+        "--tools",
+        metavar="FILE.py:NAME,…",
+        action="append",
+        help="functions of yours that the model may call to answer questions of yours (--data)",
+    )
     option(
         "--reward-model",
         metavar="DIR",

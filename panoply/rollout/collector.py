@@ -374,6 +374,7 @@ class Replies:
         replies = list(world.act_all(plays, [answer for _, _, answer in said]))
         for (row, turn, _), state, reply in zip(said, before, replies, strict=True):
             self.replies[self.rows[row], turn] = (state, reply)
+            self.failed += [self.rows[row]] if reply.failed else []
         return replies
 
     def grade(self, world: TextWorld, answers: list[list[int]]) -> None:

@@ -59,6 +59,8 @@ class Reply:
     done: bool = True
     truncated: bool = False
     """Ended by a limit of the world's and not by what was done."""
+    failed: bool = False
+    """The episode is over and could not be graded, so that it is left out."""
 
 
 @dataclass(frozen=True)

@@ -331,11 +331,18 @@ class Jsonl(TextWorld):
         if not self.rewards:
             return [self._matches(task, answer) for task, answer in zip(tasks, answers, strict=True)]
         rows: list[Row] = [t.data["row"] for t in tasks]
+        said = [self._said(row, answer) for row, answer in zip(rows, answers, strict=True)]
+        return self.rewarded(rows, said, answers)
+
+    def rewarded(
+        self, rows: Sequence[Row], said: Sequence[Any], answers: Sequence[Sequence[int]]
+    ) -> list[dict[str, float] | None]:
+        """What the reward functions make of what was said, as text or messages, and of its tokens."""
         lines = [row.line for row in rows]
         names = dict.fromkeys(name for line in lines for name in line if name not in ("prompt", "messages"))
         fields: dict[str, list[Any]] = {name: [line.get(name) for line in lines] for name in names}
         fields["prompts"] = [row.prompt for row in rows]
-        fields["completions"] = [self._said(row, answer) for row, answer in zip(rows, answers, strict=True)]
+        fields["completions"] = list(said)
         fields["completion_ids"] = [list(answer) for answer in answers]
         columns = call_all(self._functions, fields)
         weights = self.weights or (1.0,) * len(self.rewards)
