@@ -31,6 +31,7 @@ FAMILIES = {
     "base": "What others build on",
     "objectives": "Objectives",
     "agents": "Agents of several turns",
+    "applied-agents": "Agents put to a use",
     "preferences": "Preferences",
     "reasoning-data": "Reasoning and data",
     "control": "Control",

@@ -51,6 +51,7 @@ RACES: dict[str, Race] = {
     "lookup": Race(
         "grpo", "tools", "episodes=2560", {"world.easy": 0.0, "sample.group": 4, "sample.prompts": 32}
     ),
+    "questions": Race("ppo", "guess", "episodes=1280", {"sample.prompts": 64, "reward.name": "score"}),
     "thrift": Race("grpo", "tools", "episodes=5120", {"world.easy": 0.8}),
     "hackable": Race(
         "reward model alone=reinforce:reward.name=proxy",

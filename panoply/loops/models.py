@@ -104,6 +104,15 @@ class Models:
         """What a collector may ask about tasks, by the name of the model."""
         return {name: partial(c.ask, c.model) for name, c in self.held.items() if c.ask is not None}
 
+    def instead(self, collected: Experience, step: int) -> tuple[Experience, dict[str, float]]:
+        """What the policy learns from: what was collected, unless a model gives something else in its place."""
+        found, metrics = collected, dict[str, float]()
+        for name, held in self.held.items():
+            if held.instead is not None:
+                found, learned = held.instead(held.model, collected, step)
+                metrics |= {f"{name}_{key}": float(value) for key, value in learned.items()}
+        return (found if found is collected else self.annotate(found)), metrics
+
     def fit(self, experience: Experience, step: int) -> dict[str, float]:
         """Before the policy learns, let every model do so that learns by gradients; its metrics carry its name."""
         found: dict[str, float] = {}
@@ -147,5 +156,5 @@ class Models:
 
     def _learning(self) -> list[tuple[str, Model]]:
         """What is saved here; thoughts are the policy's, and saved with it."""
-        learning = ((n, c) for n, c in self.held.items() if c.fit is not None or c.losses or c.learn)
+        learning = ((n, c) for n, c in self.held.items() if c.fit or c.losses or c.learn or c.instead)
         return [(name, held) for name, held in learning if not held.thinks]

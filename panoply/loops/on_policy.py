@@ -28,7 +28,8 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
     with job.phase("credit"):
         collected = collected.with_columns(reward=seat.parts["reward"](collected))
         job.watch(seat, collected)
-        experience, trained = collected, 0
+        experience, learned = seat.models.instead(collected, step)
+        other, trained = experience is not collected, 0
         for part in method.select:
             kept = seat.parts[f"select.{part.info.name}"](experience)
             experience = kept if isinstance(kept, Experience) else experience.take(kept)
@@ -39,13 +40,14 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
             learns = experience.stream("own")
             trained = int((learns & (columns["advantage"] != 0) if "advantage" in columns else learns).sum())
     with job.phase("learn"):
-        metrics = seat.models.fit(experience, step)
+        metrics = learned | seat.models.fit(experience, step)
         if step >= seat.models.warmup:
             metrics |= learn(seat, experience, step)
         metrics |= seat.models.learn(collected, step)
     metrics |= {"groups_asked": asked, "trained": trained, **seat.collect.notes}
     seat.collect.notes = {}
-    return Stepped(collected if len(experience) < len(collected) else experience, metrics, experience)
+    fewer = other or len(experience) < len(collected)
+    return Stepped(collected if fewer else experience, metrics, experience)
 
 
 def learn(seat: Seat, experience: Experience, step: int) -> dict[str, float]:

@@ -137,18 +137,22 @@ class TextTree(Tree):
         self._tables.append((decisions.plus(moved), rollouts.context.plus({"prompt": group})))
 
     def trajectories(self, ends: Sequence[int]) -> Experience:
-        """Whole episodes of one turn from a task's start, one for each of some ends, those of a task a group.
+        """Whole episodes from a task's start, one for each of some ends, those of a task a group.
 
-        What several have in common is in each of them. Column `node` says to which node a decision leads. All that was
-        sampled for the tree is counted, whether it is in one of them or not.
+        What several have in common is in each of them, with what its turns earned. Column `node` says to which node a
+        decision leads. All that was sampled for the tree is counted, whether it is in one of them or not.
         """
+        if self.collect.world.markov:
+            raise PanoplyError(
+                f"Every turn in {self.collect.world.name} has a prompt of its own, so that no text holds an episode."
+            )
         self._refuse_ungraded()
         decisions, context = (Table.cat(list(several)) for several in zip(*self._tables, strict=True))
         self.collect._count(decisions)
         roots, edge = len(self.tasks), decisions.tensor("context")
         count = edge.bincount(minlength=len(self._edges()))
         first = count.cumsum(0) - count
-        rows, row = [], []
+        rows, row, edges = [], [], list[int]()
         for number, end in enumerate(ends):
             path = [end]
             while self.nodes[path[-1]].parent >= roots:
@@ -156,14 +160,17 @@ class TextTree(Tree):
             mine = [torch.arange(int(count[n - roots])) + first[n - roots] for n in reversed(path)]
             rows += mine
             row += [number] * sum(map(len, mine))
+            edges += [n for n, some in zip(reversed(path), mine, strict=True) for _ in range(len(some))]
         taken, of = torch.cat(rows), torch.tensor(row)
         nodes = [self.nodes[end] for end in ends]
         tasks = [self.tasks[node.task] for node in nodes]
         last = Segments(of).is_last()
+        node = torch.tensor(edges)
+        done = Segments(of * len(self.nodes) + node).is_last()
         selves = self.collect.selves
         columns: dict[str, Column] = {
             **{name: column[of] for name, column in self.collect._of_tasks(tasks).items()},
-            "node": edge[taken] + roots,
+            "node": node,
             "context": of,
             "group": torch.tensor([self.nodes[node.task].group for node in nodes])[of],
             "episode": self._first + torch.tensor(ends)[of] - roots,
@@ -172,9 +179,9 @@ class TextTree(Tree):
             **({"actor": torch.full_like(of, self.collect.actor)} if selves and selves.actors else {}),
             "end": torch.tensor([node.end for node in nodes])[of].masked_fill(~last, OPEN),
         }
-        for name in sorted({name for node in nodes for name in node.earned or ()}):
-            value = torch.tensor([(node.earned or {}).get(name, 0.0) for node in nodes])
-            columns[f"signal:{name}"] = value[of] * last
+        for name in sorted({name for n in set(edges) for name in self.nodes[n].earned or ()}):
+            value = torch.tensor([(n.earned or {}).get(name, 0.0) for n in self.nodes])
+            columns[f"signal:{name}"] = value[node] * done
         whole = context.take(torch.tensor(ends) - roots).plus(
             {
                 "prompt": torch.tensor([node.task for node in nodes]),

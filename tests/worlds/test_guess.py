@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -84,10 +86,72 @@ def test_the_careless_teacher_guesses_among_what_is_left() -> None:
     assert hasty.text(Guess(slip=0.0).careless(play, rng)) == hasty.text(hasty.expert(play))
 
 
+# ------------------------------------------------------------------ the gatekeeper
+
+GATE = Guess(kind="gatekeeper")
+
+
+def heard(secret: str, *turns: str) -> tuple[str, list[Reply]]:
+    _, replies = played(GATE, secret, *turns)
+    return "".join(GATE.text(r.observation) for r in replies), replies
+
+
+def patient() -> str:
+    """A secret whose gatekeeper listens to the first three right questions."""
+    secrets = ("".join(p) + "3" for p in itertools.permutations("abcdefgh", 3))
+    return next(s for s in secrets if heard(s, *(f"T{t}Q{t}." for t in (s[1], s[2], s[0])))[0] == "++!")
+
+
+def test_a_mood_says_the_order() -> None:
+    f, b, d, _ = secret = patient()
+    signs, replies = heard(secret, f"T{b}Q{b}.", f"ThQ{d}.", f"T{f}Q{f}.")  # a thought is free
+    assert signs[0] == "+"
+    assert replies[0].signals["success"] == 0
+    assert GATE.text(GATE.gold(task(GATE, secret))) == f"T{b}Q{b}.T{d}Q{d}.T{f}Q{f}."
+    signs, replies = heard(secret, *(f"T{t}Q{t}." for t in (b, d, f)))
+    assert signs == "++!"
+    assert [(r.signals["success"], r.done) for r in replies] == [(0, False), (0, False), (1, True)]
+    assert heard(secret, *(f"T{t}Q{t}." for t in (f, b, d)))[0][0] == "-"
+
+
+@pytest.mark.parametrize(
+    ("turn", "sign", "malformed", "astray"),
+    [
+        ("QaTa.", "?", 1, 0),
+        ("TaQaT", "?", 1, 0),
+        ("Ta.a.", "?", 1, 0),
+        ("T3Qa.", "?", 1, 0),
+        ("TaQ3.", "?", 1, 0),
+        ("TaQh.", "-", 0, 1),
+        ("TaQb.", "-", 0, 0),
+    ],
+)
+def test_tags_and_topics(turn: str, sign: str, malformed: int, astray: int) -> None:
+    signs, (reply,) = heard("abc0", turn)
+    assert signs == sign
+    assert (reply.signals["malformed"], reply.signals["astray"]) == (malformed, astray)
+
+
+def test_one_right_question_in_ten_is_not_listened_to_and_two_are_never_lost() -> None:
+    secrets = ["".join(p) + "0" for p in itertools.permutations("abcdefgh", 3)]
+    deaf = sum(heard(s, f"T{s[0]}Q{s[0]}.")[0] == "-" for s in secrets) / len(secrets)
+    assert 0.05 < deaf < 0.15
+    for secret in secrets[:60]:  # four turns are always enough for the expert
+        assert GATE.grade(task(GATE, secret), GATE.gold(task(GATE, secret)))["success"] == 1
+
+
+def test_the_careless_teacher_ignores_the_mood_and_mixes_tags() -> None:
+    rng, hasty = np.random.default_rng(0), Guess(kind="gatekeeper", slip=1.0)
+    play, _ = played(hasty, "abc5")
+    said = [hasty.text(hasty.careless(play, rng)) for _ in range(300)]
+    assert set(said) == {"TaQa.", "QaTa."}
+    assert 0.05 < said.count("QaTa.") / 300 < 0.15
+
+
 # ------------------------------------------------------------------ all kinds
 
 
-@pytest.mark.parametrize("kind", ["items"])
+@pytest.mark.parametrize("kind", ["items", "gatekeeper"])
 def test_self_test_splits_and_forks(kind: str) -> None:
     world = Guess(kind=kind)  # type: ignore[arg-type]
     world.self_test(16)

@@ -49,6 +49,7 @@ WORLDS: list[TextWorld] = [
     Guess(),
     Stream(),
     Program(),
+    Guess(kind="gatekeeper"),
 ]
 
 

@@ -24,6 +24,8 @@ class Model:
               moved already; returns metrics
     warmup    steps in which only the model learns
     among     what of the experience it is fitted to; left out, what the policy learns from
+    instead   what the policy learns from in place of what was collected, and metrics: a model that learns from what
+              was collected, before anything is credited, and lets the policy act elsewhere
     thinks    whether it is `Thoughts` (policies/thoughts.py), which become a part of the policy itself
     """
 
@@ -38,6 +40,8 @@ class Model:
         learn: Callable[[Any, Experience, int], Mapping[str, float]] | None = None,
         among: Callable[[Experience], Experience] | None = None,
         thinks: bool = False,
+        instead: Callable[[Any, Experience, int], tuple[Experience, Mapping[str, float]]] | None = None,
     ):
         self.model, self.columns, self.fit, self.warmup, self.losses = model, columns, fit, warmup, losses
         self.ask, self.learn, self.among, self.thinks = ask, learn, among, thinks
+        self.instead = instead

@@ -14,12 +14,13 @@ from panoply.registry import world
 from panoply.seeds import stable_hash
 from panoply.worlds.episodic import Episodic
 from panoply.worlds.text.characters import END, CharacterWorld, Draws
+from panoply.worlds.text.gatekeeper import Gatekeeper
 from panoply.worlds.text.riddles import Heard, Items, Riddle
 from panoply.worlds.world import Play, Reply, Task
 
 HELD_OUT = 8
 """One problem in so many is in the test split."""
-RIDDLES: dict[str, Riddle] = {"items": Items()}
+RIDDLES: dict[str, Riddle] = {"items": Items(), "gatekeeper": Gatekeeper()}
 
 
 @world("guess@1")
@@ -34,11 +35,20 @@ class Guess(Episodic, CharacterWorld):
     Signals of items: `success`; `score`, −1 for every question, and for a wrong guess −1 for every turn that was left;
     `wasted`, a question whose answer was known; `invalid`, a turn without grammar, to which `_` is heard. The
     careless teacher asks what halves the candidates, and with probability `slip` guesses among those that are left.
+
+    `gatekeeper`: `fbd3>` names three topics and a mood, 0 to 5, which says in which of six orders they must be raised.
+    A turn is `TxQy.`, a thought and a question, and hears `+` (right, go on), `-` (wrong, or not listened to, which is
+    so one time in ten), `?` (its tags are not where they belong) or, to the third right one, `!`: success. Four turns
+    are all.
+
+    Signals of the gatekeeper: `success`; `malformed`, a turn without its tags; `astray`, a question about none of the
+    three. The careless teacher raises topics as they stand, whatever the mood, with probability `slip`, and mixes up
+    its two tags in one turn of ten.
     """
 
-    kind: Literal["items"] = "items"
+    kind: Literal["items", "gatekeeper"] = "items"
     slip: float | None = None
-    """None means 0.5."""
+    """None means 0.5 with items, 0.6 with the gatekeeper."""
 
     bounds: ClassVar[Mapping[str, str]] = {"slip": "from 0 to 1"}
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "fork"})

@@ -1,0 +1,67 @@
+"""New turns of the policy in contexts that are given as tokens; no world hears them, and nothing is graded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from panoply.errors import PanoplyError
+from panoply.experience import OPEN, OWN, TERMINATED, Column, Experience, Segments
+from panoply.rollout.engine import Request
+from panoply.seeds import stable_hash
+
+if TYPE_CHECKING:
+    from panoply.rollout.text import Collector
+
+FIRST = 1 << 40
+"""The number of the first of them, which no episode of a world has."""
+
+
+def utterances(
+    collect: Collector,
+    states: Sequence[Sequence[int]],
+    tasks: Sequence[int],
+    name: str,
+    temperature: float = 1.0,
+) -> Experience:
+    """One turn after each context, in their order: an episode each, counted as decisions alone.
+
+    name   what they are drawn for: the same name, step and place give the same random numbers
+    """
+    collect.check_tokens_alone("An utterance")
+    if collect.world.play(collect.world.task("train", 0)).restricts:
+        raise PanoplyError(
+            f"{collect.world.name} says in each episode what may be drawn, and a context alone does not tell."
+        )
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for i, state in enumerate(states):
+        alike.setdefault(tuple(state), []).append(i)
+    seed = (name, collect.seed, collect.version)
+    requests = [Request(state, [stable_hash(*seed, i) for i in which]) for state, which in alike.items()]
+    order = torch.tensor([i for which in alike.values() for i in which])
+    found = collect.generate(requests, collect._sampling(temperature), entropy=True)
+    collect._count(found.decisions)
+    decisions = found.decisions
+    episode = order[decisions.tensor("context")]
+    decisions = decisions.plus({"episode": episode}).take(episode.argsort(stable=True))
+    row = decisions.tensor("episode")
+    keys: dict[str, Column] = {
+        "task": torch.tensor(list(tasks))[row],
+        "group": row,
+        "turn": torch.zeros_like(row),
+        "state": torch.tensor([stable_hash(*state) for state in states])[row],
+        "version": torch.full_like(row, collect.version),
+        "source": torch.full_like(row, OWN),
+        "end": torch.where(Segments(row).is_last(), TERMINATED, OPEN),
+    }
+    return Experience(decisions.plus({**keys, "episode": row + FIRST}), found.context)
+
+
+def said_in(experience: Experience) -> list[list[int]]:
+    """The tokens of each episode of one turn, in the order of their numbers."""
+    answers: dict[int, list[int]] = {}
+    for episode, token in zip(experience["episode"].tolist(), experience["action"].tolist(), strict=True):
+        answers.setdefault(episode, []).append(token)
+    return [answers[i] for i in sorted(answers)]
