@@ -49,12 +49,27 @@ def _landlock(**asked: Any) -> Sandbox:
     return Landlock(**asked)
 
 
+def _wasi(**asked: Any) -> Sandbox:
+    from panoply.sandbox.wasi import Wasi
+
+    return Wasi(**asked)
+
+
+def _containers(**asked: Any) -> Sandbox:
+    from panoply.sandbox.containers import Containers
+
+    return Containers(**asked)
+
+
+ALL = frozenset(NEEDS)
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
         Kind("monty", _monty, frozenset(), modules=False),
-        Kind("namespaces", _namespaces, frozenset({"python", "stdin", "files"})),
-        Kind("landlock", _landlock, frozenset({"python", "stdin"})),
+        Kind("namespaces", _namespaces, ALL),
+        Kind("landlock", _landlock, ALL - {"files"}),
+        Kind("wasi", _wasi, ALL, modules=False),
+        Kind("containers", _containers, ALL, modules=False),
     )
 }
 """In the order in which `auto` tries them."""
@@ -91,7 +106,8 @@ class Wanted:
                 reason = str(held)
             reasons.append(f"{kind.name}: {reason}")
         if self.name != "auto":
-            raise PanoplyError(f"The sandbox {self.name} cannot be used here. {reasons[0]}.")
+            why = reasons[0].removeprefix(f"{self.name}: ")
+            raise PanoplyError(f"The sandbox {self.name} cannot be used here: {why}.")
         raise PanoplyError(f"There is no safe way to run code here. {'; '.join(reasons)}.")
 
     def _lacks(self, kind: Kind) -> str:

@@ -23,6 +23,7 @@ from panoply.sandbox.workers import Crew
 FOLDER = "/tmp"
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "HOME": FOLDER}
+"""All that a program finds in its environment. Packages are also told that there are no threads."""
 BOOT = """
 import sys, types, json
 order = json.loads(sys.argv[1])
@@ -81,15 +82,18 @@ def python(words: int, disk: int, folder: str, preload: tuple[str, ...]) -> list
     return [*command, order(words, disk, folder, preload)]
 
 
+def environment(preload: tuple[str, ...]) -> dict[str, str]:
+    return ENVIRONMENT | ({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} if preload else {})
+
+
 class Landlock(Crew):
     """Landlock, a filter of system calls, and limits: needs no privilege and no package. Programs have no files."""
 
     name = "landlock"
-    gives = frozenset({"python", "stdin"})
 
     def __init__(self, workers: int = 0, preload: tuple[str, ...] = ()):
         _check_linux()
-        super().__init__(lambda words, disk: python(words, disk, "", preload), ENVIRONMENT, workers)
+        super().__init__(lambda words, disk: python(words, disk, "", preload), environment(preload), workers)
         said = self.try_out()
         if not said["landlock"]:
             raise Unavailable(
@@ -110,7 +114,6 @@ class Namespaces(Crew):
     """Namespaces by bubblewrap, with Landlock, a filter of system calls and limits within."""
 
     name = "namespaces"
-    gives = frozenset({"python", "stdin", "files"})
 
     def __init__(self, workers: int = 0, preload: tuple[str, ...] = ()):
         _check_linux()
@@ -122,7 +125,7 @@ class Namespaces(Crew):
         )
         super().__init__(
             lambda words, disk: [*_bubblewrap(found, preload), *python(words, disk, FOLDER, preload)],
-            ENVIRONMENT,
+            environment(preload),
             workers,
         )
         said = self.try_out()

@@ -24,7 +24,6 @@ class Monty(Backend):
     """pydantic-monty, a fresh session for every program."""
 
     name = "monty"
-    gives: frozenset[str] = frozenset()
 
     def __init__(self, workers: int = 0, preload: tuple[str, ...] = ()):
         try:

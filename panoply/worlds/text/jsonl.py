@@ -20,6 +20,8 @@ from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
 from panoply.rewards.functions import RewardFunction, call_all
 from panoply.rewards.here import HereFunction, is_here
+from panoply.rewards.walled import WalledFunction, wanted
+from panoply.sandbox import Wanted
 from panoply.seeds import numpy_rng, stable_hash
 from panoply.worlds.text.forms import Brought, Line, Rated, Row, brought
 from panoply.worlds.world import SPLITS, Task, TextWorld
@@ -71,6 +73,8 @@ class Jsonl(TextWorld):
     """GiB of memory a reward function may take; 0 sets no limit."""
     network: bool = False
     """Whether reward functions may reach the network, as those that ask a judge must."""
+    sandbox: str = ""
+    """What reward functions run in: `auto`, or a sandbox by name (`--sandbox`). None is a process with limits."""
 
     bounds: ClassVar[Mapping[str, str]] = {
         "weights": "any number",
@@ -95,6 +99,15 @@ class Jsonl(TextWorld):
         if len(set(self._names)) < len(self._names):
             raise PanoplyError(
                 "Two reward functions have the same name in files of the same name: rename one of them."
+            )
+        if self.sandbox and self.network:
+            raise PanoplyError("There is no network in a sandbox: leave out world.network, or --sandbox.")
+        if self.sandbox and not self.rewards:
+            raise PanoplyError("--sandbox has no effect: there are no reward functions to run in it.")
+        if self.sandbox and (own := [name for name in self.rewards if is_here(name)]):
+            raise PanoplyError(
+                f"The reward function '{own[0].partition(':')[2]}' lives in this process and cannot go into a sandbox: "
+                "put it into a file."
             )
         if not 0 < self.held_out_share < 1:
             raise PanoplyError(f"jsonl.held_out_share is between 0 and 1, not {self.held_out_share:g}.")
@@ -287,15 +300,21 @@ class Jsonl(TextWorld):
 
     # -------------------------------------------------------------- rewards
 
+    @property
+    def sandboxed(self) -> Wanted | None:
+        return wanted(self.sandbox, self.rewards) if self.sandbox else None
+
     @cached_property
     def _functions(self) -> list[RewardFunction]:
         limits = Limits(memory=self.memory, network=self.network)
-        found = [
-            HereFunction(source, self.seconds)
-            if is_here(source)
-            else RewardFunction(source, self.seconds, limits)
-            for source in self.rewards
-        ]
+        found: list[RewardFunction] = []
+        for source in self.rewards:
+            if self.sandboxed:
+                found.append(WalledFunction(source, self.seconds, self.memory, self.sandboxed))
+            elif is_here(source):
+                found.append(HereFunction(source, self.seconds))
+            else:
+                found.append(RewardFunction(source, self.seconds, limits))
         for function in found:
             function.say = self.__dict__.get("_say", function.say)
         return found
