@@ -60,11 +60,15 @@ class Monty(Backend):
             self._pool.__exit__(None, None, None)
             assert self._threads is not None
             self._threads.shutdown()
-        self._pool = self._threads = None
+            self._pool = self._threads = None
 
     def _started(self) -> tuple[Any, ThreadPoolExecutor]:
-        """Processes and threads of this process; a fork of it has its own."""
-        if self._pool is None or self._threads is None or self._owner != os.getpid():
+        """Processes and threads of this process. A fork of it has neither, and cannot make them."""
+        if self._pool is not None and self._owner != os.getpid():
+            raise PanoplyError(
+                "The sandbox monty does not work in a fork of the process that started it: start a fresh one."
+            )
+        if self._pool is None or self._threads is None:
             made = self._module.Monty(
                 min_processes=self.workers, max_processes=self.workers, feed_duration_limit_grace=GRACE
             )
