@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE =
 WHEEL_VENV := build/wheel-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-learn check format docs wheel warm-start clean bench-text bench-gpu bench-control bench-ui pictures
+.PHONY: help demo test test-learn check format docs wheel warm-start clean bench-text bench-gpu bench-control bench-sandbox bench-ui pictures
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -85,6 +85,9 @@ bench-control: $(VENV)/dev ## control beside Stable-Baselines3 and d3rlpy, equal
 
 bench-gpu: $(VENV)/dev ## the GPU benchmark, cell by cell, then docs/performance.md (skipped without CUDA)
 	$(BIN)/python -m benchmarks.gpu && $(BIN)/python -m benchmarks.gpu table
+
+bench-sandbox: $(VENV)/dev ## programs a second in every sandbox that starts here (a minute; nothing else should run)
+	$(BIN)/python benchmarks/sandbox.py
 
 bench-ui: $(VENV)/dev ## the page with 1,000 runs and long episodes in Chromium (a minute; nothing else should run)
 	$(BIN)/python benchmarks/ui.py

