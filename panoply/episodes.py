@@ -62,10 +62,14 @@ class Episodes:
         if not len(rows):
             return
         held = rows if self.held is None else Experience.mix([self.held, rows])
+        self.held = held.take(torch.isin(held["episode"], self.staying(held)))
+
+    def staying(self, held: Experience) -> Tensor:
+        """Keys of the episodes for which there is room."""
         episodes = held.by("episode")
         units = Segments(episodes.first(held["group" if self.into == "own" else "episode"]))
         newest = units.count.flip(0).cumsum(0).flip(0) <= self.size
-        self.held = held.take(torch.isin(held["episode"], episodes.keys[units.rows(newest)]))
+        return episodes.keys[units.rows(newest)]
 
     def _groups(self, generator: torch.Generator) -> Experience:
         """Whole groups, none of them twice."""

@@ -48,6 +48,12 @@ RACES: dict[str, Race] = {
     "keydoor": Race(
         "grpo", "keydoor", "episodes=2560", {"world.size": 6, "world.quest": (7, 12), "world.cap": 14}
     ),
+    "recurring": Race(
+        "grpo",
+        "keydoor:hard",
+        "episodes=3840",
+        {"sample.pool": 32, "sample.prompts": 16, "sample.group": 4},
+    ),
     "lookup": Race(
         "grpo", "tools", "episodes=2560", {"world.easy": 0.0, "sample.group": 4, "sample.prompts": 32}
     ),

@@ -107,20 +107,25 @@ class InOrder(Generic[T]):
 
     def recurring(self, n: int, pool: int) -> list[T]:
         """The next `n` of a pool of different training tasks: all of them once, then all again in another order."""
-        kept: dict[int, list[T]] = self.__dict__.setdefault("_recurring", {})
-        if pool not in kept:
+        tasks = self.different(pool)
+        return [tasks[i] for i in self.shuffled(n, pool)]
+
+    def different(self, n: int) -> list[T]:
+        """The first `n` different training tasks. They do not count as tasks taken."""
+        kept: dict[int, list[T]] = self.__dict__.setdefault("_different", {})
+        if n not in kept:
             found: dict[Any, T] = {}
-            for task in (self.task(self.place(i)) for i in range(64 * pool)):
+            for task in (self.task(self.place(i)) for i in range(64 * n)):
                 found.setdefault(getattr(task, "id", task), task)
-                if len(found) == pool:
+                if len(found) == n:
                     break
-            if len(found) < pool:
+            if len(found) < n:
                 raise PanoplyError(
-                    f"{self.world.name} has too few problems for a pool of {pool}: {len(found)} were found. "
+                    f"{self.world.name} has too few problems for a pool of {n}: {len(found)} were found. "
                     "Lower sample.pool."
                 )
-            kept[pool] = list(found.values())
-        return [kept[pool][i] for i in self.shuffled(n, pool)]
+            kept[n] = list(found.values())
+        return kept[n]
 
     def _groups(
         self, tasks: Sequence[T], size: int | Sequence[int], into: Tensor | None
