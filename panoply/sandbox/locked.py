@@ -93,7 +93,9 @@ class Landlock(Crew):
 
     def __init__(self, workers: int = 0, preload: tuple[str, ...] = ()):
         _check_linux()
-        super().__init__(lambda words, disk: python(words, disk, "", preload), environment(preload), workers)
+        super().__init__(
+            lambda words, disk, _: python(words, disk, "", preload), environment(preload), workers
+        )
         said = self.try_out()
         if not said["landlock"]:
             raise Unavailable(
@@ -124,7 +126,10 @@ class Namespaces(Crew):
             [found, "--version"], capture_output=True, text=True, timeout=20, check=False
         )
         super().__init__(
-            lambda words, disk: [*_bubblewrap(found, preload), *python(words, disk, FOLDER, preload)],
+            lambda words, disk, tied: [
+                *_bubblewrap(found, tied, preload),
+                *python(words, disk, FOLDER, preload),
+            ],
             environment(preload),
             workers,
         )
@@ -133,7 +138,7 @@ class Namespaces(Crew):
         self.version = f"{version.stdout.strip()}{landlock}, Python {said['python']}"
 
 
-def _bubblewrap(program: str, preload: tuple[str, ...]) -> list[str]:
+def _bubblewrap(program: str, tied: bool, preload: tuple[str, ...]) -> list[str]:
     """A world with nothing in it but Python: no network, no other processes, no devices, no /proc, nothing writable.
 
     The one capability is to mount a disk for programs' files, which bubblewrap cannot give a number of names. The
@@ -143,7 +148,7 @@ def _bubblewrap(program: str, preload: tuple[str, ...]) -> list[str]:
     shown = [interpreter(), *told["readable"], f"{told['inside']}/inside"]
     return [
         program,
-        *("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"),
+        *("--unshare-all", "--unshare-user", "--new-session", *(["--die-with-parent"] if tied else [])),
         *("--hostname", "sandbox", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"),
         *(word for path in shown for word in ("--ro-bind-try", path, path)),
         *("--dir", FOLDER, "--remount-ro", "/", "--chdir", FOLDER, "--"),

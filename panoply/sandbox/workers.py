@@ -17,14 +17,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from panoply.errors import Resumable
 from panoply.sandbox.contract import Backend, Ended, Program, Result, Unavailable, cores, decoded
 
 GRACE = 3.0
 """Seconds beyond its own in which a worker has to say what became of a program. One that does not is killed."""
 START = 60.0
 """Seconds that a worker has to start."""
-Command = Callable[[int, int], list[str]]
-"""What starts a worker, by the number of its socket and the size of its disk."""
+Command = Callable[[int, int, bool], list[str]]
+"""What starts a worker, by the number of its socket, the size of its disk, and whether the kernel may tie it to the
+thread that starts it: to one that lives as long as the process. Any worker ends when the host closes its socket."""
 
 
 class Worker:
@@ -36,7 +38,7 @@ class Worker:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         with other:
             self._process = subprocess.Popen(
-                command(other.fileno(), disk),
+                command(other.fileno(), disk, threading.current_thread() is threading.main_thread()),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
@@ -160,7 +162,12 @@ class Crew(Backend):
         if os.getpid() != self._owner:  # a fork of the process whose workers these are
             self._idle, self._owner, self._lock = deque(), os.getpid(), threading.Lock()
         with self._lock:
-            return _Batch(self, programs).run()
+            try:
+                return _Batch(self, programs).run()
+            except (Unavailable, FileNotFoundError) as problem:
+                if self.version:  # it has worked before
+                    raise Resumable(f"The sandbox {self.name} works no longer: {problem}.") from problem
+                raise Unavailable(str(problem)) from problem
 
     def close(self) -> None:
         if os.getpid() == self._owner:

@@ -7,13 +7,14 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from sandbox.boxes import NAMES, box
 
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, Resumable
 from panoply.sandbox import Limits, Program, Wanted
 from panoply.sandbox.choice import KINDS
 from panoply.sandbox.workers import Crew, Worker
@@ -188,6 +189,39 @@ def test_workers_die_with_a_host_that_is_killed(tmp_path: Path) -> None:
     while (left := [pid for pid in below if alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
+
+
+@pytest.mark.parametrize("name", LINUX)
+def test_workers_outlive_the_thread_that_started_them(name: str) -> None:
+    crew = KINDS[name].make(workers=1) if isinstance(box(name), Crew) else None
+    assert isinstance(crew, Crew)
+    crew.close()
+    beside = threading.Thread(target=crew.run, args=("print(1)",))
+    beside.start()
+    beside.join()
+    time.sleep(0.1)
+    (worker,) = crew._idle
+    assert crew.run("print(2)").said == "2\n"
+    assert crew._idle[0] is worker
+    crew.close()
+    deadline = time.monotonic() + 5
+    while alive(worker._process.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not alive(worker._process.pid)
+
+
+def test_a_sandbox_that_stops_working_ends_the_run_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = KINDS["landlock"].make(workers=1)
+    assert isinstance(crew, Crew)
+    crew.close()
+    monkeypatch.setattr(crew, "_command", lambda *_: ["/nowhere/python"])
+    with pytest.raises(Resumable, match="The sandbox landlock works no longer: .*nowhere"):
+        crew.run("print(1)")
+    monkeypatch.setattr(
+        crew, "_command", lambda *_: [sys.executable, "-S", "-c", "raise SystemExit('broken')"]
+    )
+    with pytest.raises(Resumable, match="its workers do not start \\(broken\\)"):
+        crew.run("print(1)")
 
 
 def descendants(pid: int) -> list[int]:
