@@ -58,7 +58,8 @@ RACES: dict[str, Race] = {
         "grpo", "tools", "episodes=2560", {"world.easy": 0.0, "sample.group": 4, "sample.prompts": 32}
     ),
     "questions": Race("ppo", "guess", "episodes=1280", {"sample.prompts": 64, "reward.name": "score"}),
-    "thrift": Race("grpo", "tools", "episodes=5120", {"world.easy": 0.8}),
+    "rare": Race("grpo", "tools:hard", "episodes=7680"),
+    "thrift": Race("grpo", "tools:thrift", "episodes=5120"),
     "hackable": Race(
         "reward model alone=reinforce:reward.name=proxy",
         "strings",

@@ -56,7 +56,7 @@ CLAIM = Learns(
     over=PLAIN,
     world="tools:dawdle",
     budget="episodes=5120",
-    settings={"world.budget": 30},
+    settings={"world.budget": 20},
     also=("success", "entropy", "truncated"),
     shows=(Shows("mean:truncated", least=0.02),),
 )
@@ -89,7 +89,7 @@ PUBLISHED: Published = {
 TINY = {
     **{k: v for k, v in GRPO_TINY.items() if not k.startswith(("reduce", "regularise", "surrogate"))},
     "sample.prompts": 16,
-    "reward.limit": 30,
+    "reward.limit": 26,
     "reward.cache": 8,
 }
 

@@ -90,13 +90,13 @@ def turn_returns(
 
 
 CLAIM = Learns(
-    "Where every question needs look-ups, and most groups are all wrong or all right, paying turns for what they add "
-    "to the belief in the right answer learns more from as many episodes than paying for the outcome alone.",
-    race="lookup",
+    "Where success is so rare that most groups are all wrong, paying turns for what they add to the belief in the "
+    "right answer learns more from as many episodes than paying for the outcome alone.",
+    race="rare",
     also=("success", "degenerate_groups"),
     shows=(Shows("mean:degenerate_groups", least=0.3),),
-    reworded="it failed where half of the questions need no look-up and groups differ from the start, so that "
-    "outcomes alone teach enough; among eight episodes a group too few groups were all wrong or all right.",
+    reworded="it failed where half of the questions need no look-up, and was undecided where all do: the start "
+    "succeeds one time in six there, and outcomes alone teach enough. Here it is one time in a hundred.",
 )
 
 

@@ -84,16 +84,17 @@ def tool_efficiency(
 
 
 CLAIM = Learns(
-    "Where four fifths of the questions need no tool, a reward that multiplies correctness by thrift takes fewer tool "
-    "calls for a right answer than correctness alone, and loses at most two points of success.",
+    "Where half of the questions need no tool and a guess at the others is right one time in a hundred, a reward that "
+    "multiplies correctness by thrift takes fewer tool calls for a right answer than correctness alone, and loses at "
+    "most two points of success.",
     race="thrift",
     metric="calls/success",
     lower=True,
     keeps={"success": 0.02},
     also=("calls",),
     shows=(Shows("calls", least=0.6),),
-    reworded="it failed where half of the questions need look-ups: there a guess, right one time in sixteen, is thrift "
-    "as well, and what was saved in calls was lost in answers. Right answers a call cannot be told where nobody calls.",
+    reworded="it failed on look-ups, and where four fifths of them need none: there a guess, right one time in "
+    "sixteen, is thrift as well, and what was saved in calls was lost in answers. Calculations are hardly guessed.",
 )
 
 

@@ -72,6 +72,22 @@ def cosine(step: int, total: int, *, end: float = 0.0, warmup: int | float = 0) 
     return _rise(step, total, warmup) * (end + (1.0 - end) * 0.5 * (1.0 + math.cos(math.pi * fall)))
 
 
+@part(
+    "schedule",
+    equation="{first} to {last} along half a cosine of {steps} steps",
+    bounds={"first": "any number", "last": "any number", "steps": "above 0"},
+)
+def half_cosine(
+    step: int, total: int, *, first: float = 0.0, last: float = 1.0, steps: int | float = 1.0
+) -> float:
+    """From `first` to `last` along half a cosine, and then `last`.
+
+    steps: how long it takes; up to 1, a share of the budget
+    """
+    length = steps * total if steps <= 1 else steps
+    return last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / max(1e-12, length))))
+
+
 @part("schedule", equation="√(warmup/step) after {warmup} steps", bounds={"warmup": "at least 1"})
 def inverse_sqrt(step: int, total: int, *, warmup: int = 200) -> float:
     """Up in a line, then down with the root of the steps taken, whatever the budget."""

@@ -102,6 +102,11 @@ class Tools(Episodic, CharacterWorld):
             "turns of any length, calls sooner or later: shaping of behaviour, long ratios, length",
             0.17,
         ),
+        "thrift": Preset(
+            {"kind": "calculator", "easy": 0.5},
+            "half of the questions need no call, and a guess hardly ever helps with the others: thrift",
+            0.2,
+        ),
         "hard": Preset(
             HARD, "success is rare, most groups have none: replay, process rewards, credit to calls", 0.02
         ),
