@@ -28,6 +28,7 @@ ORDER = (
     "run",
     "eval",
     "sample",
+    "serve",
     "runs",
     "compare",
     "claim",

@@ -89,7 +89,7 @@ def code_in(record: Any) -> set[str]:
         elif isinstance(value, str):
             if name == "plugins":
                 found.add(value)
-            elif file := re.fullmatch(r"(?:own:)?(.+\.py)(:.*)?", value, re.DOTALL):
+            elif file := re.fullmatch(r"(?:(?:own|agent):)?(.+\.py)(:.*)?", value, re.DOTALL):
                 found.add(file[1])
             elif name in ("id", "env", "world") and ":" in value and not value.startswith(OURS):
                 found.add(f"module {value.partition(':')[0]}")

@@ -59,13 +59,13 @@ class Crew:
         self.failures: dict[str, int] = {}
         self.say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
         self.shown = lru_cache(maxsize=8192)(self._shown)
-        """The first text of the episode of a seed."""
+        """What the episode of a seed shows first: text, or an agent's messages and tools."""
 
-    def _shown(self, seed: int) -> str:
+    def _shown(self, seed: int) -> Any:
         for attempt in range(1, ATTEMPTS + 1):
             found = self.ask_all([Episode(seed)], [{"forget": True}])[0]
             if not isinstance(found, Broken):
-                return str(found["shown"])
+                return found["shown"]
             if attempt == ATTEMPTS:
                 raise PanoplyError(f"{self.name} does not begin an episode: {plain(found).rstrip('.')}.")
         raise AssertionError

@@ -45,6 +45,8 @@ class Library:
     by_text: bool = False
     """Problems are cheap and told apart by their text, so that held-out ones are held out by a hash of it; otherwise by
     their seeds."""
+    spoken: bool = True
+    """It shows text; otherwise whole conversations, as agents ask them."""
     costly: bool = False
     """A problem takes seconds to make: there are `world.seeds` of them, and few are held out."""
 
@@ -87,6 +89,7 @@ LIBRARIES: Mapping[str, Library] = {
         turns=6,
         expert=True,
     ),
+    "agent": Library("panoply.environments.agent", "panoply", "", "", turns=30, network=True, spoken=False),
     "own": Library("panoply.environments.own", "panoply", "", "", turns=30, expert=True),
 }
 """By the word before the colon of a world's name."""
@@ -97,7 +100,7 @@ def parse(name: str) -> tuple[str, str, dict[str, Any]] | None:
     library, colon, rest = name.partition(":")
     if not colon or library not in LIBRARIES:
         return None
-    if LIBRARIES[library].network:  # an address may hold anything
+    if library == "openenv":  # an address may hold anything
         return library, rest, {}
     from panoply.values import yaml_value
 

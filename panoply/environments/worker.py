@@ -28,7 +28,7 @@ def serve(module: str, id: str, options: Mapping[str, Any]) -> Callable[[dict[st
         forget(number)
         environment = idle.pop() if idle else make(id, options)
         random.seed(seed)  # for those that draw from the library's own dice
-        shown = _text(environment.reset(seed))
+        shown = _shown(environment.reset(seed))
         open_episodes[number] = environment
         for words in said:
             environment.step(words)
@@ -38,7 +38,7 @@ def serve(module: str, id: str, options: Mapping[str, Any]) -> Callable[[dict[st
         shown, reward, done = open_episodes[number].step(words)
         if not math.isfinite(reward):
             raise ValueError(f"it gave the reward {reward}")
-        return {"shown": _text(shown), "reward": float(reward), "done": bool(done)}
+        return {"shown": _shown(shown), "reward": float(reward), "done": bool(done)}
 
     def forget(number: int) -> None:
         environment = open_episodes.pop(number, None)
@@ -66,7 +66,10 @@ def serve(module: str, id: str, options: Mapping[str, Any]) -> Callable[[dict[st
     return answer
 
 
-def _text(shown: object) -> str:
+def _shown(shown: object) -> Any:
+    """Text; or, of an agent, messages and the tools it offers."""
+    if isinstance(shown, dict) and "messages" in shown:
+        return shown
     if not isinstance(shown, str):
         raise TypeError(f"it showed {type(shown).__name__} and not text")
     return shown.encode("utf-8", "replace").decode()

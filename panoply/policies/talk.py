@@ -57,6 +57,12 @@ class Talk:
         tokens = self.tokenizer.encode(closing + after[len(before) :])
         return tuple(tokens[1:] if said and tokens and said[-1] == tokens[0] else tokens)
 
+    @cached_property
+    def offers_tools(self) -> bool:
+        """Whether the template tells the model of its tools."""
+        (without,) = render_all(self.tokenizer, [[ASKED]])
+        return self._rendered([[ASKED]])[0] != without
+
     def said(self, tokens: Sequence[int]) -> str:
         """What was said in a turn, without its end."""
         stops = self.stop_tokens

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, cast
 
 from panoply.confined.limits import Limits
 from panoply.errors import PanoplyError
-from panoply.policies.chat import render_all
-from panoply.policies.talk import ANSWERED, ASKED, Talk
+from panoply.policies.talk import ANSWERED, Talk
 from panoply.registry import world
 from panoply.seeds import stable_hash
 from panoply.tools.box import Box, box_of
@@ -61,15 +60,14 @@ class OwnTools(Jsonl):
 
     @cached_property
     def talk(self) -> Talk:
-        plain, tools = self.tokenizer, self.box.schemas
-        if not plain.chat_template:
+        if not self.tokenizer.chat_template:
             raise PanoplyError("Tools are called in a model's chat template, and its tokenizer has none.")
-        shown = [render_all(plain, [[ASKED]], tools=some)[0] for some in ((), tools)]
-        if shown[0] == shown[1]:
+        talk = Talk(self.tokenizer, self.box.schemas)
+        if not talk.offers_tools:
             raise PanoplyError(
                 "The model's chat template has no place for tools: take a model that was taught to call them."
             )
-        return Talk(plain, tools)
+        return talk
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:

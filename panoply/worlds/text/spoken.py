@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -249,8 +250,12 @@ class Conversation(Play):
         signals = {"success": success, "score": found["reward"]}
         if done:
             return Reply(signals, truncated=truncated)
-        shown = [{"role": "user", "content": world.cut(found["shown"])}]
-        return Reply(signals, world.talk.reply(answer, shown), done=False)
+        return Reply(signals, self.observed(answer, found["shown"]), done=False)
+
+    def observed(self, answer: Sequence[int], shown: Any) -> tuple[int, ...]:
+        """The tokens of what is shown after an answer."""
+        messages = [{"role": "user", "content": self.world.cut(shown)}]
+        return self.world.talk.reply(answer, messages)
 
     def fork(self) -> Play:
         """The copy is played again from its seed when it is first asked."""
@@ -259,6 +264,65 @@ class Conversation(Play):
         made.episode = self.episode.copied()
         weakref.finalize(made, self.world.crew.leave, made.episode)
         return made
+
+
+# ------------------------------------------------------------------ agents
+
+
+@dataclass(frozen=True)
+class Agent(Spoken):
+    """An agent of yours, FILE.py:FUNCTION: each of its questions is a prompt, and the policy's answers are its answers.
+
+    Turns have prompts of their own, since an agent may ask what it likes: rewrite what was said before, or ask on
+    behalf of several. Where a conversation only grew, the tokens that were sampled stay as they were.
+    """
+
+    markov: ClassVar[bool] = True
+
+    def opening(self, shown: Any, before: Asking | None = None, said: Sequence[int] = ()) -> Asking:
+        """The tokens of a question; after an earlier one that it goes on from, and the answer to it."""
+        messages, tools = shown["messages"], json.dumps(shown["tools"])
+        talk = self.talks(tools)
+        if before is not None and before.tools == tools:
+            text = talk.said(said)
+            old, rest = messages[: len(before.messages)], messages[len(before.messages) :]
+            answered = rest and rest[0].get("role") == "assistant" and not rest[0].get("tool_calls")
+            if old == before.messages and len(rest) > 1 and answered and rest[0].get("content") == text:
+                return Asking((*before.tokens, *said, *talk.reply(said, rest[1:])), messages, tools)
+        return Asking(talk.opening(messages), messages, tools)
+
+    def talks(self, tools: str) -> Talk:
+        held: dict[str, Talk] = self.__dict__.setdefault("_talks", {})
+        if tools not in held:
+            held[tools] = Talk(self.tokenizer, json.loads(tools))
+        return held[tools]
+
+    def _task(self, seed: int, id: int) -> Task:
+        return Task(id, self.opening(self.crew.shown(seed)).tokens, 0, {"seed": seed})
+
+    def play(self, task: Task) -> Play:
+        return AgentEpisode(self, task)
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A question of an agent's: its tokens, and the conversation and tools that they are of."""
+
+    tokens: tuple[int, ...]
+    messages: list[dict[str, Any]]
+    tools: str
+
+
+class AgentEpisode(Conversation):
+    """An episode of an agent's."""
+
+    def __init__(self, world: Agent, task: Task):
+        super().__init__(world, task)
+        self.asking = world.opening(world.crew.shown(task.data["seed"]))
+
+    def observed(self, answer: Sequence[int], shown: Any) -> tuple[int, ...]:
+        self.asking = cast(Agent, self.world).opening(shown, self.asking, answer)
+        return self.asking.tokens
 
 
 # ------------------------------------------------------------------ names
@@ -270,7 +334,7 @@ def entry_for(name: str) -> Entry | None:
     if found is None:
         return None
     library, id, _ = found
-    if library in ("own", "sqlite") and id:
+    if library in ("own", "agent", "sqlite") and id:
         name = name.replace(id, os.path.abspath(id), 1)
     return Entry(f"{name}@1", "world", _of_name(name))
 
@@ -278,8 +342,10 @@ def entry_for(name: str) -> Entry | None:
 @functools.cache
 def _of_name(name: str) -> type[Spoken]:
     """The world with its name filled in: a class, since a world's fields are its options."""
+    library, _, _ = parse(name) or ("", "", {})
+    base = Spoken if LIBRARIES[library].spoken else Agent
     made = dataclasses.make_dataclass(
-        "Spoken", [("env", str, dataclasses.field(default=name))], bases=(Spoken,), frozen=True
+        base.__name__, [("env", str, dataclasses.field(default=name))], bases=(base,), frozen=True
     )
     made.__doc__, made.__module__ = f"The environment {name}.", __name__
     return made
