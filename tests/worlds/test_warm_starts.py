@@ -50,7 +50,10 @@ WORLDS: list[TextWorld] = [
     Stream(),
     Program(),
     Guess(kind="gatekeeper"),
+    Tools(kind="calculator", easy=0.0, dawdle=6),
+    Tools(instructions=True),
 ]
+HARD: list[TextWorld] = [Keydoor(slip=0.8, quest=(6, 10)), Tools(kind="calculator", easy=0.0, slip=0.9)]
 
 
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.start)
@@ -59,9 +62,9 @@ def test_a_warm_start_succeeds_sometimes(world: TextWorld) -> None:
     assert 0.15 <= found.sampled <= 0.45
 
 
-def test_a_hard_start_hardly_ever_succeeds() -> None:
+@pytest.mark.parametrize("world", HARD, ids=lambda world: world.start)
+def test_a_hard_start_hardly_ever_succeeds(world: TextWorld) -> None:
     """So that whole groups fail, but not all of them."""
-    world = Keydoor(slip=0.8, quest=(6, 10))
     found = evaluate(world, open_policy("start", world, 0, "cpu"), 512)
     assert 0.003 <= found.sampled <= 0.05
 

@@ -145,7 +145,7 @@ CLAIM = Ranks(
     world="tools:dawdle",
     budget="episodes=3840",
     leads=True,
-    also=("success", "mean:clip_share", "mean:unit_ratio_max"),
+    also=("success", "entropy"),
     shows=(Shows("mean:clip_share", least=0.02),),
 )
 
