@@ -100,10 +100,11 @@ def plan(method: Any, world: Any = None, **choices: Any) -> Plan:
         return plan_data(method, world or "chain", **choices)
     name, differing = method_of(method)
     world, of_world = world_of(world)
+    world, choices = own_data(world, hub.known(_exact(choices)))
+    if world is None:
+        world, of_world = world_of(registry.find("method", name).world or "chain")
     if of_world:
         choices["settings"] = {**of_world, **(choices.get("settings") or {})}
-    world, choices = own_data(world, hub.known(_exact(choices)))
-    world = world or registry.find("method", name).world or "chain"
     given = {slot: held for slot in SLOT_NAMES if (held := choices.pop(slot, None)) is not None}
     if (folder := choices.pop("reward_model", None)) is not None:
         settings = choices.get("settings") or {}

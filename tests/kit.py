@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import panoply as pp
 from panoply import registry
 from panoply.batch import Batch
 from panoply.errors import PanoplyError
 from panoply.experience import Column, Experience, Ragged, Table
 from panoply.loops.learner import Learner
 from panoply.parts import Part, part
-from panoply.planning import make_plan
 from panoply.regimes import Dataset, OnPolicy
 from panoply.slots.credit.groups import group
 from panoply.slots.data.teacher import demonstrations
@@ -218,7 +218,7 @@ def world_for(method: str) -> str:
     home = registry.find("method", method).world
     for world in ["chain", *([home] if home else []), *(e.name for e in others)]:
         try:
-            make_plan(method, world)
+            pp.plan(method, world)
         except PanoplyError as error:
             refused.append(str(error))
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
 from panoply.seeds import stable_hash
 from panoply.worlds.episodic import Episodic
+from panoply.worlds.measures import measures
+from panoply.worlds.presets import Preset
 from panoply.worlds.text.characters import END, CharacterWorld, Draws
 from panoply.worlds.text.gatekeeper import Gatekeeper
 from panoply.worlds.text.riddles import Heard, Items, Riddle
@@ -20,6 +22,8 @@ from panoply.worlds.world import Play, Reply, Task
 
 HELD_OUT = 8
 """One problem in so many is in the test split."""
+LOOKED_AT = 128
+"""Held-out problems on which a policy's turns are looked at."""
 RIDDLES: dict[str, Riddle] = {"items": Items(), "gatekeeper": Gatekeeper()}
 
 
@@ -51,6 +55,14 @@ class Guess(Episodic, CharacterWorld):
     """None means 0.5 with items, 0.6 with the gatekeeper."""
 
     bounds: ClassVar[Mapping[str, str]] = {"slip": "from 0 to 1"}
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "gate": Preset(
+            {"kind": "gatekeeper"},
+            "questions in the right order, in turns whose form can break: trees of dialogues, rewards by turn",
+            0.25,
+            budget="steps=40",
+        )
+    }
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "fork"})
     imitation: ClassVar[Mapping[str, int]] = {"data.batch": 64, "run.steps": 800}
     """How its warm start is made: a demonstration has several turns, so fewer of them are enough."""
@@ -108,6 +120,15 @@ class Guess(Episodic, CharacterWorld):
         assert isinstance(play, Dialogue)
         slip = self.riddle.slip if self.slip is None else self.slip
         return self.tokens(self.riddle.careless(play.secret, play.said, rng, slip))
+
+    @measures("well_formed")
+    def well_formed(self, policy: Any, seed: int) -> float:
+        """The share of turns, on held-out problems, that have the form of one."""
+        from panoply.rollout.text import Collector
+
+        rows = Collector(self, policy, seed, split="test").episodes(self.held_out(LOOKED_AT))
+        broken = next(name for name in ("signal:malformed", "signal:invalid") if name in rows)
+        return 1 - float(rows[broken].sum()) / len(rows.by("turn"))
 
     def mistakes(self, task: Task) -> list[list[int]]:
         wrong = self.riddle.wrong(task.data["secret"])
