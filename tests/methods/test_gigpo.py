@@ -13,11 +13,11 @@ from kit import Slow, assert_same, gradient, hand, ragged, rows_of, shuffled, va
 
 import panoply as pp
 from panoply.compose import resolve
-from panoply.experience import Experience
+from panoply.experience import Experience, Ragged, Table
 from panoply.methods.agents.gigpo import gigpo
 from panoply.methods.base.grpo import grpo
 from panoply.progress import Progress
-from panoply.slots.credit.anchors import episode_and_anchor
+from panoply.slots.credit.anchors import alike, episode_and_anchor
 from panoply.slots.credit.groups import group
 from panoply.slots.reward.shaping import minus_invalid
 
@@ -69,6 +69,42 @@ def test_votes_of_turns_let_long_episodes_weigh_more() -> None:
     # Three turns of return 1, two of return 0: mean 3/5.
     found = credit(clones(), omega=0.0, scale="none", votes="turn")
     assert found == pytest.approx([0.4, 0.4, 0.4, 0.4, -0.6, -0.6])
+
+
+def looking_alike(*seen: tuple[int, str]) -> Experience:
+    """Turns of one decision, each after a prompt: (group, prompt); the last of four tokens is what is done."""
+    made = hand(
+        episode=list(range(len(seen))),
+        group=[g for g, _ in seen],
+        turn=[0] * len(seen),
+        state=list(range(len(seen))),
+        context=list(range(len(seen))),
+        position=[len(prompt) for _, prompt in seen],
+        reward=[float(i) for i in range(len(seen))],
+    )
+    tokens = Ragged.from_lists([[*map(ord, prompt), 0] for _, prompt in seen])
+    return Experience(made.decisions, Table({"tokens": tokens}))
+
+
+def test_turns_that_look_alike_may_be_in_one_state() -> None:
+    """abcd and abce share three tokens of four, 6/8; what joins is compared with the first of a state, not the last."""
+    made = looking_alike((1, "abcd"), (1, "abce"), (1, "xbce"), (1, "wwww"), (2, "abcd"))
+    assert alike(made, 0.75).tolist() == [0, 0, 2, 3, 4]
+    assert alike(made, 0.76).tolist() == [0, 1, 2, 3, 4]
+    assert alike(made, 0.5).tolist() == [0, 0, 0, 3, 4]
+    by_word, by_look = (credit(made, scale="none", similarity=s) for s in (1.0, 0.75))
+    assert by_word[:2] == [-1.5, -0.5]  # nobody else was there: A^E alone, of returns 0 to 3
+    assert by_look[:2] == [-1.5 - 0.5, -0.5 + 0.5]
+    order = torch.tensor([3, 1, 4, 0, 2])
+    assert credit(made.take(order), scale="none", similarity=0.75) == pytest.approx(
+        [by_look[i] for i in order.tolist()]
+    )
+
+
+def test_what_is_written_after_the_prompt_is_not_looked_at() -> None:
+    made = looking_alike((1, "ab"), (1, "ab"))
+    tokens = Ragged.from_lists([[97, 98, 5, 6, 7], [97, 98, 1, 2, 3]])
+    assert alike(Experience(made.decisions, Table({"tokens": tokens})), 1.0).tolist() == [0, 0]
 
 
 def test_without_anchors_it_is_grpo() -> None:
@@ -185,3 +221,8 @@ def test_borrowing_the_credit_is_the_same_run(tmp_path: Path) -> None:
 def test_settings_without_effect_are_refused() -> None:
     with pytest.raises(pp.PanoplyError, match="omega is 0"):
         pp.plan("gigpo", "keydoor", settings={"credit.omega": 0.0, "credit.gamma": 0.9})
+
+
+def test_prompts_with_the_whole_episode_in_them_never_look_alike() -> None:
+    with pytest.raises(pp.PanoplyError, match="have the whole episode in them"):
+        pp.plan("gigpo", "chain", settings={"credit.similarity": 0.9, "reward": "signal"})

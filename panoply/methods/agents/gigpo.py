@@ -58,8 +58,9 @@ def gigpo(omega: float = 1.0, gamma: float = 0.95) -> OnPolicy:
     critic and without more rollouts. The loss is GRPO's. A success earns 10, and a turn that could not be done costs
     0.1 (in worlds that do not say which those are, set reward.penalty=0).
 
-    The released code can also group turns whose observations are similar texts, by a threshold of 0.95. That is not
-    built: here two turns are in the same state or are not, by the world's own word.
+    Two turns are in the same state by the world's own word. The released code can also group turns whose observations
+    are similar texts: `credit.similarity=0.95`, where prompts are observations and have no history in them. It compares
+    characters, and this tokens.
     """
     return grpo().but(
         sample=groups(prompts=16, group=8),

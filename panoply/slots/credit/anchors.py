@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from difflib import SequenceMatcher
 from typing import Any, Literal
 
 import torch
@@ -30,6 +32,31 @@ def standing(values: Tensor, peers: Segments, scale: Literal["std", "none"], eps
     return relative.masked_fill(peers.rows(peers.constant(values)), 0.0)
 
 
+def alike(experience: Experience, threshold: float) -> Tensor:
+    """For every turn the first of its group, in the order of turns, whose prompt resembles its own.
+
+    Two prompts are alike whose similarity, twice the tokens they share in order over the tokens of both (difflib's
+    ratio), is at least the threshold. A turn joins the first such turn that began a state, and else begins one.
+    """
+    turns = experience.by("turn")
+    row, start = turns.first(experience["context"]).tolist(), turns.min(experience["position"]).tolist()
+    tokens = experience.context.ragged("tokens")
+    prompts = [tuple(tokens[r].tolist()[:at]) for r, at in zip(row, start, strict=True)]
+    begun: dict[int, list[int]] = defaultdict(list)
+    found = []
+    for turn, group in enumerate(turns.first(experience["group"]).tolist()):
+        matcher: SequenceMatcher[int] = SequenceMatcher(None, (), prompts[turn], autojunk=False)
+        same = (first for first in begun[group] if _ratio(matcher, prompts[first]) >= threshold)
+        found.append(next(same, turn))
+        begun[group] += [turn] if found[-1] == turn else []
+    return torch.tensor(found, device=experience["action"].device)
+
+
+def _ratio(matcher: SequenceMatcher[int], other: tuple[int, ...]) -> float:
+    matcher.set_seq1(other)
+    return matcher.ratio()
+
+
 def _equation(held: Part) -> str:
     s = held.settings()
     over = " / std" if s["scale"] == "std" else ""
@@ -40,12 +67,17 @@ def _equation(held: Part) -> str:
 
 
 def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
-    found = [("gamma", "omega is 0, so that returns of turns do not count")] if held.omega == 0 else []
+    unused = ("gamma", "similarity") if held.omega == 0 else ()
+    found = [(name, "omega is 0, so that returns of turns do not count") for name in unused]
     found += [("epsilon", "nothing is divided when scale is none")] if held.scale == "none" else []
     if getattr(world, "turn_cap", 0) == 1:
         found += [(name, f"episodes of {world.name} have one turn") for name in ("gamma", "votes")]
     if method.sample.settings().get("group", 1) > 1:
         found.append(("alone", "no episode is its whole group (sample.group=1)"))
+    if held.similarity < 1 and not getattr(world, "markov", False):
+        found.append(
+            ("similarity", f"prompts of {world.name} have the whole episode in them, and never recur")
+        )
     return found
 
 
@@ -53,7 +85,12 @@ def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
     "credit",
     equation=_equation,
     inert=_inert,
-    bounds={"omega": "at least 0", "gamma": "from 0 to 1", "epsilon": "from 0 to 1"},
+    bounds={
+        "omega": "at least 0",
+        "gamma": "from 0 to 1",
+        "similarity": "above 0 to 1",
+        "epsilon": "from 0 to 1",
+    },
 )
 def episode_and_anchor(
     experience: Experience,
@@ -63,6 +100,7 @@ def episode_and_anchor(
     scale: Literal["std", "none"] = "std",
     votes: Literal["episode", "turn"] = "episode",
     alone: Literal["zero", "return"] = "zero",
+    similarity: float = 1.0,
     epsilon: float = 1e-6,
 ) -> Tensor:
     """A^E, an episode's return against its group's, plus ω·A^S, a turn's return against those from the same state.
@@ -74,6 +112,8 @@ def episode_and_anchor(
     votes   whose returns make a group's mean and deviation: each episode's once, or, as in the released code, once for
             each of its turns, so that long episodes weigh more
     alone   the A^E of an episode that is its whole group: 0, or its return as it is (released code)
+    similarity   below 1, a state is what looks so much alike: prompts with this share of their tokens in common, in
+            order, join the first that they resemble (released code, 0.95); 1 goes by the world's own word
     """
     turns, episodes = experience.by("turn"), experience.by("episode")
     reward = experience["reward"]
@@ -88,7 +128,7 @@ def episode_and_anchor(
         peers = Segments(group_of_episode)
         whole = torch.where((peers.rows(peers.count) == 1)[of_turn], returns[of_turn], whole)
 
-    states = Segments(turns.first(experience["state"]))
+    states = Segments(turns.first(experience["state"]) if similarity == 1 else alike(experience, similarity))
     anchors = Segments(Segments(group_of_turn).index * len(states) + states.index)
     step = standing(turns_to_go(experience, turns.sum(reward), gamma), anchors, scale, epsilon)
     return turns.rows(whole + omega * step)
