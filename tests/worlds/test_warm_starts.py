@@ -52,8 +52,14 @@ WORLDS: list[TextWorld] = [
     Guess(kind="gatekeeper"),
     Tools(kind="calculator", easy=0.0, dawdle=6),
     Tools(instructions=True),
+    Program(kind="python"),
 ]
-HARD: list[TextWorld] = [Keydoor(slip=0.8, quest=(6, 10)), Tools(kind="calculator", easy=0.0, slip=0.9)]
+HARD: list[TextWorld] = [
+    Keydoor(slip=0.8, quest=(6, 10)),
+    Tools(kind="calculator", easy=0.0, slip=0.9),
+    Program(hard=True),
+    Program(kind="python", hard=True),
+]
 
 
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.start)

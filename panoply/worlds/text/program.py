@@ -14,6 +14,7 @@ from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
 from panoply.sandbox import Wanted
 from panoply.seeds import stable_hash
+from panoply.worlds.presets import Preset
 from panoply.worlds.text.characters import END, CharacterWorld, Draws
 from panoply.worlds.text.program_kind import Kind
 from panoply.worlds.text.program_python import Python
@@ -56,6 +57,17 @@ class Program(CharacterWorld):
     """Where programs run, of kinds that run code: `auto` takes the first sandbox that is safe here."""
 
     bounds: ClassVar[Mapping[str, str]] = {"slip": "from 0 to 1"}
+
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "python": Preset({"kind": "python"}, "programs of Python that run in a sandbox", 0.24),
+        "sql-hard": Preset(
+            {"hard": True},
+            "most groups of queries have none that is right: graded rewards, replay, hints",
+            0.012,
+        ),
+        "python-hard": Preset({"kind": "python", "hard": True}, "the same with programs of Python", 0.012),
+    }
+
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "hint"})
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ class Python(Kind):
 
     alphabet = "".join(sorted({*"".join(f"x>{c}{t}" for c, (t, _) in _NAMED)} - {*"{}"}))
     longest = len("sum(sorted(sorted(x[1::2])[1::2]))")
-    slip, hard_slip = 0.7, 0.8
+    slip, hard_slip = 0.7, 0.7
 
     @property
     def sandboxed(self) -> Wanted:
