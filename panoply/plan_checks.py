@@ -92,8 +92,7 @@ def check_plan(plan: Plan) -> None:
     if world.medium == "text":
         text = typing.cast("TextWorld", world)
         text.check(method.needs())
-        if text.sandboxed:
-            text.sandboxed.find()
+        text.walls()
     kind.check_blocks(options.model, world, method.needs())
     _check_length(plan, world)
     if plan.options.decode_steps and world.medium != "text":

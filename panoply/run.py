@@ -24,9 +24,9 @@ from panoply.checkpoint import Checkpoint, DiskError, clear_errors, remove_unfin
 from panoply.errors import PanoplyError, plain
 from panoply.files import BadFile, is_file, read_folder, read_json, read_lines
 from panoply.given import FOLDER, adopt, relocated
+from panoply.kinds import is_text
 from panoply.planning import Plan
 from panoply.records import Config, Episode, Metrics, PlanRecord, Result
-from panoply.sandbox.contract import named as sandbox_named
 
 CONFIG, RESULT, METRICS, EPISODES = "run.json", "result.json", "metrics.jsonl", "episodes.jsonl"
 RECIPE = "recipe.json"
@@ -242,8 +242,9 @@ def versions() -> dict[str, str]:
 
 def _sandbox(plan: Plan) -> dict[str, str]:
     """What programs run in, where the world runs any."""
-    wanted = getattr(plan.world(), "sandboxed", None)
-    return {"sandbox": sandbox_named(wanted.find())} if wanted else {}
+    world = plan.world()
+    said = world.walls() if is_text(world) else ""
+    return {"sandbox": said} if said else {}
 
 
 def _rows(path: Path, schema: Any, bad: Callable[[BadFile], None] = lambda _: None) -> list[dict[str, Any]]:

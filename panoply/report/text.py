@@ -19,7 +19,6 @@ from panoply.regimes import Method
 from panoply.report.fits import LARGE, peak_rows, si, what_fits
 from panoply.report.layout import equations, indent, page_width, prose, table
 from panoply.run import RECIPE, Run
-from panoply.sandbox.contract import named
 from panoply.worlds.world import TextWorld
 
 if TYPE_CHECKING:
@@ -95,8 +94,8 @@ def planned(made: Plan) -> str:
     rows += _exploration(world) + _circle(made, world)
     if is_text(world) and (said := world.about()):
         rows.append(("data", said))
-    if is_text(world) and world.sandboxed:
-        rows.append(("sandbox", named(world.sandboxed.find())))
+    if is_text(world) and (said := world.walls()):
+        rows.append(("sandbox", said))
     pieces = [
         f"{made.method_id} on {made.world_id}, seed {options.seed}",
         indent(equations(made.method.equation())),

@@ -15,6 +15,7 @@ from panoply.errors import PanoplyError, unknown
 from panoply.parts import check_fields
 from panoply.policies.tokenizer import Tokenizer
 from panoply.sandbox import Wanted
+from panoply.sandbox.contract import named
 from panoply.worlds.measures import Measuring
 from panoply.worlds.presets import Preset
 
@@ -179,6 +180,10 @@ class TextWorld(Measuring, ABC):
     def sandboxed(self) -> Wanted | None:
         """The sandbox that it asks for, where it runs code of others: `Wanted(self.sandbox, …)`."""
         return None
+
+    def walls(self) -> str:
+        """What keeps code of others in, for plans and records; empty where none is run."""
+        return named(self.sandboxed.find()) if self.sandboxed else ""
 
     def about(self) -> str:
         """What a plan says of its data, where a user has brought them."""

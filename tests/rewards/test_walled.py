@@ -8,8 +8,10 @@ import pytest
 
 from panoply.errors import PanoplyError
 from panoply.rewards.functions import RewardFunction, call_all
+from panoply.rewards.here import word_of
 from panoply.rewards.walled import WalledFunction, imported, wanted
 from panoply.sandbox import Wanted
+from panoply.worlds.text.jsonl import Jsonl
 
 CODE = """
 import os, socket, time
@@ -32,7 +34,7 @@ def moody(completions):
         if c == "hang":
             time.sleep(60)
         if c == "die":
-            os.kill(os.getpid(), 9) if False else os.abort()
+            os.abort()
         if c == "net":
             socket.create_connection(("127.0.0.1", 80))
         if c == "read":
@@ -101,3 +103,20 @@ def test_the_packages_that_a_file_imports_are_loaded_and_no_others() -> None:
         "torch",
     )
     assert wanted("auto", ("nowhere.py:f",)) == Wanted("auto", frozenset({"python", "stdin"}))
+
+
+def test_a_world_of_ones_own_data_takes_a_sandbox_or_says_why_not(file: str, tmp_path: Path) -> None:
+    source = f"{file}:length"
+    held = Jsonl(rewards=(source,), sandbox="landlock", seconds=3.0)
+    assert held.sandboxed == Wanted("landlock", frozenset({"python", "stdin"}), ("numpy",))
+    assert held.walls().startswith("landlock (Landlock")
+    (function,) = held._functions
+    assert isinstance(function, WalledFunction)
+    assert function({"completions": ["abc"]}) == [3.0]
+    assert Jsonl(rewards=(source,)).walls() == ""
+    with pytest.raises(PanoplyError, match="There is no network in a sandbox"):
+        Jsonl(rewards=(source,), sandbox="auto", network=True)
+    with pytest.raises(PanoplyError, match="--sandbox has no effect: there are no reward functions"):
+        Jsonl(sandbox="auto")
+    with pytest.raises(PanoplyError, match="lives in this process and cannot go into a sandbox"):
+        Jsonl(rewards=(word_of(len, "len"),), sandbox="auto")

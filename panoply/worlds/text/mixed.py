@@ -44,6 +44,9 @@ class Mixed(TextWorld):
                     f"mixed cannot hold {part.name}: its answers are not one text that ends with {END}."
                 )
 
+    def walls(self) -> str:
+        return ", ".join(dict.fromkeys(said for part in self.worlds if (said := part.walls())))
+
     @cached_property
     def worlds(self) -> list[TextWorld]:
         if not self.parts:

@@ -88,6 +88,9 @@ class Program(CharacterWorld):
     def sandboxed(self) -> Wanted | None:
         return self.does.sandboxed
 
+    def walls(self) -> str:
+        return super().walls() or self.does.walls
+
     @property
     def alphabet(self) -> str:  # type: ignore[override]
         return self.does.alphabet

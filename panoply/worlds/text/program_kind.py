@@ -25,6 +25,9 @@ class Kind(ABC):
     hard_slip: ClassVar[float]
     """The same in the `hard` setting, in which it slips in more ways than one."""
 
+    walls: ClassVar[str] = ""
+    """What keeps its programs in, where that is no sandbox."""
+
     @property
     def sandboxed(self) -> Wanted | None:
         """The sandbox that its programs run in; None where they need none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Sequence
 from functools import cache, lru_cache
 
@@ -37,6 +38,7 @@ BASES, PERSONS, DEPARTMENTS = 2, 40, 6
 
 
 class Sql(Kind):
+    walls = f"SQLite {sqlite3.sqlite_version} in this process, read-only, with an authorizer and a clock"
     alphabet = "".join(WORDS) + "/ :"
     longest = len("Sc,#n)FJWs>2&a<5Bc")
     slip, hard_slip = 0.7, 0.8
