@@ -97,6 +97,11 @@ def check_plan(plan: Plan) -> None:
     _check_length(plan, world)
     if plan.options.decode_steps and world.medium != "text":
         raise PanoplyError(f"run.decode_steps has no effect: nothing is decoded in {plan.world_id}.")
+    if (counted := plan.options.counted()) is not None:
+        if world.medium != "text":
+            raise PanoplyError(f"run.signal has no effect: signals of {plan.world_id} are not counted.")
+        if signals is not None and counted not in signals:
+            raise unknown(f"signal of {plan.world_id} for run.signal", counted, signals)
     _check_lora(plan, kind, world)
     _check_other_world(plan, world)
     for path, reason in inert(plan):

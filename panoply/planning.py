@@ -34,6 +34,12 @@ ANSWER = "sample.max_tokens"
 """How long an answer may be. A world of one's own data, which has such a setting too, goes by this one."""
 
 
+COLLECTED = ("episodes", "decisions", "decode_steps")
+"""What a run counts of what it collects, and may be bounded by; only text is decoded."""
+SIGNAL = "signal:"
+"""Before the name of a signal, where that is what is counted."""
+
+
 @dataclass(frozen=True)
 class Options:
     """How a method is run. None of these changes what its gradient is."""
@@ -50,6 +56,8 @@ class Options:
     """Stop early when this many decisions have been collected, those of continuations that only value included."""
     decode_steps: int | None = None
     """Stop early when so many tokens were decoded one after another, the longest answer of every batch. Text alone."""
+    signal: str | None = None
+    """Stop early when a signal of the world has come to so much in all, such as calls=20000. Text alone."""
     until: str | None = None
     """Stop early when a number is reached, such as success>0.9: one measured on held-out problems, or a metric."""
     model: str = "start"
@@ -115,8 +123,24 @@ class Options:
         check_fields(self, "run")
         if self.until is not None:
             Until.parse(self.until)
+        if self.signal is not None and not re.fullmatch(r"\w+=0*[1-9][0-9]{0,14}", self.signal):
+            raise PanoplyError(
+                f"run.signal is a name and a whole number, such as calls=20000, not '{self.signal[:40]}'."
+            )
         if not re.fullmatch(r"[a-z]+(:[0-9]{1,3})?", self.device):
             raise PanoplyError(f"run.device is a name such as cpu or cuda:1, not '{self.device[:40]}'.")
+
+    def counted(self) -> str | None:
+        """The signal that is counted, where that bounds the run."""
+        return None if self.signal is None else self.signal.partition("=")[0]
+
+    def budget(self) -> dict[str, int]:
+        """How much of what may be collected, where it is bounded."""
+        found = {of: int(most) for of in COLLECTED if (most := getattr(self, of))}
+        if self.signal is not None:
+            name, _, most = self.signal.partition("=")
+            found[SIGNAL + name] = int(most)
+        return found
 
 
 @dataclass(frozen=True, repr=False)

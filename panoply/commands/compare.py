@@ -35,8 +35,8 @@ def add(commands: Commands) -> None:
         help="where they act (default: the home of the first, or chain); may be repeated",
     )
     option("--seeds", type=int, default=5, metavar="N", help="runs of each method (default 5)")
-    option("--budget", metavar="UNIT=N", help="episodes, decisions, decode_steps, steps or seconds of every run, "
-           "such as episodes=20k (default: what the first method collects)")  # fmt: skip
+    option("--budget", metavar="UNIT=N", help="episodes, decisions, decode_steps, steps, seconds or signal:NAME of "
+           "every run, such as episodes=20k (default: what the first method collects)")  # fmt: skip
     option("--metric", default="success", help="success (held out, the default), area, pass@K, distinct@K, "
            "world:NAME of what a world measures, or what a step logs, such as entropy or success/calls")  # fmt: skip
     option(

@@ -14,7 +14,7 @@ from panoply.errors import PanoplyError, unknown
 from panoply.evidence.scores import UNITS
 from panoply.given import built, method_of
 from panoply.parts import Part, show_value
-from panoply.planning import Plan
+from panoply.planning import SIGNAL, Plan
 from panoply.recipe_plans import WIDER, RecipePlan
 from panoply.regimes import Method
 
@@ -24,7 +24,8 @@ POINTS = 10
 
 @dataclass(frozen=True)
 class Budget:
-    """What every run may spend: so many episodes, decisions, decoding steps, steps or seconds.
+    """What every run may spend: so many episodes, decisions, decoding steps, steps or seconds; or so much of a signal
+    of the world, whoever earned it in whatever episode (`signal:calls=20k`).
 
     Of a recipe, steps are those of all stages together, of which the last one takes what the others leave; or a budget
     is for one stage alone (`optimise.episodes=2k`), and the others are free.
@@ -38,7 +39,7 @@ class Budget:
     def parse(cls, word: str) -> Budget:
         named, _, amount = word.partition("=")
         stage, _, unit = named.replace(".run.", ".").rpartition(".")
-        if unit not in UNITS:
+        if unit not in UNITS and not re.fullmatch(rf"{SIGNAL}\w+", unit):
             raise unknown("unit of a budget", unit, UNITS)
         try:
             found = float(amount.replace("_", "").replace("k", "e3").replace("M", "e6"))
@@ -65,6 +66,8 @@ class Budget:
                 "--budget steps=N or --budget seconds=N."
             )
         most = math.ceil(self.amount / (a_step(made, self.unit) or 1))
+        if self.unit.startswith(SIGNAL):
+            return {"signal": f"{self.unit.removeprefix(SIGNAL)}={self.amount:.0f}", "steps": max(1, most)}
         return {self.unit: int(self.amount), "steps": max(1, most)}
 
     def of_stages(self, made: RecipePlan) -> dict[str, dict[str, Any]]:
@@ -106,7 +109,7 @@ def _collects(made: Plan) -> bool:
 
 def a_step(made: Plan, unit: str) -> int | None:
     """How many episodes or decisions a step of a method collects at least; None where its settings do not say."""
-    if not _collects(made) or unit == "decode_steps":
+    if not _collects(made) or unit == "decode_steps" or unit.startswith(SIGNAL):
         return None
     settings = _source(made).settings()
     if "batch" in settings:
@@ -266,6 +269,8 @@ class Arm:
         ):  # a step takes as many as its longest answer has, or a window
             longest: int = getattr(made.world(), "max_tokens", 1)
             steps //= _source(made).settings().get("window", longest)
+        elif budget and budget.unit.startswith(SIGNAL):  # an episode earns about one
+            steps //= a_step(made, "episodes") or 1
         elif budget and budget.unit in ("episodes", "decisions") and a_step(made, budget.unit) is None:
             steps = made.options.steps
         elif budget and budget.unit == "seconds":

@@ -191,9 +191,9 @@ def compare(
 
     A method may come with changes: `grpo:update.lr=1e-3`, `grpo+credit=gigpo`; it may be a value, and
     `{"mine": grpo().but(…)}` gives it a name. Where no world is named it is the first
-    method's home, or `chain`. `budget` is `episodes=N`, `decisions=N`,
-    `decode_steps=N`, `steps=N` or `seconds=N`; as many episodes as the first method takes by default, where none is
-    given. `choices` are those of `panoply.train`, the same for all.
+    method's home, or `chain`. `budget` is `episodes=N`, `decisions=N`, `decode_steps=N`, `steps=N`, `seconds=N` or
+    `signal:NAME=N`; as many episodes as the first method takes by default, where none is given.
+    `choices` are those of `panoply.train`, the same for all.
     """
     extensions.check_not_loading()
     arms = [arm for given in methods for arm in Arm.of(given)]

@@ -55,6 +55,7 @@ class Collector(Protocol):
     selves: Any
     """The run's snapshots, of which some may act."""
     members: Any
+    counted: str | None
     notes: Mapping[str, float]
 
     def tasks(self, n: int) -> list[Any]: ...

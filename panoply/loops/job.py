@@ -23,7 +23,7 @@ from panoply.loops.health import speaks
 from panoply.loops.metrics import peak_memory
 from panoply.loops.samples import Watch, choose, sampled_episodes
 from panoply.loops.seat import WAITING, Seat, Stepped
-from panoply.planning import Plan, named_world
+from panoply.planning import COLLECTED, SIGNAL, Plan, named_world
 from panoply.progress import Progress
 from panoply.records import Best
 from panoply.rollout.graphs import setup_seconds
@@ -31,9 +31,6 @@ from panoply.run import Run
 from panoply.sinks import Careful, Sink
 from panoply.threads import pick_threads, without_denormals
 from panoply.until import Until
-
-COLLECTED = ("episodes", "decisions", "decode_steps")
-"""What a run counts of what it collects, and may be bounded by; only text is decoded."""
 
 
 class Job:
@@ -45,6 +42,8 @@ class Job:
         if options.threads:
             torch.set_num_threads(options.threads)
         self.plan, self.run, self.progress, self.method = plan, run, progress, plan.method
+        self.most = options.budget()
+        """How much the run may collect, by what is counted."""
         self.world = plan.world()
         self.world.listen(progress.say)
         self.kind = kind_of(self.world)
@@ -157,7 +156,7 @@ class Job:
             if limit is not None and time.monotonic() - self._started > limit * 60:
                 self.progress.say(f"Stopped after {limit:g} minutes.")
                 break
-            if any((most := getattr(self.plan.options, of)) and self.spent[of] >= most for of in self.spent):
+            if any(self.spent.get(of, 0) >= amount for of, amount in self.most.items()):
                 break
             if self.until is not None and self.until.met(self.after, self.logged):
                 self.progress.say(f"Stopped at step {self.step}: {self.plan.options.until} is reached.")
@@ -169,6 +168,7 @@ class Job:
         """What has been collected since the run began."""
         states = [seat.collect.state for seat in self.seats.values()]
         units = [of for of in COLLECTED if any(of in state for state in states)]
+        units += [of for of in self.most if of.startswith(SIGNAL)]
         return {of: sum(state.get(of, 0) for state in states) for of in units}
 
     def watch(self, seat: Seat, experience: Experience) -> None:

@@ -105,6 +105,7 @@ class Seat:
         self.models = Models(self)
         self.snapshots = Snapshots(self.method, self.policy, self._reference)
         self.collect.selves = self.snapshots
+        self.collect.counted = options.counted()
         self.replay: Episodes | None = None
         """Past episodes that an on-policy method learns from again; that of others is their learner's."""
         if (kept := getattr(self.method, "replay", None)) is not None and kept.info.unit == "episode":

@@ -62,6 +62,8 @@ class InOrder(Generic[T]):
     """Given by the run."""
     actor = 0
     """Who acts, as the column `actor` says it where more than one may: 0 is the learner."""
+    counted: str | None = None
+    """A signal whose sum is kept in `state`, as `signal:NAME`, where a budget is counted by it."""
     members: Any = None
     """A `Pool` of frozen selves of the policy, where a part needs `members`."""
     notes: Mapping[str, float] = {}

@@ -28,7 +28,7 @@ from panoply.rollout.engine import Complete, OnStop, Request, Rollouts, TextEngi
 from panoply.rollout.masks import BatchMask, of_plays
 from panoply.rollout.sampling import Heat, Sampling
 from panoply.seeds import stable_hash
-from panoply.worlds.world import Play, Task, TextWorld
+from panoply.worlds.world import Play, Signals, Task, TextWorld, earned
 
 if TYPE_CHECKING:
     from panoply.rollout.text_tree import TextTree
@@ -222,6 +222,12 @@ class Collector(Given):
             self.state["decode_steps"] += int(found.decisions.tensor("context").bincount().max())
         return found
 
+    def count_signals(self, earned_: Sequence[Signals]) -> None:
+        """Add up what turns have earned of the signal that a budget is counted by."""
+        if self.counted is not None:
+            more = sum(earned(signals.get(self.counted, 0.0)) for signals in earned_)
+            self.state[f"signal:{self.counted}"] = self.state.get(f"signal:{self.counted}", 0) + round(more)
+
     def check_tokens_alone(self, what: str) -> None:
         """Refuse to go on from what was said before, where tokens do not tell what was read there."""
         if self.policy.thoughts is not None:
@@ -313,6 +319,7 @@ class Collector(Given):
             decisions = decisions.take(key.argsort(stable=True))
         row, turn = decisions.tensor("episode"), decisions.tensor("turn")
         self._count(decisions)
+        self.count_signals([reply.signals for _, reply in log.replies.values()])
         episode = self._number(len(tasks))
         columns: dict[str, Column] = {
             **{name: column[row] for name, column in self._of_tasks(tasks).items()},

@@ -45,6 +45,8 @@ class TextTree(Tree):
         self._tables: list[tuple[Table, Table]] = []
         self._first = collect.state["episodes"]
         self._one_turn = type(collect.world).play is TextWorld.play
+        self.looked_at: int | None = None
+        """Of how many decisions of an edge, its first, a node's entropy is the mean; none means of all."""
 
     def _together(self, branch: Branch) -> int:
         """The most tokens."""
@@ -72,7 +74,7 @@ class TextTree(Tree):
         parents = [at[request].node for request in rollouts.request.tolist()]
         self._write(rollouts, parents)
         edges = Segments(rollouts.decisions.tensor("context"))
-        means = edges.mean(rollouts.decisions.tensor("entropy")).tolist()
+        means = self._entropies(rollouts.decisions, edges)
         sums = edges.sum(rollouts.decisions.tensor("logp").double()).tolist()
         first = len(self.nodes)
         for parent, said, end, mean, logp in zip(
@@ -81,6 +83,14 @@ class TextTree(Tree):
             self._add(parent, said, end, mean, logp)
         if self._one_turn:
             self._grade(range(first, len(self.nodes)))
+
+    def _entropies(self, decisions: Table, edges: Segments) -> list[float]:
+        entropy = decisions.tensor("entropy")
+        if self.looked_at is None:
+            return edges.mean(entropy).tolist()
+        position = decisions.tensor("position")
+        first = position - edges.rows(edges.min(position)) < self.looked_at
+        return (edges.sum(entropy * first) / edges.sum(first.float())).tolist()
 
     def _add(self, parent: int, said: list[int], end: int, entropy: float, logp: float) -> None:
         """The node that an edge leads to; where it ends a turn, the world has its say."""
@@ -102,6 +112,7 @@ class TextTree(Tree):
         """Take the turn in a fork of the play, and say how it ends, if it does."""
         world, play = self.collect.world, stand.play.fork()
         reply = play.act(stand.said)
+        self.collect.count_signals([reply.signals])
         node.earned = _numbers(reply.signals)
         seen = tuple(reply.observation)
         stand.seen = seen if world.markov else (*stand.seen, *stand.said, *seen)
@@ -117,6 +128,7 @@ class TextTree(Tree):
             return
         tasks = [self.tasks[self.nodes[i].task] for i in over]
         graded = self.collect.world.grade_all(tasks, [self._stands[i].said for i in over])
+        self.collect.count_signals([signals for signals in graded if signals is not None])
         for i, signals in zip(over, graded, strict=True):
             self.nodes[i].earned = None if signals is None else _numbers(signals)
 
@@ -139,56 +151,52 @@ class TextTree(Tree):
     def trajectories(self, ends: Sequence[int]) -> Experience:
         """Whole episodes from a task's start, one for each of some ends, those of a task a group.
 
-        What several have in common is in each of them, with what its turns earned. Column `node` says to which node a
-        decision leads. All that was sampled for the tree is counted, whether it is in one of them or not.
+        What several have in common is in each of them, with what its turns earned; where every turn has a prompt of its
+        own, with contexts of its own. Column `node` says to which node a decision leads. All that was sampled for the
+        tree is counted, once, whether it is in one of them or not.
         """
-        if self.collect.world.markov:
-            raise PanoplyError(
-                f"Every turn in {self.collect.world.name} has a prompt of its own, so that no text holds an episode."
-            )
         self._refuse_ungraded()
         decisions, context = (Table.cat(list(several)) for several in zip(*self._tables, strict=True))
         self.collect._count(decisions)
         roots, edge = len(self.tasks), decisions.tensor("context")
         count = edge.bincount(minlength=len(self._edges()))
         first = count.cumsum(0) - count
-        rows, row, edges = [], [], list[int]()
-        for number, end in enumerate(ends):
-            path = [end]
-            while self.nodes[path[-1]].parent >= roots:
-                path.append(self.nodes[path[-1]].parent)
-            mine = [torch.arange(int(count[n - roots])) + first[n - roots] for n in reversed(path)]
-            rows += mine
-            row += [number] * sum(map(len, mine))
-            edges += [n for n, some in zip(reversed(path), mine, strict=True) for _ in range(len(some))]
-        taken, of = torch.cat(rows), torch.tensor(row)
-        nodes = [self.nodes[end] for end in ends]
-        tasks = [self.tasks[node.task] for node in nodes]
-        last = Segments(of).is_last()
-        node = torch.tensor(edges)
-        done = Segments(of * len(self.nodes) + node).is_last()
-        selves = self.collect.selves
+        paths, over = [self._path(end) for end in ends], [self.nodes[end] for end in ends]
+        node = torch.tensor([n for path in paths for n in path])
+        sizes = count[node - roots]
+        row = torch.arange(len(node)).repeat_interleave(sizes)
+        inside = torch.arange(len(row)) - (sizes.cumsum(0) - sizes)[row]
+        of = torch.tensor([i for i, path in enumerate(paths) for _ in path])[row]
+        tasks = [self.tasks[end.task] for end in over]
+        done, selves, markov = Segments(row).is_last(), self.collect.selves, self.collect.world.markov
         columns: dict[str, Column] = {
             **{name: column[of] for name, column in self.collect._of_tasks(tasks).items()},
-            "node": node,
-            "context": of,
-            "group": torch.tensor([self.nodes[node.task].group for node in nodes])[of],
+            "node": node[row],
+            "context": row if markov else of,
+            "group": torch.tensor([self.nodes[end.task].group for end in over])[of],
             "episode": self._first + torch.tensor(ends)[of] - roots,
             "version": torch.full_like(of, self.collect.version),
             "source": torch.full_like(of, OWN),
             **({"actor": torch.full_like(of, self.collect.actor)} if selves and selves.actors else {}),
-            "end": torch.tensor([node.end for node in nodes])[of].masked_fill(~last, OPEN),
+            "end": torch.tensor([end.end for end in over])[of].masked_fill(~Segments(of).is_last(), OPEN),
         }
-        for name in sorted({name for n in set(edges) for name in self.nodes[n].earned or ()}):
+        for name in sorted({name for n in node.tolist() for name in self.nodes[n].earned or ()}):
             value = torch.tensor([(n.earned or {}).get(name, 0.0) for n in self.nodes])
-            columns[f"signal:{name}"] = value[node] * done
-        whole = context.take(torch.tensor(ends) - roots).plus(
-            {
-                "prompt": torch.tensor([node.task for node in nodes]),
-                "shared": torch.tensor([len(task.prompt) for task in tasks]),
-            }
-        )
-        return Experience(decisions.take(taken).plus(columns), whole)
+            columns[f"signal:{name}"] = value[node[row]] * done
+        taken = decisions.take(first[node - roots][row] + inside).plus(columns)
+        if markov:
+            return Experience(taken, context.take(node - roots))
+        prompts = torch.tensor([end.task for end in over])
+        shared = torch.tensor([len(task.prompt) for task in tasks])
+        whole = context.take(torch.tensor(ends) - roots).plus({"prompt": prompts, "shared": shared})
+        return Experience(taken, whole)
+
+    def _path(self, end: int) -> list[int]:
+        """The nodes from a task's first turn to an end."""
+        path = [end]
+        while self.nodes[path[-1]].parent >= len(self.tasks):
+            path.append(self.nodes[path[-1]].parent)
+        return path[::-1]
 
     def _refuse_ungraded(self) -> None:
         over = [e for e in self._edges() if e.ended]
