@@ -24,11 +24,13 @@ def turns_to_go(experience: Experience, earned: Tensor, gamma: float) -> Tensor:
     return table[episode, number]
 
 
-def standing(values: Tensor, peers: Segments, scale: Literal["std", "none"], epsilon: float) -> Tensor:
+def standing(
+    values: Tensor, peers: Segments, scale: Literal["std", "none"], epsilon: float, correction: int = 1
+) -> Tensor:
     """Values against the mean of their peers, in standard deviations; exactly 0 where all peers are equal."""
     relative = values - peers.rows(peers.mean(values))
     if scale == "std":
-        relative = relative / (peers.rows(peers.std(values)) + epsilon)
+        relative = relative / (peers.rows(peers.std(values, correction)) + epsilon)
     return relative.masked_fill(peers.rows(peers.constant(values)), 0.0)
 
 
@@ -55,6 +57,34 @@ def alike(experience: Experience, threshold: float) -> Tensor:
 def _ratio(matcher: SequenceMatcher[int], other: tuple[int, ...]) -> float:
     matcher.set_seq1(other)
     return matcher.ratio()
+
+
+def of_group(
+    experience: Experience,
+    scale: Literal["std", "none"],
+    votes: Literal["episode", "turn"],
+    alone: Literal["zero", "return"],
+    epsilon: float,
+) -> Tensor:
+    """A^E of every turn: its episode's return against those of the group (see `episode_and_anchor`)."""
+    turns, episodes = experience.by("turn"), experience.by("episode")
+    returns, of_turn = episodes.sum(experience["reward"]), turns.first(episodes.index)
+    group_of_turn, group_of_episode = (s.first(experience["group"]) for s in (turns, episodes))
+    if votes == "turn":
+        whole = standing(returns[of_turn], Segments(group_of_turn), scale, epsilon)
+    else:
+        whole = standing(returns, Segments(group_of_episode), scale, epsilon)[of_turn]
+    if alone == "return":
+        peers = Segments(group_of_episode)
+        whole = torch.where((peers.rows(peers.count) == 1)[of_turn], returns[of_turn], whole)
+    return whole
+
+
+def anchors_of(experience: Experience, similarity: float = 1.0) -> Segments:
+    """The turns of a group that were taken in the same state, or below 1 in states that look so much alike."""
+    turns = experience.by("turn")
+    states = Segments(turns.first(experience["state"]) if similarity == 1 else alike(experience, similarity))
+    return Segments(Segments(turns.first(experience["group"])).index * len(states) + states.index)
 
 
 def _equation(held: Part) -> str:
@@ -115,20 +145,8 @@ def episode_and_anchor(
     similarity   below 1, a state is what looks so much alike: prompts with this share of their tokens in common, in
             order, join the first that they resemble (released code, 0.95); 1 goes by the world's own word
     """
-    turns, episodes = experience.by("turn"), experience.by("episode")
-    reward = experience["reward"]
-    returns, of_turn = episodes.sum(reward), turns.first(episodes.index)
-    group_of_turn, group_of_episode = (s.first(experience["group"]) for s in (turns, episodes))
-
-    if votes == "turn":
-        whole = standing(returns[of_turn], Segments(group_of_turn), scale, epsilon)
-    else:
-        whole = standing(returns, Segments(group_of_episode), scale, epsilon)[of_turn]
-    if alone == "return":
-        peers = Segments(group_of_episode)
-        whole = torch.where((peers.rows(peers.count) == 1)[of_turn], returns[of_turn], whole)
-
-    states = Segments(turns.first(experience["state"]) if similarity == 1 else alike(experience, similarity))
-    anchors = Segments(Segments(group_of_turn).index * len(states) + states.index)
-    step = standing(turns_to_go(experience, turns.sum(reward), gamma), anchors, scale, epsilon)
-    return turns.rows(whole + omega * step)
+    turns = experience.by("turn")
+    whole = of_group(experience, scale, votes, alone, epsilon)
+    returns = turns_to_go(experience, turns.sum(experience["reward"]), gamma)
+    anchors = anchors_of(experience, similarity)
+    return turns.rows(whole + omega * standing(returns, anchors, scale, epsilon))

@@ -108,6 +108,16 @@ class Keydoor(Episodic, CharacterWorld):
             "nearly every group fails as a whole: replay of what once succeeded, exploration",
             0.01,
         ),
+        "aliased": Preset(
+            ALIASED,
+            "two states look alike, and what was seen before tells them apart: credit by history",
+            0.07,
+        ),
+        "guided": Preset(
+            GUIDED,
+            "nothing succeeds without a hint that is not there when it counts: guided attempts",
+            0.01,
+        ),
     }
 
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "fork"})
