@@ -93,6 +93,7 @@ class Dataset(Method):
     losses: tuple[Part, ...]
     reduce: Part
     update: Part
+    models: tuple[Part, ...] = ()
 
     regime: ClassVar[str] = "dataset"
     slot_of: ClassVar[dict[str, str]] = {
@@ -100,6 +101,7 @@ class Dataset(Method):
         "losses": "loss",
         "reduce": "reduce",
         "update": "update",
+        "models": "model",
     }
 
     def __post_init__(self) -> None:

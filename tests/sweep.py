@@ -41,6 +41,7 @@ SMALL = {
     "data.answers": 4,
     "data.data.batch": 8,
     "models.critic.warmup": 0,
+    "models.pretrained_value.warmup": 1,
     "losses.mixture.warmup": 0,
     "losses.mixture.every": 1,
     "replay.warmup": 4,

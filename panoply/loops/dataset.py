@@ -17,8 +17,11 @@ def dataset_step(job: Job, seat: Seat, step: int) -> Stepped:
             batch = annotate(batch)
         job.watch(seat, batch)
     with job.phase("learn"):
-        order = torch_rng("minibatches", seat.options.seed, step)
-        metrics = mean_metrics([seat.learner.step(m, step) for m in seat.learner.minibatches(batch, order)])
+        metrics = seat.models.fit(batch, step) if seat.models.held else {}
+        if step >= seat.models.warmup:
+            order = torch_rng("minibatches", seat.options.seed, step)
+            learned = [seat.learner.step(m, step) for m in seat.learner.minibatches(batch, order)]
+            metrics |= mean_metrics(learned)
     metrics |= seat.collect.notes
     seat.collect.notes = {}
     return Stepped(batch, metrics)

@@ -431,7 +431,7 @@ def asked_of_a_pass(terms: Sequence[Part]) -> frozenset[str]:
         n
         for t in terms
         for n in t.needs()
-        if not n.startswith(("world:", "column:", "whole:"))
+        if not n.startswith(("world:", "column:", "whole:", "signal:"))
         if "@" not in n or n.startswith(divergence.NEED)
     )
 

@@ -84,7 +84,7 @@ class Models:
 
     def joined(self, policy: Scorer) -> Scorer:
         """The policy, with the models that learn together with it."""
-        models = {name: c.model for name, c in self.held.items() if c.losses}
+        models = {name: c.model for name, c in self.held.items() if c.losses or c.joins}
         return Together(policy, models) if models else policy
 
     def joined_losses(self) -> list[Part]:
@@ -117,6 +117,8 @@ class Models:
         """Before the policy learns, let every model do so that learns by gradients; its metrics carry its name."""
         found: dict[str, float] = {}
         for name, learner in self.learners.items():
+            if self.held[name].stays and step >= self.held[name].warmup:
+                continue
             order, among = torch_rng("fit", name, self.seed, step), self.held[name].among
             rows = among(experience) if among is not None else experience
             metrics = mean_metrics([learner.step(m, step) for m in learner.minibatches(rows, order)])
@@ -156,5 +158,6 @@ class Models:
 
     def _learning(self) -> list[tuple[str, Model]]:
         """What is saved here; thoughts are the policy's, and saved with it."""
-        learning = ((n, c) for n, c in self.held.items() if c.fit or c.losses or c.learn or c.instead)
+        kept = (c.fit or c.losses or c.joins or c.learn or c.instead for c in self.held.values())
+        learning = (pair for pair, keep in zip(self.held.items(), kept, strict=True) if keep)
         return [(name, held) for name, held in learning if not held.thinks]

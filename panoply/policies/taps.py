@@ -36,6 +36,10 @@ from panoply.policies.scoring import Head, chunk_of, chunks, scored
 Norm = Literal["raw", "normed"]
 
 
+def _no_column(name: str) -> Tensor:
+    raise KeyError(name)
+
+
 @dataclass(frozen=True)
 class Pass:
     """Some decisions, and the states of the model that they were predicted from."""
@@ -48,6 +52,13 @@ class Pass:
     action: Tensor
     head: Head
     """Temperature and cut of the distribution that was sampled from."""
+    column: Callable[[str], Tensor] = _no_column
+    """What the experience holds of these decisions, by the name of a column."""
+
+    def logp_of(self, action: Tensor) -> Tensor:
+        """log π of other tokens than those that were said, one for each decision."""
+        head = dataclasses.replace(self.head, action=action)
+        return scored(self.last, self.model.head_weight, action, head, False)["logp"]
 
     def state(self, block: int | None = None, norm: Norm = "raw") -> Tensor:
         """After so many blocks; none: all of them and the final norm, which the last block's state has in any case."""

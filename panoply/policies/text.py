@@ -234,11 +234,15 @@ class TextPolicy:
         weight = self.model.head_weight
         action = moved(experience["action"][at], device)
         head = self._head(experience, at, action)
+
+        def column(name: str) -> Tensor:
+            return moved(experience[name][at], device)
+
         found = scored(last, weight, action, head, "entropy" in needs)
         if (thoughts := self.thoughts) is not None and "vectors" in experience.context:
             found |= thoughts.scored(found, *_vectors_of(experience, at), last)
         for output in (o for o in outputs if o.need != "entropy" and not o.whole):
-            found[output.need] = output.read(taps.Pass(self.model, last, blocks, action, head))
+            found[output.need] = output.read(taps.Pass(self.model, last, blocks, action, head, column))
         for need, q, to in divergence.parse(needs):
             other = moved(experience[f"distribution@{to}"][at], device)
             found[need] = divergence.of_tokens(last, weight, other, self.outputs[to], head, q)

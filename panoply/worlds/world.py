@@ -277,6 +277,17 @@ class TextWorld(Measuring, ABC):
         wrong = next((a for a in attempts if not self.grade(task, a)["success"]), None)
         return None if wrong is None else (self.gold(task), wrong)
 
+    def wrong_answers(self, task: Task, n: int, rng: np.random.Generator) -> list[list[int]]:
+        """Up to so many different answers that the verifier refuses: demonstrations of a teacher who errs, unless a
+        world breaks right answers itself."""
+        found: list[list[int]] = []
+        for answer in (self.demonstrate(task, rng) for _ in range(16 * n)):
+            if answer not in found and not self.grade(task, answer)["success"]:
+                found.append(answer)
+            if len(found) == n:
+                break
+        return found
+
     def known_of_pair(self, task: Task) -> Mapping[str, float]:
         """What else is known of that pair: `p` (how likely the good one is preferred), `margin`, `annotator`."""
         return {}

@@ -40,6 +40,7 @@ SMALL = {
     "models.utterance_critic.updates": 2,
     "models.utterance_critic.batch": 16,
     "models.utterance_critic.states": 16,
+    "models.pretrained_value.warmup": 0,
     "sample.length": 16,
     "sample.random": 4,
     "replay.warmup": 4,

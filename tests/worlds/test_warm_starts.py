@@ -53,6 +53,9 @@ WORLDS: list[TextWorld] = [
     Tools(kind="calculator", easy=0.0, dawdle=6),
     Tools(instructions=True),
     Program(kind="python"),
+    Program(kind="stack"),
+    Program(kind="ir"),
+    Program(kind="shell"),
 ]
 HARD: list[TextWorld] = [
     Keydoor(slip=0.8, quest=(6, 10)),

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from panoply.experience import Experience, Segments
+from panoply.experience import SYNTHETIC, Experience, Segments
 from panoply.parts import part
 
 
@@ -50,14 +50,21 @@ def return_to_go(
     """Each decision's own return, from there to the end, less the batch's mean and over its deviation.
 
     The batch is the baseline (REINFORCE++, arXiv 2501.03262), so a group of one episode is enough. Returns that are
-    all equal give 0.
+    all equal give 0. Rows of a synthetic stream, which nobody has earned anything with, are in no mean and get 0.
     """
     returns = to_go(experience, experience["reward"].float(), gamma)
     if not normalise:
         return returns
-    if bool((returns == returns[0]).all()):
+    if "source" in experience and bool((given := experience["source"] == SYNTHETIC).any()):
+        return torch.where(given, 0.0, _normalised(returns, returns[~given], epsilon))
+    return _normalised(returns, returns, epsilon)
+
+
+def _normalised(returns: Tensor, among: Tensor, epsilon: float) -> Tensor:
+    """Less the mean of some of them and over their deviation; where those are all equal, 0."""
+    if bool((among == among[:1]).all()):
         return torch.zeros_like(returns)
-    return (returns - returns.mean()) / (returns.std(correction=0) + epsilon)
+    return (returns - among.mean()) / (among.std(correction=0) + epsilon)
 
 
 def _equation(held: Any) -> str:

@@ -22,7 +22,9 @@ class Model:
     losses    or with the policy, terms of one objective
     learn     or without gradients, as a ridge regression does: from all that was collected, when the policy has
               moved already; returns metrics
+    joins     or with the policy, by terms of the method, which need an output of its
     warmup    steps in which only the model learns
+    stays     whether it learns in those alone, and stays as it is afterwards
     among     what of the experience it is fitted to; left out, what the policy learns from
     instead   what the policy learns from in place of what was collected, and metrics: a model that learns from what
               was collected, before anything is credited, and lets the policy act elsewhere
@@ -41,7 +43,9 @@ class Model:
         among: Callable[[Experience], Experience] | None = None,
         thinks: bool = False,
         instead: Callable[[Any, Experience, int], tuple[Experience, Mapping[str, float]]] | None = None,
+        joins: bool = False,
+        stays: bool = False,
     ):
         self.model, self.columns, self.fit, self.warmup, self.losses = model, columns, fit, warmup, losses
         self.ask, self.learn, self.among, self.thinks = ask, learn, among, thinks
-        self.instead = instead
+        self.instead, self.joins, self.stays = instead, joins, stays

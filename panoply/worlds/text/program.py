@@ -16,14 +16,17 @@ from panoply.sandbox import Wanted
 from panoply.seeds import stable_hash
 from panoply.worlds.presets import Preset
 from panoply.worlds.text.characters import END, CharacterWorld, Draws
+from panoply.worlds.text.program_ir import Ir
 from panoply.worlds.text.program_kind import Kind
 from panoply.worlds.text.program_python import Python
+from panoply.worlds.text.program_shell import Shell
 from panoply.worlds.text.program_sql import Sql
-from panoply.worlds.world import Task
+from panoply.worlds.text.program_stack import Stack
+from panoply.worlds.world import Signal, Task
 
 HELD_OUT = 8
 """One problem in so many is in the test split."""
-KINDS: dict[str, Kind] = {"sql": Sql(), "python": Python()}
+KINDS: dict[str, Kind] = {"sql": Sql(), "python": Python(), "stack": Stack(), "ir": Ir(), "shell": Shell()}
 
 
 @world("program@1")
@@ -46,18 +49,30 @@ class Program(CharacterWorld):
 
     A program is tried on four lists that nobody sees, in a sandbox; what is expected of it stays outside. The careless
     teacher forgets the last verb; in the `hard` setting it also forgets the first and takes the end for another.
+
+    `stack`: `4071=` asks for a program of a stack machine that leaves this number, `25*dd4*0+*7+*1+$`. `score` tells
+    failures apart. The teacher doubles a number once too few.
+
+    `ir`: `-+ab*cd>` is to be translated into a program, `ab+cd*-$`; others that compute the same are as right. The
+    teacher exchanges operands where that matters.
+
+    `shell`: `Gcfo2>` is grep with two files, a pattern and a number at hand; `ivPFE$` is `grep -i -v o c f`. A command
+    succeeds if all of its arguments matter, three or more; `score` pays every one. Its files are in memory.
     """
 
-    kind: Literal["sql", "python"] = "sql"
+    kind: Literal["sql", "python", "stack", "ir", "shell"] = "sql"
     hard: bool = False
     """Whether the teacher slips in more ways; its pupil, the start, is then right on one problem in a hundred or so."""
     slip: float | None = None
     """How often it slips; none means what the kind has."""
     sandbox: str = "auto"
     """Where programs run, of kinds that run code: `auto` takes the first sandbox that is safe here."""
+    masked: bool = True
+    """Of shell: whether only arguments can be drawn that its grammar has there."""
+    margin: float = 0.5
+    """Of shell: how large a share of arguments must matter for a command to be worth its length."""
 
-    bounds: ClassVar[Mapping[str, str]] = {"slip": "from 0 to 1"}
-
+    bounds: ClassVar[Mapping[str, str]] = {"slip": "from 0 to 1", "margin": "from 0 to 1"}
     presets: ClassVar[Mapping[str, Preset]] = {
         "python": Preset({"kind": "python"}, "programs of Python that run in a sandbox", 0.24),
         "sql-hard": Preset(
@@ -66,14 +81,39 @@ class Program(CharacterWorld):
             0.012,
         ),
         "python-hard": Preset({"kind": "python", "hard": True}, "the same with programs of Python", 0.012),
+        "stack": Preset(
+            {"kind": "stack"},
+            "programs whose failures are told apart: values of tokens, learning from scored programs",
+            0.32,
+            budget="steps=40",
+        ),
+        "ir": Preset(
+            {"kind": "ir"},
+            "several right answers to each problem, and wrong ones that look like them: preferences between groups",
+            0.33,
+            budget="steps=60",
+        ),
+        "shell": Preset(
+            {"kind": "shell"},
+            "a reward for every token, and a grammar: masks, critics, new weights",
+            0.19,
+            budget="steps=40",
+        ),
     }
-
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "hint"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, usual in (("masked", True), ("margin", 0.5)):
+            if self.kind != "shell" and getattr(self, name) != usual:
+                raise PanoplyError(
+                    f"program.{name} has no effect: it is of the kind shell, and not of {self.kind}."
+                )
         if self.sandbox != "auto" and KINDS[self.kind].sandboxed is None:
             raise PanoplyError(f"program.sandbox has no effect: {self.kind} runs no code of others.")
+
+    @property
+    def access(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({"verify", "reference", "teacher", "pairs", "hint"}) | self.does.access
 
     @property
     def start(self) -> str:
@@ -82,7 +122,8 @@ class Program(CharacterWorld):
 
     @cached_property
     def does(self) -> Kind:
-        return KINDS[self.kind].within(self.sandbox)
+        kind = Shell(self.masked, self.margin) if self.kind == "shell" else KINDS[self.kind]
+        return kind.within(self.sandbox)
 
     @property
     def sandboxed(self) -> Wanted | None:
@@ -121,16 +162,16 @@ class Program(CharacterWorld):
 
     # -------------------------------------------------------------- programs
 
-    def grade(self, task: Task, answer: Sequence[int]) -> dict[str, float]:
+    def grade(self, task: Task, answer: Sequence[int]) -> dict[str, Signal]:
         return self.grade_all([task], [answer])[0]
 
-    def grade_all(self, tasks: Sequence[Task], answers: Sequence[Sequence[int]]) -> list[dict[str, float]]:
+    def grade_all(self, tasks: Sequence[Task], answers: Sequence[Sequence[int]]) -> list[dict[str, Signal]]:
         """All programs at once. Beside `success` and what its kind says: `ended`, a program has one end, the last."""
         bodies = [self.body([*task.given, *said]) for task, said in zip(tasks, answers, strict=True)]
         graded = self.does.grade([task.data["problem"] for task in tasks], bodies)
         return [
-            {**signals, "ended": float(body is not None)}
-            for signals, body in zip(graded, bodies, strict=True)
+            {**_said(signals, len(task.given)), "ended": float(body is not None)}
+            for task, signals, body in zip(tasks, graded, bodies, strict=True)
         ]
 
     def allowed(self, task: Task, said: Sequence[int]) -> Sequence[int] | None:
@@ -150,7 +191,21 @@ class Program(CharacterWorld):
         slip = usual if self.slip is None else self.slip
         return self.tokens(self.does.careless(task.data["problem"], slip, self.hard, rng) + END)
 
+    def solutions(self, task: Task) -> list[list[int]]:
+        return [self.tokens(text + END) for text in self.does.equivalents(task.data["problem"])]
+
+    def wrong_answers(self, task: Task, n: int, rng: np.random.Generator) -> list[list[int]]:
+        broken = self.does.broken(task.data["problem"], n, rng)
+        if broken is None:
+            return super().wrong_answers(task, n, rng)
+        return [self.tokens(text + END) for text in broken]
+
     def mistakes(self, task: Task) -> list[list[int]]:
         """Also what its kind knows to be wrong."""
         wrong = self.does.wrong(task.data["problem"])
         return [*super().mistakes(task), *(self.tokens(text + END) for text in wrong)]
+
+
+def _said(signals: Mapping[str, Signal], given: int) -> dict[str, Signal]:
+    """Of signals that have a number for every token, those of the tokens that were not given."""
+    return {name: x[given:] if isinstance(x, Sequence) else x for name, x in signals.items()}

@@ -6,13 +6,14 @@ Problems and programs are text. A problem is all that a program is graded by; a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from panoply.sandbox import Wanted
 from panoply.worlds.text.characters import Draws
+from panoply.worlds.world import Signal
 
 
 class Kind(ABC):
@@ -24,6 +25,8 @@ class Kind(ABC):
     """How often the teacher slips, where nothing else is said."""
     hard_slip: ClassVar[float]
     """The same in the `hard` setting, in which it slips in more ways than one."""
+    access: ClassVar[frozenset[str]] = frozenset()
+    """What a method may ask for beside what all kinds have: `teachers`, where there are `equivalents`."""
 
     walls: ClassVar[str] = ""
     """What keeps its programs in, where that is no sandbox."""
@@ -58,11 +61,23 @@ class Kind(ABC):
         """The program of a teacher who slips so often."""
 
     @abstractmethod
-    def grade(self, problems: Sequence[str], programs: Sequence[str | None]) -> list[dict[str, float]]:
+    def grade(
+        self, problems: Sequence[str], programs: Sequence[str | None]
+    ) -> Sequence[Mapping[str, Signal]]:
         """Signals of programs, all at once: `success` and the kind's own, the same names for each.
 
-        None is an answer that has no end, or more than one. It cannot succeed.
+        None is an answer that has no end, or more than one. It cannot succeed. A signal may have a number for every
+        token of a program, the end included.
         """
+
+    def equivalents(self, problem: str) -> list[str]:
+        """Right programs, the reference first."""
+        return [self.solution(problem)]
+
+    def broken(self, problem: str, n: int, rng: np.random.Generator) -> list[str] | None:
+        """Up to so many right programs with one thing changed, which are wrong; None where a kind has none but its
+        teacher's."""
+        return None
 
     def wrong(self, problem: str) -> list[str]:
         """Programs that must not succeed."""
