@@ -110,7 +110,9 @@ def test_values_without_error_say_what_was_earned() -> None:
 def test_without_a_discount_values_cancel_but_for_the_first() -> None:
     rows, value = batch(), torch.tensor([0.3, -2.0, 7.0])
     advantage = torch.tensor([-0.5, 0.0, -1.25])
-    assert implied_reward(rows, advantage + value, value, 1.0).tolist() == pytest.approx([0.3 - 1.75], abs=1e-5)
+    assert implied_reward(rows, advantage + value, value, 1.0).tolist() == pytest.approx(
+        [0.3 - 1.75], abs=1e-5
+    )
 
 
 def test_programs_of_one_task_are_put_in_order() -> None:
