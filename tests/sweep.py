@@ -32,6 +32,7 @@ SMALL = {
     "sample.hard_prompts": 2,
     "sample.hard_group": 4,
     "sample.estimate": 2,
+    "select.and_wins.size": 1,
     "models.probe.bootstrap": 1,
     "models.generalist.support": 4,
     "sample.warmup": 0,

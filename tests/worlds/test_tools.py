@@ -282,21 +282,22 @@ def test_the_teacher_writes_any_number_of_dots() -> None:
     assert DAWDLE.text(DAWDLE.gold(task(DAWDLE, "22-89*91"))) == "C22-89C33*91A03"
 
 
-def test_a_result_is_false_as_often_as_told_and_drawn_anew() -> None:
+def twice(world: Tools, of: Task) -> list[bool]:
+    """Whether results are false, of the first call made twice."""
+    play, question = world.play(of), of.data["question"]
+    first = world.tool.first_call(question)
+    heard = [world.text(play.act(world.tokens(first)).observation)[10] for _ in range(2)]
+    return [found != world.tool.call(question, first[1:]) for found in heard]
+
+
+@pytest.mark.parametrize("noise", [0.5, 0.9])
+def test_a_result_is_false_as_often_as_told_and_drawn_anew(noise: float) -> None:
     """What comes of asking the same twice depends on the task and on what was done, and on nothing else."""
-
-    def heard(of: Task) -> list[str]:
-        play, first = NOISY.play(of), NOISY.tool.first_call(of.data["question"])
-        return [NOISY.text(play.act(NOISY.tokens(first)).observation)[10] for _ in range(2)]
-
-    tasks = [NOISY.task("train", index) for index in range(300)]
-    truths = [
-        NOISY.tool.call(t.data["question"], NOISY.tool.first_call(t.data["question"])[1:]) for t in tasks
-    ]
-    false = [[found != true for found in heard(t)] for t, true in zip(tasks, truths, strict=True)]
-    assert np.mean(false) == pytest.approx(0.5, abs=0.07)
-    assert np.mean([a != b for a, b in false]) == pytest.approx(0.5, abs=0.1)
-    assert heard(tasks[0]) == heard(tasks[0])
+    world = Tools(noise=noise)
+    false = [twice(world, world.task("train", index)) for index in range(400)]
+    assert np.mean(false) == pytest.approx(noise, abs=0.03)
+    assert np.mean([a != b for a, b in false]) == pytest.approx(2 * noise * (1 - noise), abs=0.06)
+    assert twice(world, world.task("train", 0)) == false[0]
 
 
 def test_the_expert_asks_again_after_a_false_result_and_ends_in_time() -> None:

@@ -22,9 +22,9 @@ _GROUP, _VERDICT = group(), verdict()
 
 
 def standing_out(experience: Experience, name: str, where: str) -> tuple[Tensor, Tensor, Tensor, Segments]:
-    """Of each episode the statistic; which are in C, right and with some `where`; and groups of episodes.
+    """Of each episode the statistic; which are in C, right and with some `where`; how many that are, in groups.
 
-    A group in which fewer than two episodes are in C has none: there is nobody to compare with.
+    An episode that is alone in C is its own mean, and nothing comes of it.
     """
     episodes = experience.by("episode")
     statistic = episodes.sum(experience[f"signal:{name}"].float())
@@ -32,7 +32,7 @@ def standing_out(experience: Experience, name: str, where: str) -> tuple[Tensor,
     right &= episodes.sum(experience[f"signal:{where}"].float()) > 0
     groups = Segments(episodes.first(experience["group"]))
     number = groups.sum(right.float())
-    return statistic, right & groups.rows(number >= 2), number.clamp(min=1), groups
+    return statistic, right, number.clamp(min=1), groups
 
 
 def _needs(held: Any) -> frozenset[str]:
