@@ -382,7 +382,8 @@ def test_a_plan_on_every_world_can_be_printed(world: str) -> None:
         except pp.PanoplyError:  # not every method fits every world
             continue
         printed += world in planned(made)
-    assert printed or world in ("jsonl", "gymnasium", "logged"), "these want to be told of what"
+    told = ("jsonl", "own-tools", "spoken", "gymnasium", "logged")
+    assert printed or world in told, "these want to be told of what"
 
 
 def test_the_bytes_a_weight_that_the_readme_counts_with() -> None:

@@ -20,6 +20,7 @@ from panoply.environments import crew, environment
 from panoply.environments.environment import Library, parse
 from panoply.errors import PanoplyError, Resumable
 from panoply.policies.tokenizer import Tokenizer
+from panoply.progress import Progress
 from panoply.rollout.playing import play
 from panoply.trust import code_in
 from panoply.worlds.world import Task
@@ -182,10 +183,17 @@ def test_a_run_trains_and_resumes(model: Path, tmp_path: Path) -> None:
         "world.longest": 4,
         "world.workers": 2,
     }
-    whole = tiny.bare(
-        tmp_path / "a", "grpo", world="kit:countdown", model=str(model), steps=2, settings=settings
-    )
-    assert whole.run.name == "a"
+    choices: dict[str, Any] = {
+        "world": "kit:countdown",
+        "model": str(model),
+        "steps": 2,
+        "settings": settings,
+    }
+    tiny.bare(tmp_path / "a", "grpo", **choices)
+    for _ in pp.steps("grpo", run=tmp_path / "b", threads=1, progress=Progress(), **choices):
+        break
+    tiny.resume(tmp_path / "b")
+    assert tiny.model_bytes(tmp_path / "a", 2) == tiny.model_bytes(tmp_path / "b", 2)
     world = pp.plan("sft", "kit:countdown", model=str(model)).world()
     assert isinstance(world.tokenizer, Tokenizer)
     task = world.task("test", 0)
