@@ -187,6 +187,9 @@ attack("memory", "shared mmap", """
 import mmap
 attempt("shared", lambda: mmap.mmap(-1, 2**30))
 """, TRY)
+attack("memory", "last value", "list(range(10**7))", ended=("", "time"))
+attack("memory", "nested value", "x = []\nfor _ in range(10**5):\n    x = [x]\nprint('made')\nx", ended=("", "lost"))
+attack("memory", "long message", "raise ValueError('a' * 10**8)", ended=("output",))
 attack("memory", "kernel objects", """
 tried("shmget", 29, 0, 2**20, 0o1666)
 tried("msgget", 68, 0, 0o1666)

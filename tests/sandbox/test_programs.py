@@ -295,3 +295,29 @@ def test_what_a_sandbox_has_not_is_refused() -> None:
     with pytest.raises(PanoplyError, match="monty has neither files nor input"):
         box("monty").run("pass", stdin="x")
     assert Wanted("landlock").find().run_many([]) == []
+
+
+def test_the_value_of_the_last_line_stays_in_monty() -> None:
+    """It would be made an object of the host's, as large as the program likes."""
+    from panoply.sandbox.monty import Monty
+
+    fed: list[str] = []
+
+    class Session:
+        def __enter__(self) -> Session:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def feed_run(self, code: str, **_: object) -> None:
+            fed.append(code)
+
+    class Pool:
+        def checkout(self, **_: object) -> Session:
+            return Session()
+
+    held = box("monty")
+    assert isinstance(held, Monty)
+    held._one(Pool(), Program("list(range(10**7))"))
+    assert fed[0].splitlines()[-1] == "None"
+    assert held.run("if True:\n    print(1)\n    2").said == "1\n"
