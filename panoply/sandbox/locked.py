@@ -20,9 +20,10 @@ from panoply.sandbox.contract import Program, Result, Unavailable
 from panoply.sandbox.inside.syscalls import known
 from panoply.sandbox.workers import Crew
 
-FOLDER = "/tmp"
+FOLDERS = ("/tmp", "/sandbox")
+"""Where programs have their files: the second where Python itself, or this package, lies in the first."""
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache")
-ENVIRONMENT = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "HOME": FOLDER}
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}
 """All that a program finds in its environment. Packages are also told that there are no threads."""
 BOOT = """
 import sys, types, json
@@ -53,12 +54,18 @@ def standard_library() -> list[str]:
     return sorted({os.path.realpath(path) for path in found})
 
 
+def folder() -> str:
+    """Where a disk of one's own hides nothing that is needed."""
+    needed = (interpreter(), sys.prefix, *listed(), os.path.realpath(__file__))
+    return FOLDERS[any(path.startswith(f"{FOLDERS[0]}/") for path in needed)]
+
+
 def listed() -> list[str]:
     """The folders of the standard library, whose names may be read: imports look there."""
     return sorted({os.path.realpath(sysconfig.get_path(key)) for key in ("stdlib", "platstdlib")})
 
 
-def order(words: int, disk: int, folder: str, preload: tuple[str, ...]) -> str:
+def order(words: int, disk: int, place: str, preload: tuple[str, ...]) -> str:
     """What a worker is told at its start."""
     packages = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}) if preload else []
     stdlib = [*standard_library(), *LIBRARIES]
@@ -66,7 +73,7 @@ def order(words: int, disk: int, folder: str, preload: tuple[str, ...]) -> str:
         {
             "words": words,
             "disk": disk,
-            "folder": folder,
+            "folder": place,
             "preload": preload,
             "path": packages,
             "readable": [*stdlib, *packages],
@@ -76,14 +83,15 @@ def order(words: int, disk: int, folder: str, preload: tuple[str, ...]) -> str:
     )
 
 
-def python(words: int, disk: int, folder: str, preload: tuple[str, ...]) -> list[str]:
+def python(words: int, disk: int, place: str, preload: tuple[str, ...]) -> list[str]:
     """The command of a worker: no site packages, no user's folders, text in UTF-8."""
     command = [interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", BOOT]
-    return [*command, order(words, disk, folder, preload)]
+    return [*command, order(words, disk, place, preload)]
 
 
 def environment(preload: tuple[str, ...]) -> dict[str, str]:
-    return ENVIRONMENT | ({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} if preload else {})
+    own = ENVIRONMENT | {"HOME": folder()}
+    return own | ({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} if preload else {})
 
 
 class Landlock(Crew):
@@ -128,7 +136,7 @@ class Namespaces(Crew):
         super().__init__(
             lambda words, disk, tied: [
                 *_bubblewrap(found, tied, preload),
-                *python(words, disk, FOLDER, preload),
+                *python(words, disk, folder(), preload),
             ],
             environment(preload),
             workers,
@@ -144,14 +152,14 @@ def _bubblewrap(program: str, tied: bool, preload: tuple[str, ...]) -> list[str]
     The one capability is to mount a disk for programs' files, which bubblewrap cannot give a number of names. The
     worker gives it up before it serves.
     """
-    told = json.loads(order(0, 0, FOLDER, preload))
+    told = json.loads(order(0, 0, folder(), preload))
     shown = [interpreter(), *told["readable"], f"{told['inside']}/inside"]
     return [
         program,
         *("--unshare-all", "--unshare-user", "--new-session", *(["--die-with-parent"] if tied else [])),
         *("--hostname", "sandbox", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"),
         *(word for path in shown for word in ("--ro-bind-try", path, path)),
-        *("--dir", FOLDER, "--remount-ro", "/", "--chdir", FOLDER, "--"),
+        *("--dir", folder(), "--remount-ro", "/", "--chdir", folder(), "--"),
     ]
 
 

@@ -15,7 +15,7 @@ import pytest
 from sandbox.boxes import NAMES, box
 
 from panoply.errors import PanoplyError, Resumable
-from panoply.sandbox import Limits, Program, Wanted
+from panoply.sandbox import Limits, Program, Wanted, locked
 from panoply.sandbox.choice import KINDS
 from panoply.sandbox.workers import Crew, Worker
 
@@ -321,3 +321,16 @@ def test_the_value_of_the_last_line_stays_in_monty() -> None:
     held._one(Pool(), Program("list(range(10**7))"))
     assert fed[0].splitlines()[-1] == "None"
     assert held.run("if True:\n    print(1)\n    2").said == "1\n"
+
+
+def test_a_disk_of_ones_own_hides_nothing_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locked, "__file__", "/usr/lib/panoply/sandbox/locked.py")
+    monkeypatch.setattr(locked, "interpreter", lambda: "/usr/bin/python3")
+    monkeypatch.setattr(locked, "listed", lambda: ["/usr/lib/python3"])
+    monkeypatch.setattr(sys, "prefix", "/opt/environment")
+    assert locked.folder() == "/tmp"
+    monkeypatch.setattr(sys, "prefix", "/tmp/environment")
+    assert locked.folder() == "/sandbox"
+    command = locked._bubblewrap("bwrap", False, ())
+    assert command[command.index("--dir") + 1] == "/sandbox"
+    assert locked.environment(())["HOME"] == "/sandbox"
