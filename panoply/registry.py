@@ -209,6 +209,10 @@ def find(kind: Kind, name: str) -> Entry:
         matching = [e for e in entries(kind) if name in (e.id, e.name)]
     if not matching and kind == "world" and (found := implied(slug)) is not None:
         return found
+    if not matching and kind == "world" and slug in _libraries():
+        raise PanoplyError(
+            f"{slug} is a library of environments: name one of them, {slug}:NAME or {slug}:OPTION=VALUE."
+        )
     if not matching:
         same = [e.id for e in entries(kind) if e.name == slug]
         more = [*_gymnasium_ids(), *_environments(name)] if kind == "world" else []
@@ -255,10 +259,14 @@ def _gymnasium_ids() -> list[str]:
 
 def _environments(name: str) -> list[str]:
     """What the name of an environment would be in each of the known libraries."""
+    _, colon, rest = name.partition(":")
+    return [f"{library}:{rest}" for library in _libraries()] if colon else []
+
+
+def _libraries() -> list[str]:
     from panoply.environments.environment import LIBRARIES
 
-    _, colon, rest = name.partition(":")
-    return [f"{library}:{rest}" for library in LIBRARIES] if colon else []
+    return list(LIBRARIES)
 
 
 def is_recipe(name: str) -> bool:

@@ -368,21 +368,24 @@ class Replies:
     def act(self, engine_row: int, turn: int, answer: Sequence[int]) -> Reply:
         row = self.rows[engine_row]
         before = self.plays[row].state
-        reply = self.plays[row].act(answer)
-        if not reply.done and turn + 1 == self.turns:
-            reply = dataclasses.replace(reply, done=True, truncated=True)
-        self.replies[row, turn] = (before, reply)
-        return reply
+        return self._noted(row, turn, before, self.plays[row].act(answer))
 
     def act_all(self, world: TextWorld, said: Sequence[tuple[int, int, Sequence[int]]]) -> list[Reply]:
         """Turns that ended together: the engine's row, the number of the turn, and what was said."""
         plays = [self.plays[self.rows[row]] for row, _, _ in said]
         before = [play.state for play in plays]
         replies = list(world.act_all(plays, [answer for _, _, answer in said]))
-        for (row, turn, _), state, reply in zip(said, before, replies, strict=True):
-            self.replies[self.rows[row], turn] = (state, reply)
-            self.failed += [self.rows[row]] if reply.failed else []
-        return replies
+        return [
+            self._noted(self.rows[row], turn, state, reply)
+            for (row, turn, _), state, reply in zip(said, before, replies, strict=True)
+        ]
+
+    def _noted(self, row: int, turn: int, before: int, reply: Reply) -> Reply:
+        if not reply.done and turn + 1 == self.turns:
+            reply = dataclasses.replace(reply, done=True, truncated=True)
+        self.replies[row, turn] = (before, reply)
+        self.failed += [row] if reply.failed else []
+        return reply
 
     def grade(self, world: TextWorld, answers: list[list[int]]) -> None:
         """Single turns, all at once."""

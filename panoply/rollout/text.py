@@ -197,7 +197,10 @@ class Collector(Given):
             replies = log.act_all(self.world, said)
             for r, reply in zip(live, replies, strict=True):
                 prompts[r] = tuple(reply.observation)
-            live = [r for r, reply in zip(live, replies, strict=True) if not reply.done]
+            room = self.policy.context_length
+            live = [
+                r for r, reply in zip(live, replies, strict=True) if not reply.done and len(prompts[r]) < room
+            ]
         return Table.cat([d for d, _ in rounds]), Table.cat([c for _, c in rounds]), log
 
     @staticmethod

@@ -19,9 +19,12 @@ from panoply import registry
 from panoply.environments import crew, environment
 from panoply.environments.environment import Library, parse
 from panoply.errors import PanoplyError, Resumable
+from panoply.experience import TRUNCATED
+from panoply.policies.text import TextPolicy
 from panoply.policies.tokenizer import Tokenizer
 from panoply.progress import Progress
 from panoply.rollout.playing import play
+from panoply.rollout.text import Collector
 from panoply.trust import code_in
 from panoply.worlds.world import Task
 
@@ -153,6 +156,8 @@ def test_bad_names_get_the_nearest_one(model: Path) -> None:
         assert str(refused.value) == sentence
     with pytest.raises(PanoplyError, match="Did you mean 'reasoning-gym:x'"):
         registry.find("world", "reasoning-gim:x")
+    with pytest.raises(PanoplyError, match="textworld is a library of environments: name one of them"):
+        registry.find("world", "textworld")
     with pytest.raises(PanoplyError, match="name its folder with --model"):
         pp.plan("grpo", "kit:countdown")
 
@@ -162,6 +167,15 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(monkeypatch: p
     monkeypatch.setattr(environment, "LIBRARIES", {"kit": gone})
     with pytest.raises(PanoplyError, match=r"needs no_such_package: pip install 'panoply-rl\[kit\]'"):
         pp.plan("grpo", "kit:countdown", model="x", settings={"world.model": "x"})
+
+
+def test_turns_that_end_together_are_cut_by_the_method_too(model: Path) -> None:
+    """`sample.turns` counts whether turns are answered one by one or, as here, together."""
+    world = made(model, longest=2)
+    tasks = [world.task("train", i) for i in range(2)]
+    found = Collector(world, TextPolicy.load(model), 0).episodes(tasks, 2, turns=2)
+    assert found.decisions["turn"].unique().tolist() == [0, 1]
+    assert (found.decisions["end"] == TRUNCATED).sum() == 4
 
 
 def test_held_out_problems_are_others(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

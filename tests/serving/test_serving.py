@@ -14,6 +14,7 @@ from serving_kit import KEY, ask, request
 
 from panoply import registry
 from panoply.errors import PanoplyError
+from panoply.experience import TRUNCATED
 from panoply.policies.talk import Talk
 from panoply.policies.text import TextPolicy
 from panoply.rollout.text import Collector
@@ -194,6 +195,18 @@ def test_an_agent_of_thirty_lines_is_learned_from(model: Path, tmp_path: Path) -
     replies = [play.act([*world.tokenizer.encode(letter), end]) for letter in letters]
     assert [reply.done for reply in replies] == [False, True]
     assert replies[-1].signals == {"success": 1.0, "score": 1.0}
+    world.close()
+
+
+def test_an_agent_that_asks_more_than_the_model_can_read_is_cut(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text(
+        AGENT.read_text() + "\n\ndef talk(base_url, api_key):\n    for size in (1, 5000):\n"
+        "        ask(base_url, api_key, [{'role': 'user', 'content': 'x' * size}])\n    return 1.0\n"
+    )
+    world = registry.find("world", f"agent:{tmp_path}/long.py:talk").build(model=str(model), longest=3)
+    found = Collector(world, TextPolicy.load(model), 0).episodes([world.task("train", 0)], 2)
+    assert found.decisions["turn"].unique().tolist() == [0]
+    assert (found.decisions["end"] == TRUNCATED).sum() == 2
     world.close()
 
 
