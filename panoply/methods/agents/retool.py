@@ -1,0 +1,90 @@
+"""ReTool: a cold start on traces with a tool in them, then PPO that is paid for the answer alone."""
+
+from __future__ import annotations
+
+from panoply.evidence.claims import Learns, Shows
+from panoply.methods.base.ppo import TINY as PPO_TINY
+from panoply.methods.base.ppo import ppo
+from panoply.recipes import Recipe, Stage
+from panoply.regimes import OnPolicy
+from panoply.registry import Published, method, recipe
+from panoply.slots.make.answers import solved_for
+from panoply.slots.reward.shaping import verdict
+from panoply.slots.sample.groups import groups
+from panoply.slots.update.optimisers import adam
+
+TINY = {**PPO_TINY, "sample.prompts": 64, "run.steps": 20}
+
+PUBLISHED: Published = {
+    "arXiv 2504.11536, §2.3": {
+        "reward": "verdict",
+        "reward.right": 1.0,
+        "reward.wrong": -1.0,
+        "regularise.kl.weight": None,
+    },
+    "arXiv 2504.11536, §3.1": {
+        "sample.prompts": 512,
+        "update.lr": 1e-6,
+    },
+}
+"""512 is the size of a mini-batch there; how many of them a batch has is not said, and here it is one. ε, λ and the
+critic are PPO's."""
+
+
+@method("retool-alone@1", paper=24, base="ppo", world="tools", presets={"tiny": TINY}, published=PUBLISHED)
+def retool_alone() -> OnPolicy:
+    """The second stage of ReTool (arXiv 2504.11536): PPO on turns between which a tool answers, R = ±1 for the answer.
+
+    An episode is t₁ ⊕ c₁ ⊕ f₁ ⊕ t₂ ⊕ …: what the policy writes, its calls among it, and what comes back, f. A result is
+    context and no decision: no loss, no ratio, no count, no place in the mean of advantages, and GAE goes from a token
+    of the policy's to its next one. Nothing is paid for calls that work, nor for form. The recipe `retool` has the
+    stage before it.
+    """
+    return ppo().but(
+        sample=groups(prompts=512, group=1),
+        reward=verdict(right=1.0, wrong=-1.0),
+        update=adam(lr=1e-6, epochs=1, minibatches=1),
+    )
+
+
+CLAIM = Learns(
+    "On questions of which half are sums of single digits and half need two operations on larger numbers, PPO that may "
+    "call a calculator between its turns solves more after as many episodes than the same PPO from the same start that "
+    "has to answer at once.",
+    method="with the tool=retool-alone",
+    over="text alone=retool-alone:world.budget=3",
+    world="tools:thrift",
+    budget="episodes=1280",
+    also=("success", "episode_length", "total_decisions"),
+    shows=(Shows("success", most=0.3),),
+    waives={
+        "room": "that a model of this size cannot reckon in its head is the regime: see what it must show"
+    },
+)
+"""An answer has three tokens and a call six, so that who has three to spend can only answer."""
+
+
+@recipe("retool@1", paper=24, world="tools", claim=CLAIM)
+def retool() -> Recipe:
+    """ReTool (arXiv 2504.11536): imitation of traces in which a tool does the reckoning, then PPO, R = ±1.
+
+    1. Traces in which steps of manual calculation are calls and their results, kept where form and answer are right;
+    imitation of what the policy is to write in them. 2. PPO, by outcomes alone: a call ends a turn, what it gives is
+    appended or shown, and the policy goes on, until it answers. What is surprising: nobody pays for calls, and they
+    become frequent, earlier and right (in the paper from about 40 % of answers to 98 %), while answers get shorter.
+    Rewards of ±1 and of 0 and 1 are the same to groups that are standardised, but not to a critic, which begins at 0.
+
+    The tool of the paper is an interpreter of Python with a pool of sandboxes; at home here it is the calculator of
+    `tools`, which does one operation modulo 100 a call. A call without grammar is answered in the prompt, never
+    raised. Loss on results, the ablation that harms there, cannot be asked for: what a policy did not draw never
+    learns. Without a cold start it is `retool-alone`. Reconstructed: steps and rates of both stages.
+    """
+    return Recipe(
+        (
+            Stage("traces", make=solved_for(prompts=256)),
+            Stage(
+                "cold", "sft", {"data": "stored", "data.folder": "@traces", "data.batch": 64}, {"steps": 8}
+            ),
+            Stage("try", "retool-alone", {}, {"steps": 20, "model": "@cold"}),
+        )
+    )
