@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sandbox.boxes import box
 
 from panoply.errors import PanoplyError
 from panoply.rewards.functions import RewardFunction, call_all
@@ -51,6 +52,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
     place = tmp_path_factory.mktemp("rewards") / "mine.py"
     place.write_text(CODE)
     return str(place)
+
+
+@pytest.fixture(autouse=True)
+def _here() -> None:
+    box("landlock")
 
 
 def walled(file: str, name: str, seconds: float = 5.0) -> WalledFunction:

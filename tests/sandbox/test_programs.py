@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from sandbox.boxes import NAMES, box
+from sandbox.boxes import started as started_box
 
 from panoply.errors import PanoplyError, Resumable
 from panoply.sandbox import Limits, Program, Wanted, locked
@@ -52,10 +53,12 @@ def test_two_hundred_sound_programs_have_the_same_result_everywhere() -> None:
     codes = sound_programs(200)
     assert len(set(codes)) > 150
     outcomes = {}
-    for name in NAMES:
+    here = [name for name in NAMES if not isinstance(started_box(name), str)]
+    assert len(here) > 1, "there is nothing to compare"
+    for name in here:
         results = box(name).run_many([Program(code) for code in codes])
         outcomes[name] = [(r.exit, r.ended, r.said) for r in results]
-    first, *others = NAMES
+    first, *others = here
     for name in others:
         assert outcomes[name] == outcomes[first], name
     assert sum(exit_ == 0 for exit_, _, _ in outcomes[first]) > 150
@@ -145,6 +148,7 @@ def test_a_worker_serves_many_and_is_replaced_after_one_that_left_something(
 
 
 def test_hung_programs_hold_up_nobody_else() -> None:
+    box("landlock")  # or skipped
     crew = KINDS["landlock"].make(workers=2)
     programs = [Program("while True: pass", limits=Limits(seconds=0.3)), Program("print('sound')")] * 4
     results = crew.run_many(programs)
@@ -156,6 +160,7 @@ def test_hung_programs_hold_up_nobody_else() -> None:
 
 
 def test_a_worker_that_is_killed_costs_its_program_alone() -> None:
+    box("landlock")  # or skipped
     crew = KINDS["landlock"].make(workers=1)
     assert isinstance(crew, Crew)
     crew.run("pass")
@@ -211,6 +216,7 @@ def test_workers_outlive_the_thread_that_started_them(name: str) -> None:
 
 
 def test_a_sandbox_that_stops_working_ends_the_run_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    box("landlock")  # or skipped
     crew = KINDS["landlock"].make(workers=1)
     assert isinstance(crew, Crew)
     crew.close()
