@@ -408,6 +408,7 @@ def test_the_world_tests_itself_with_every_option(options: dict[str, Any]) -> No
         ({"alias": True}, "keydoor-start"),
         ({"slip": 0.9, "quest": (6, 10), "hints": True}, "keydoor-guided-start"),
         ({"slip": 0.8, "quest": (6, 10), "words": True}, "keydoor-start-of-other-prompts"),
+        ({"size": 7, "quest": (3, 15), "cap": 20}, "keydoor-wide-start"),
         ({"rooms": 2}, "keydoor-start-of-other-prompts"),
     ],
 )

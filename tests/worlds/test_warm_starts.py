@@ -44,6 +44,7 @@ WORLDS: list[TextWorld] = [
     Styles(),
     Mixed(),
     Keydoor(),
+    Keydoor(size=7, quest=(3, 15), cap=20),
     Tools(),
     Tools(kind="calculator"),
     Guess(),
@@ -59,6 +60,7 @@ WORLDS: list[TextWorld] = [
 ]
 HARD: list[TextWorld] = [
     Keydoor(slip=0.8, quest=(6, 10)),
+    Keydoor(slip=0.9, quest=(6, 10), hints=True),
     Tools(kind="calculator", easy=0.0, slip=0.9),
     Program(hard=True),
     Program(kind="python", hard=True),

@@ -44,13 +44,15 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
 
 def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
     found = greedy_cuts(held, method, world)
+    inner = held.turns.settings() if isinstance(held.turns, Part) else ()
+    reason = ""
     if world.medium != "text":
-        found.append(("turns", f"an episode of {world.name} is cut by sample.max_tokens"))
+        reason = f"an episode of {world.name} is cut by sample.max_tokens"
     elif world.turn_cap == 1:
-        found.append(("turns", f"episodes of {world.name} have one turn"))
+        reason = f"episodes of {world.name} have one turn"
     elif isinstance(held.turns, int) and held.turns >= world.turn_cap:
-        found.append(("turns", f"{world.name} itself ends episodes after {world.turn_cap}"))
-    return found
+        reason = f"{world.name} itself ends episodes after {world.turn_cap}"
+    return [*found, *((name, reason) for name in ("turns", *(f"turns.{n}" for n in inner)) if reason)]
 
 
 def greedy_cuts(held: Any, method: Any, world: Any) -> list[Finding]:

@@ -28,7 +28,8 @@ COLOURS = "abcd"
 HARD: Mapping[str, Any] = {"slip": 0.8, "quest": (6, 10)}
 GUIDED: Mapping[str, Any] = {"slip": 0.9, "quest": (6, 10), "hints": True}
 ALIASED: Mapping[str, Any] = {"alias": True, "history": 2}
-STARTS: Mapping[str, Mapping[str, Any]] = {"hard": HARD, "guided": GUIDED, "aliased": ALIASED}
+WIDE: Mapping[str, Any] = {"size": 7, "quest": (3, 15), "cap": 20}
+STARTS: Mapping[str, Mapping[str, Any]] = {"hard": HARD, "guided": GUIDED, "aliased": ALIASED, "wide": WIDE}
 """Presets that have a warm start of their own, by name."""
 SHOWN: dict[str, Any] = {"history": 0, "words": False, "rooms": 1, "objects": 1, "hints": False}
 """Settings by which prompts and answers are other ones: a model that was made without them cannot read them."""
@@ -112,6 +113,11 @@ class Keydoor(Episodic, CharacterWorld):
             ALIASED,
             "two states look alike, and what was seen before tells them apart: credit by history",
             0.07,
+        ),
+        "wide": Preset(
+            WIDE,
+            "ways of three turns to fifteen, so that a cap on turns leaves out the long ones: schedules of turns",
+            0.41,
         ),
         "guided": Preset(
             GUIDED,
