@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from panoply.errors import PanoplyError
+from panoply.policies.build import warm_start
+from panoply.policies.text import TextPolicy
+from panoply.rollout.text import Collector
 from panoply.worlds.text.guess import Dialogue, Guess
 from panoply.worlds.text.riddles import FACTS, ITEMS, TABLE
 from panoply.worlds.world import Reply, Task
@@ -86,6 +89,13 @@ def test_the_careless_teacher_guesses_among_what_is_left() -> None:
     assert hasty.text(Guess(slip=0.0).careless(play, rng)) == hasty.text(hasty.expert(play))
 
 
+def test_turns_can_be_capped_where_one_text_holds_all_of_them() -> None:
+    collect = Collector(ITEMS_WORLD, TextPolicy.load(warm_start(ITEMS_WORLD) or ""), 0)
+    rows = collect.episodes(collect.tasks(6), 1, turns=1)
+    assert int(rows["turn"].max()) == 0
+    assert set(rows["end"][rows.by("episode").is_last()].tolist()) <= {1, 2}
+
+
 # ------------------------------------------------------------------ the gatekeeper
 
 GATE = Guess(kind="gatekeeper")
@@ -148,10 +158,61 @@ def test_the_careless_teacher_ignores_the_mood_and_mixes_tags() -> None:
     assert 0.05 < said.count("QaTa.") / 300 < 0.15
 
 
+# ------------------------------------------------------------------ slots
+
+TALK = Guess(kind="slots")
+PROFILE = "dbacabdc3037"
+"""Asked for fact 3 twice."""
+
+
+def test_a_conversation_without_a_fault() -> None:
+    _, replies = played(TALK, PROFILE, "F3c.", "F0d!.", "K3.", "F7c.")
+    assert [TALK.text(r.observation) for r in replies] == ["?0>", "?3>", "?7>", ""]
+    assert [r.signals["passed"] for r in replies] == [1, 1, 1, 1]
+    assert [r.signals["appeal"] for r in replies] == [0, 1, 0, 0]
+    assert [r.signals["success"] for r in replies] == [0, 0, 0, 1]
+    assert TALK.text(TALK.gold(task(TALK, PROFILE))) == "F3c.F0d.K3.F7c."
+    _, replies = played(TALK, PROFILE, "F3b.", "F0d.", "K3.", "F7c.")
+    assert [r.signals["passed"] for r in replies] == [0, 1, 1, 1]
+    assert replies[-1].signals["success"] == 0
+
+
+@pytest.mark.parametrize(
+    ("turns", "fault"),
+    [
+        (["F3b."], "contradicted"),
+        (["K3."], "contradicted"),  # it was not told
+        (["F3c.", "F0d.", "F3c."], "repeated"),
+        (["F3c.", "F3c."], "repeated"),
+        (["F3."], "invalid"),
+        (["F3c!!"], "invalid"),
+        (["."], "invalid"),
+    ],
+)
+def test_detectors(turns: list[str], fault: str) -> None:
+    _, replies = played(TALK, PROFILE, *turns)
+    found = {name for name in ("contradicted", "repeated", "invalid") if replies[-1].signals[name]}
+    assert found == {fault}
+    assert replies[-1].signals["passed"] == 0
+
+
+def test_a_fact_that_was_not_asked_for_does_not_pass() -> None:
+    _, (reply,) = played(TALK, PROFILE, "F0d.")
+    assert (reply.signals["passed"], reply.signals["contradicted"], reply.signals["repeated"]) == (0, 0, 0)
+
+
+def test_careless_logs_contradict_and_repeat() -> None:
+    rng, hasty = np.random.default_rng(0), Guess(kind="slots", slip=1.0)
+    first, _ = played(hasty, PROFILE)
+    assert {hasty.text(hasty.careless(first, rng)) for _ in range(50)} == {"F3a.", "F3a!."}  # fact 4's value
+    again, _ = played(hasty, PROFILE, "F3c.", "F0d.")
+    assert {hasty.text(hasty.careless(again, rng)) for _ in range(50)} == {"F3c.", "F3c!."}
+
+
 # ------------------------------------------------------------------ all kinds
 
 
-@pytest.mark.parametrize("kind", ["items", "gatekeeper"])
+@pytest.mark.parametrize("kind", ["items", "gatekeeper", "slots"])
 def test_self_test_splits_and_forks(kind: str) -> None:
     world = Guess(kind=kind)  # type: ignore[arg-type]
     world.self_test(16)

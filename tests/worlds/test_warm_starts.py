@@ -51,6 +51,7 @@ WORLDS: list[TextWorld] = [
     Stream(),
     Program(),
     Guess(kind="gatekeeper"),
+    Guess(kind="slots"),
     Tools(kind="calculator", easy=0.0, dawdle=6),
     Tools(instructions=True),
     Program(kind="python"),

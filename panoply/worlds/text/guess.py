@@ -18,13 +18,14 @@ from panoply.worlds.presets import Preset
 from panoply.worlds.text.characters import END, CharacterWorld, Draws
 from panoply.worlds.text.gatekeeper import Gatekeeper
 from panoply.worlds.text.riddles import Heard, Items, Riddle
+from panoply.worlds.text.slots import Slots
 from panoply.worlds.world import Play, Reply, Task
 
 HELD_OUT = 8
 """One problem in so many is in the test split."""
 LOOKED_AT = 128
 """Held-out problems on which a policy's turns are looked at."""
-RIDDLES: dict[str, Riddle] = {"items": Items(), "gatekeeper": Gatekeeper()}
+RIDDLES: dict[str, Riddle] = {"items": Items(), "gatekeeper": Gatekeeper(), "slots": Slots()}
 
 
 @world("guess@1")
@@ -48,11 +49,19 @@ class Guess(Episodic, CharacterWorld):
     Signals of the gatekeeper: `success`; `malformed`, a turn without its tags; `astray`, a question about none of the
     three. The careless teacher raises topics as they stand, whatever the mood, with probability `slip`, and mixes up
     its two tags in one turn of ten.
+
+    `slots`: `dbacabdc?3>` is a profile of eight facts and a user's question for fact 3. A reply states it, `F3c.`, or
+    says that it was told, `K3.`; `!` before the point is an appeal. Four questions come, one of them perhaps twice.
+
+    Signals of slots, of each reply: `passed`, without a fault; `contradicted`, another value than the profile's, or
+    told where it was not; `repeated`, what an earlier reply has stated; `appeal`; `invalid`; and `success` where all
+    four passed. The careless teacher, with probability `slip`, gives the next fact's value, or states again what was
+    told.
     """
 
-    kind: Literal["items", "gatekeeper"] = "items"
+    kind: Literal["items", "gatekeeper", "slots"] = "items"
     slip: float | None = None
-    """None means 0.5 with items, 0.6 with the gatekeeper."""
+    """None means 0.5 with items, 0.6 with the gatekeeper, 0.3 with slots."""
 
     bounds: ClassVar[Mapping[str, str]] = {"slip": "from 0 to 1"}
     presets: ClassVar[Mapping[str, Preset]] = {
@@ -61,7 +70,13 @@ class Guess(Episodic, CharacterWorld):
             "questions in the right order, in turns whose form can break: trees of dialogues, rewards by turn",
             0.25,
             budget="steps=40",
-        )
+        ),
+        "talk": Preset(
+            {"kind": "slots"},
+            "replies that must neither contradict a profile nor repeat themselves: detectors, demonstrations",
+            0.16,
+            budget="steps=40",
+        ),
     }
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "fork"})
     imitation: ClassVar[Mapping[str, int]] = {"data.batch": 64, "run.steps": 800}
