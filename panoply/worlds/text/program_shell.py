@@ -50,8 +50,8 @@ class Shell(Kind):
     files are the same twelve for all problems and are shown to nobody: whether `-i` matters depends on what is in them.
     Where `masked`, only productions of the left-most non-terminal can be drawn: options, then what a utility wants in
     its order; else any production may follow any other, and the shell refuses most of what comes of it. The expert
-    gives the longest command of which all arguments matter; the careless teacher draws productions by lot, and is
-    content with what comes of it where that is no success.
+    gives the longest command without repetition of which all arguments matter; the careless teacher draws productions
+    by lot, and is content with what comes of it where that is no success.
     """
 
     masked: bool = True
