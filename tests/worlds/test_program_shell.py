@@ -100,7 +100,9 @@ def test_minimality_leaves_out_one_argument_after_another() -> None:
     assert minimality(Command("S", "ab", "o", 2, "rrF")) == pytest.approx(1 / 3)
     assert minimality(Command("S", "ab", "o", 2, "")) == 0
     assert minimality(Command("S", "ab", "o", 2, "aF")) == 0
-    assert minimality(Command("T", "ab", "o", 2, "cP")) == 0.5, "without a file touch says nothing, either, but fails"
+    assert minimality(Command("T", "ab", "o", 2, "cP")) == 0.5, (
+        "without a file touch says nothing, either, but fails"
+    )
 
 
 def test_outputs_that_nearly_agree_are_alike() -> None:
