@@ -93,6 +93,13 @@ def test_the_last_eight_of_a_task_are_kept() -> None:
     )
 
 
+def test_the_newest_of_each_task_stays() -> None:
+    held = memory(size=1)
+    stepped(held, collected(0, [[1, 1], [1, 0]]))
+    assert held.held is not None
+    assert sorted(held.held["episode"].tolist()) == [1, 2]
+
+
 def test_every_stored_success_may_come_back() -> None:
     held = memory()
     stepped(held, collected(0, [[1, 1, 1, 0]]))
