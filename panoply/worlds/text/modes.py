@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -26,63 +27,50 @@ HELD_OUT, LOOKED_AT = 8, 512
 """One problem in so many is in the test split; how many draws of it are looked at for all problems of one length."""
 
 
-@world("modes@1")
 @dataclass(frozen=True)
-class Modes(CharacterWorld):
-    """`3+4*2=` is worked out from left to right, modulo 10, in a mode that the first letter of the answer names.
+class Chains(CharacterWorld):
+    """Chains of sums and products, from left to right and modulo 10, answered in a mode that the first letter names.
 
-        N4$          at once
-        T+47*24$     thought through: sign, operand and result of every step
-        G74$         jotted down: results alone
-
-    T is the surest and takes the most tokens; an answer has `room` for 14, so that T serves up to four steps, beyond
-    them G, which a small model does less well. At once it can do one step, and guesses at more. The careless teacher
-    answers at once half of the time, however long the problem; and it does `*` as `+`, less often in T than elsewhere.
-    A problem of up to `easy` steps is labelled as one that needs no thought, as an annotator would by a rule: `missed`
-    and `overused` are the two ways not to follow the label.
+    A world of this kind says which modes there are (`ways`), how an answer reads in each (`_said`), and its worth.
     """
 
     operations: tuple[int, int] = (1, 6)
     """Fewest and most steps of a problem, all numbers between equally likely."""
     room: int = 14
     """Tokens of an answer at most."""
-    habit: tuple[float, ...] = (0.5, 0.25, 0.25)
-    """How often the teacher answers in each of the modes N, T and G."""
-    slips: tuple[float, ...] = (0.4, 0.2, 0.4)
+    habit: tuple[float, ...] = ()
+    """How often the teacher answers in each of the modes."""
+    slips: tuple[float, ...] = ()
     """How often it does `*` as `+` in each of them."""
-    easy: int = 1
-    """Steps up to which a problem is labelled as one that needs no thought."""
 
     bounds: ClassVar[Mapping[str, str]] = {
         "operations": "from 1 to 30",
         "room": "from 3 to 100",
         "habit": "from 0 to 1",
         "slips": "from 0 to 1",
-        "easy": "from 0 to 30",
     }
     keys: ClassVar[frozenset[str]] = frozenset({"domain"})
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "modes"})
-    alphabet: ClassVar[str] = DIGITS + "+*=" + MODES
-    ways: ClassVar[tuple[str, ...]] = tuple(MODES)
+    ways: ClassVar[tuple[str, ...]]
     """By what letters an answer may begin (`in_mode`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         low, high = self.operations
         if low > high:
-            raise PanoplyError(f"modes.operations is a range, fewest first, not {low} to {high}.")
+            raise PanoplyError(f"{self.name}.operations is a range, fewest first, not {low} to {high}.")
         if high + 2 > self.room:
             raise PanoplyError(
-                f"modes.room is {self.room}, and a problem of {high} steps needs {high + 2} tokens at the least."
+                f"{self.name}.room is {self.room}, and a problem of {high} steps needs {high + 2} tokens at the least."
             )
-        if len(self.habit) != len(MODES) or abs(sum(self.habit) - 1) > 1e-6:
+        if len(self.habit) != len(self.ways) or abs(sum(self.habit) - 1) > 1e-6:
             raise PanoplyError(
-                f"modes.habit has a number for each of the modes {', '.join(MODES)}, 1 in all, unlike "
+                f"{self.name}.habit has a number for each of the modes {', '.join(self.ways)}, 1 in all, unlike "
                 f"{', '.join(f'{h:g}' for h in self.habit)}."
             )
-        if len(self.slips) != len(MODES):
+        if len(self.slips) != len(self.ways):
             raise PanoplyError(
-                f"modes.slips has a number for each of the modes {', '.join(MODES)}, not {len(self.slips)}."
+                f"{self.name}.slips has a number for each of the modes {', '.join(self.ways)}, not {len(self.slips)}."
             )
 
     @property
@@ -116,7 +104,45 @@ class Modes(CharacterWorld):
     def mode(self, task: Task, answer: Sequence[int]) -> str:
         """The letter by which an answer begins; nothing where that is none of the modes."""
         said = self.text([*task.given, *answer])[:1]
-        return said if said and said in MODES else ""
+        return said if said in self.ways else ""
+
+    @abstractmethod
+    def _said(self, task: Task, mode: str, slips: Sequence[bool] | None = None) -> str:
+        """An answer in a mode, without its end; a slip does `*` as `+`, and the next step goes on from there."""
+
+    def demonstrate(self, task: Task, rng: np.random.Generator) -> list[int]:
+        drawn = self.ways[int((rng.random() >= np.cumsum(self.habit)[:-1]).sum())]
+        mode = self.mode(task, ()) or drawn
+        slips = (rng.random(task.level) < self.slips[self.ways.index(mode)]).tolist()
+        return self.tokens(self._said(task, mode, slips) + END)[len(task.given) : self.room]
+
+
+@world("modes@1")
+@dataclass(frozen=True)
+class Modes(Chains):
+    """`3+4*2=` is worked out from left to right, modulo 10, in a mode that the first letter of the answer names.
+
+        N4$          at once
+        T+47*24$     thought through: sign, operand and result of every step
+        G74$         jotted down: results alone
+
+    T is the surest and takes the most tokens; an answer has `room` for 14, so that T serves up to four steps, beyond
+    them G, which a small model does less well. At once it can do one step, and guesses at more. The careless teacher
+    answers at once half of the time, however long the problem; and it does `*` as `+`, less often in T than elsewhere.
+    A problem of up to `easy` steps is labelled as one that needs no thought, as an annotator would by a rule: `missed`
+    and `overused` are the two ways not to follow the label.
+    """
+
+    habit: tuple[float, ...] = (0.5, 0.25, 0.25)
+    """How often the teacher answers in each of the modes N, T and G."""
+    slips: tuple[float, ...] = (0.4, 0.2, 0.4)
+    """How often it does `*` as `+` in each of them."""
+    easy: int = 1
+    """Steps up to which a problem is labelled as one that needs no thought."""
+
+    bounds: ClassVar[Mapping[str, str]] = {**Chains.bounds, "easy": "from 0 to 30"}
+    alphabet: ClassVar[str] = DIGITS + "+*=" + MODES
+    ways: ClassVar[tuple[str, ...]] = tuple(MODES)
 
     # -------------------------------------------------------------- worth
 
@@ -138,12 +164,6 @@ class Modes(CharacterWorld):
         """Thought through where there is room for it, else jotted down; or in the mode that is given."""
         mode = self.mode(task, ()) or (WRITTEN if self._length(task, WRITTEN) < self.room else JOTTED)
         return self.tokens(self._said(task, mode) + END)[len(task.given) :]
-
-    def demonstrate(self, task: Task, rng: np.random.Generator) -> list[int]:
-        drawn = MODES[int((rng.random() >= np.cumsum(self.habit)[:-1]).sum())]
-        mode = self.mode(task, ()) or drawn
-        slips = (rng.random(task.level) < self.slips[MODES.index(mode)]).tolist()
-        return self.tokens(self._said(task, mode, slips) + END)[len(task.given) : self.room]
 
     def mistakes(self, task: Task) -> list[list[int]]:
         """Also a right answer in no mode, and one whose last digit is changed."""
