@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.experience import Experience, Ragged, Table
@@ -110,6 +111,19 @@ class Chains(CharacterWorld):
     def _said(self, task: Task, mode: str, slips: Sequence[bool] | None = None) -> str:
         """An answer in a mode, without its end; a slip does `*` as `+`, and the next step goes on from there."""
 
+    @torch.no_grad()
+    def begins(self, policy: Any, way: str) -> Tensor:
+        """How likely a policy is to answer in a mode, on each of the held-out problems, without any sample."""
+        tasks = list({t.id: t for t in (self.task("test", i) for i in range(LOOKED_AT))}.values())
+        row, lengths = torch.arange(len(tasks)), torch.tensor([len(t.prompt) for t in tasks])
+        letter = torch.full_like(row, self.tokens(way)[0])
+        tokens = Ragged.from_lists([[*t.prompt, *self.tokens(way)] for t in tasks])
+        rows = Experience(
+            Table({"context": row, "position": lengths, "action": letter}),
+            Table({"tokens": tokens, "prompt": row, "shared": lengths}),
+        )
+        return policy.score(rows)["logp"].double().exp()  # type: ignore[no-any-return]
+
     def demonstrate(self, task: Task, rng: np.random.Generator) -> list[int]:
         drawn = self.ways[int((rng.random() >= np.cumsum(self.habit)[:-1]).sum())]
         mode = self.mode(task, ()) or drawn
@@ -187,16 +201,7 @@ class Modes(Chains):
     # -------------------------------------------------------------- the decision
 
     @measures("thinks@K")
-    @torch.no_grad()
     def thinks(self, policy: Any, seed: int, steps: int) -> float:
         """How likely a policy is not to answer at once, over held-out problems of so many steps, without any sample."""
         own = dataclasses.replace(self, operations=(steps, steps), room=max(self.room, steps + 2))
-        tasks = list({t.id: t for t in (own.task("test", i) for i in range(LOOKED_AT))}.values())
-        row, lengths = torch.arange(len(tasks)), torch.tensor([len(t.prompt) for t in tasks])
-        at_once = torch.full_like(row, self.tokens(AT_ONCE)[0])
-        tokens = Ragged.from_lists([[*t.prompt, *self.tokens(AT_ONCE)] for t in tasks])
-        rows = Experience(
-            Table({"context": row, "position": lengths, "action": at_once}),
-            Table({"tokens": tokens, "prompt": row, "shared": lengths}),
-        )
-        return float(1 - policy.score(rows)["logp"].double().exp().mean())
+        return float(1 - own.begins(policy, AT_ONCE).mean())

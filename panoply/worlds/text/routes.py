@@ -6,15 +6,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import torch
 
 from panoply.errors import PanoplyError
 from panoply.registry import world
+from panoply.worlds.measures import measures
 from panoply.worlds.text.characters import DIGITS
 from panoply.worlds.text.modes import Chains
 from panoply.worlds.world import Task
 
 INSTANT, REASONED, AGENTIC = "IRA"
+ASKED = 256
+"""Held-out problems of which the share of right answers is measured."""
 
 
 @world("routes@1")
@@ -73,6 +78,18 @@ class Routes(Chains):
             "malformed": float(not shaped),
             "ended": float(body is not None),
         }
+
+    @measures("per-right")
+    def per_right(self, policy: Any, seed: int) -> float:
+        """What a right answer costs: the price of the modes that a policy chooses, over its success, held out."""
+        from panoply.evaluation.held_out import evaluate
+
+        chances = torch.stack([self.begins(policy, way) for way in self.ways], -1)
+        spent = chances @ torch.tensor(self.costs, dtype=torch.double) + (1 - chances.sum(-1)) * max(
+            self.costs
+        )
+        right = evaluate(self, policy, ASKED, seed=seed, greedy=False).sampled
+        return float(spent.mean()) / max(right, 1 / ASKED)
 
     def gold(self, task: Task) -> list[int]:
         """By the tool, or in the mode that is given."""
