@@ -164,7 +164,7 @@ def a2fm_apo() -> OnPolicy:
     return grpo().but(sample=routed(), reward=adaptive())
 
 
-@recipe("a2fm@1", paper=75, world="routes")
+@recipe("a2fm@1", world="routes")
 def a2fm() -> Recipe:
     """A²FM (arXiv 2510.12838): imitation of answers in every mode, each with its letter before it, then APO.
 

@@ -325,7 +325,7 @@ CONTROL = {
     "run.evaluate_every": 5,
 }
 """PPO's numbers on whole episodes, and a smaller reward."""
-EPISODIC = {"world.reward": "episodic", "world.distractors": "16"}
+EPISODIC = {"world.reward": "episodic", "world.distractors": "16", "run.held_out": "128"}
 PUBLISHED: Published = {
     "the authors' code, mujoco/reward_model": {
         "models.decomposed.loss": "rrd_unbiased",
