@@ -209,7 +209,7 @@ CLAIM = Learns(
     "with no user simulated, lead to more conversations without a fault than imitating as many careless replies.",
     over="sft",
     world="guess:talk",
-    budget="episodes=7680",
+    budget="steps=60",
 )
 PUBLISHED: Published = {
     "wyshi/consistency, PPO.py": {
