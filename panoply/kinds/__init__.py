@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from panoply.costs import Lengths
     from panoply.evaluation.held_out import Evaluation
     from panoply.experience import Column, Experience
-    from panoply.loops.samples import Decode
+    from panoply.loops.samples import Decode, Verdict
     from panoply.lora import Lora
     from panoply.planning import Options
     from panoply.policies.text import TextPolicy
@@ -144,6 +144,9 @@ class Kind(Protocol):
 
     def decode(self, policy: Any) -> Decode | None:
         """What turns actions into text, where they are text."""
+
+    def verdict(self, world: Any) -> Verdict | None:
+        """What says in words what came of a turn that is a program, where turns are text."""
 
     def after_step(self, policy: Any, experience: Experience) -> None:
         """What a policy takes in between steps, beside what is learned."""

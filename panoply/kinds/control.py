@@ -10,7 +10,7 @@ from panoply.costs import Lengths
 from panoply.errors import PanoplyError
 from panoply.evaluation.returns import evaluate as evaluate
 from panoply.experience import Column, Experience
-from panoply.loops.samples import Decode
+from panoply.loops.samples import Decode, Verdict
 from panoply.lora import Lora
 from panoply.planning import Options
 from panoply.policies import control
@@ -153,6 +153,10 @@ def width(policy: ControlPolicy) -> int:
 
 
 def decode(policy: ControlPolicy) -> Decode | None:
+    return None
+
+
+def verdict(world: ControlWorld) -> Verdict | None:
     return None
 
 

@@ -12,7 +12,7 @@ from panoply.errors import PanoplyError
 from panoply.evaluation.coverage import coverage
 from panoply.evaluation.held_out import evaluate as evaluate
 from panoply.experience import Column, Experience
-from panoply.loops.samples import Decode
+from panoply.loops.samples import Decode, Verdict
 from panoply.lora import Lora
 from panoply.planning import Options
 from panoply.policies import build, taps
@@ -197,6 +197,10 @@ def width(policy: TextPolicy) -> int:
 
 def decode(policy: TextPolicy) -> Decode | None:
     return policy.tokenizer.decode
+
+
+def verdict(world: TextWorld) -> Verdict | None:
+    return world.verdict
 
 
 def after_step(policy: TextPolicy, experience: Experience) -> None:

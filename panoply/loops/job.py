@@ -312,7 +312,8 @@ class Job:
     def _record_episodes(self, watch: Watch, experience: Experience, learned: Experience) -> None:
         watch.credited(learned)
         decode = self.kind.decode(self.policy)
-        self.run.log_episodes(sampled_episodes(self.step, decode, experience, watch))
+        verdict = self.kind.verdict(self.world)
+        self.run.log_episodes(sampled_episodes(self.step, decode, experience, watch, verdict))
         self.seat.learner.watch = None
 
     def _evaluate(self) -> dict[str, float]:

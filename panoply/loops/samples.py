@@ -14,18 +14,22 @@ from torch import Tensor
 
 from panoply.batch import Batch
 from panoply.evaluation.surprise import surprise
-from panoply.experience import KEY_UNITS, Experience, Segments, transcript
+from panoply.experience import KEY_UNITS, OPEN, Experience, Segments, transcript
 from panoply.parts import Part
 
 Decode = Callable[[Sequence[int]], str]
+Verdict = Callable[[Sequence[int], Sequence[int]], str]
+"""What came of a turn that is a program, by what was seen and what was said."""
 Key = tuple[int, int, int]
 """A decision, however its batch is cut or ordered: episode, turn, position."""
-COLUMNS = {"turn", "logp", "entropy", "kept", "reward", "value", "source", "train"}
+COLUMNS = {"turn", "node", "logp", "entropy", "kept", "reward", "value", "source", "train"}
 """Columns that are recorded where they exist, and so is every `logp@NAME`."""
 DULL = {"source": 0, "train": 1}
 """What a column holds almost always; then it is not recorded."""
-EPISODES, WHOLE_GROUP = 8, 16
-"""About how many episodes a step records, and how many of one group at most."""
+VERDICT = 400
+"""Characters of a verdict that are kept."""
+EPISODES, WHOLE_GROUP, WHOLE_TREE = 8, 16, 64
+"""About how many episodes a step records, and how many of one group, or of one tree, at most."""
 
 
 class Watch:
@@ -75,37 +79,62 @@ class Watch:
 
 
 def choose(experience: Experience) -> Tensor:
-    """The episodes to record: whole groups, the first ones and that of the most surprising episode."""
+    """The episodes to record: whole groups, the first ones and that of the most surprising episode.
+
+    Of branched episodes a whole tree stands for a group. The first of a large one are its trunk: branches come later.
+    """
     episodes = experience.by("episode")
     group = episodes.first(experience["group"])
+    most = WHOLE_TREE if "parent" in experience else WHOLE_GROUP
+    if "parent" in experience:
+        group = _trees(episodes.keys, episodes.first(experience["parent"]))
     chosen: list[int] = []
     for g in Segments(group).keys.tolist():
         if chosen and len(chosen) + int((group == g).sum()) > EPISODES:
             break
-        chosen += episodes.keys[group == g][:WHOLE_GROUP].tolist()
+        chosen += episodes.keys[group == g][:most].tolist()
     if "reward" in experience and "logp" in experience:
         expected = experience["logp@reference" if "logp@reference" in experience else "logp"]
         odd = -episodes.mean(expected.float())
         scores = surprise(episodes.sum(experience["reward"].float()).cpu(), odd.cpu())
-        most = group[int(scores.argmax())]
-        chosen += episodes.keys[group == most][:WHOLE_GROUP].tolist()
+        odd_one = group[int(scores.argmax())]
+        chosen += episodes.keys[group == odd_one][:most].tolist()
     return torch.tensor(sorted(set(chosen)), device=experience["episode"].device)
 
 
+def _trees(episodes: Tensor, parents: Tensor) -> Tensor:
+    """By which first episode's own parent, a negative number, a tree of episodes is known."""
+    root: dict[int, int] = {}
+    for episode, parent in sorted(zip(episodes.tolist(), parents.tolist(), strict=True)):
+        root[episode] = root.get(parent, parent)  # branches come after what they branch from
+    return torch.tensor([root[episode] for episode in episodes.tolist()], device=episodes.device)
+
+
 def sampled_episodes(
-    step: int, decode: Decode | None, collected: Experience, watch: Watch
+    step: int,
+    decode: Decode | None,
+    collected: Experience,
+    watch: Watch,
+    verdict: Verdict | None = None,
 ) -> list[dict[str, Any]]:
     """The watched episodes as records: ids are the record, text its rendering."""
-    return [_record(step, decode, collected, watch, episode) for episode in watch.episodes.tolist()]
+    return [_record(step, decode, collected, watch, episode, verdict) for episode in watch.episodes.tolist()]
 
 
 def _record(
-    step: int, decode: Decode | None, collected: Experience, watch: Watch, episode: int
+    step: int,
+    decode: Decode | None,
+    collected: Experience,
+    watch: Watch,
+    episode: int,
+    verdict: Verdict | None,
 ) -> dict[str, Any]:
     mask = collected["episode"] == episode
     keys = _keys(collected, mask)
     record: dict[str, Any] = {"step": step, "episode": episode}
-    record |= {name: int(collected[name][mask][0]) for name in ("group", "task") if name in collected}
+    record |= {
+        name: int(collected[name][mask][0]) for name in ("group", "task", "parent") if name in collected
+    }
     record |= _rendered(decode, collected, episode, mask)
     signals = {}
     for name in collected.decisions:
@@ -120,6 +149,8 @@ def _record(
         if any(key in known for key in keys):
             record[name] = _plain([known.get(key) for key in keys])
     record["signals"] = signals
+    if verdict is not None and (found := _verdicts(verdict, collected, mask)):
+        record["verdicts"] = found
     acted = {name: [i for i, k in enumerate(keys) if k in on] for name, on in watch.gates.items()}
     record["gates"] = {name: rows for name, rows in acted.items() if rows}
     if "end" in collected:
@@ -127,6 +158,27 @@ def _record(
     if not any(key in watch.kept for key in keys):
         record["left_out"] = True
     return record
+
+
+def _verdicts(verdict: Verdict, experience: Experience, mask: Tensor) -> list[list[Any]]:
+    """What came of each turn that is over, on its last decision, where its world runs something."""
+    if "tokens" not in experience.context or "end" not in experience:
+        return []
+    columns = [experience[name][mask].tolist() for name in ("context", "position")]
+    turn = experience["turn"][mask].tolist() if "turn" in experience else [0] * len(columns[0])
+    tokens = experience.context.ragged("tokens")
+    turns: dict[int, list[tuple[int, int, int]]] = {}
+    for row, (at, position) in enumerate(zip(*columns, strict=True)):
+        turns.setdefault(turn[row], []).append((row, at, position))
+    if int(experience["end"][mask][-1]) == OPEN:
+        turns.pop(turn[-1])
+    found = []
+    for decisions in turns.values():
+        _, at, first = decisions[0]
+        seen = tokens[at].tolist()
+        said = verdict(seen[:first], [seen[position] for _, _, position in decisions])
+        found.append([decisions[-1][0], said[:VERDICT]])
+    return [pair for pair in found if pair[1]]
 
 
 def _rendered(decode: Decode | None, experience: Experience, episode: int, mask: Tensor) -> dict[str, Any]:

@@ -17,7 +17,7 @@ SNIPPET = 120
 NUMBERS: set[type] = {int, float, bool, type(None)}
 COLUMNS: dict[str, set[type]] = {"pieces": {str}, "position": {int}, "tokens": {int}, "turn": {int}}
 """What the columns of an episode hold; all but the others below hold numbers."""
-OTHERS = ("actions", "signals", "gates")
+OTHERS = ("actions", "signals", "gates", "verdicts")
 
 
 class Index:
@@ -90,9 +90,13 @@ def is_episode(record: Mapping[str, Any]) -> bool:
         if column and not _are(COLUMNS.get(name, NUMBERS), value):
             return False
     gates, signals = record.get("gates", {}), record.get("signals", {})
+    verdicts = record.get("verdicts", [])
     return (
         isinstance(record.get("step"), int)
         and not any(isinstance(record.get(name), list | dict) for name in ("group", "task", "said", "end"))
+        and isinstance(record.get("parent"), int | None)
+        and _are({list}, verdicts)
+        and all([type(x) for x in pair] == [int, str] for pair in verdicts)
         and isinstance(gates, dict)
         and all(_are({int}, rows) for rows in gates.values())
         and isinstance(signals, dict)
@@ -106,8 +110,8 @@ def _are(types: set[type], values: Any) -> bool:
 
 def summary(record: Mapping[str, Any]) -> dict[str, Any]:
     """What a list shows of an episode."""
-    reward = _known(record.get("reward"))
-    advantage = _known(record.get("advantage"))
+    reward = known(record.get("reward"))
+    advantage = known(record.get("advantage"))
     odd = oddness(_column(record.get("logp@reference")) or _column(record.get("logp")))
     turns = _column(record.get("turn"))
     gated = {row for rows in dict(record.get("gates") or {}).values() for row in rows}
@@ -115,6 +119,8 @@ def summary(record: Mapping[str, Any]) -> dict[str, Any]:
         "step": record.get("step"),
         "episode": record.get("episode"),
         "group": record.get("group"),
+        "parent": record.get("parent"),
+        "nodes": len(set(_column(record.get("node")))),
         "task": str(record.get("task", "")),
         "decisions": len(turns)
         or len(_column(record.get("position")))
@@ -145,6 +151,7 @@ def readable(record: Mapping[str, Any]) -> dict[str, Any]:
     found.setdefault("position", [])
     found.setdefault("gates", {})
     found.setdefault("signals", {})
+    found.setdefault("verdicts", [])
     return found
 
 
@@ -181,7 +188,8 @@ def _column(values: Any) -> list[Any]:
     return values if isinstance(values, list) else []
 
 
-def _known(values: Any) -> list[float]:
+def known(values: Any) -> list[float]:
+    """The numbers of a column."""
     return [v for v in _column(values) if isinstance(v, int | float) and math.isfinite(v)]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from panoply.errors import PanoplyError
 from panoply.report.curves import curve, differences, settings_of
-from panoply.report.episodes import Index
+from panoply.report.episodes import Index, known
 from panoply.report.method import described
 from panoply.report.run_index import RESULT
 from panoply.report.study import Found, Study
@@ -241,7 +241,8 @@ def _episodes(study: Study) -> str:
         pieces.append(
             f"<h3>{escape(e.label)}, {escape(members[0].name)}</h3>"
             "<p class='quiet'>Decisions are coloured by advantage, blue where they are reinforced and orange where "
-            "they are discouraged; those a gate acted on are underlined.</p>"
+            "they are discouraged; those a gate acted on are underlined. The line above a turn has its mean advantage, "
+            "its reward and what was counted; an arrow leads to what came of it where it was run.</p>"
         )
         for kind, chosen in (("of the last recorded step", newest), ("most surprising", odd)):
             for row in chosen:
@@ -270,6 +271,7 @@ def _episode(record: dict[str, Any], row: dict[str, Any], kind: str) -> str:
         for i in acted:
             gates.setdefault(i, []).append(name)
     end = max(decision_at, default=-1) + 1
+    heads, verdicts = _turns(record), dict(record["verdicts"])
     spans: list[str] = []
     context: list[str] = []
     for at, piece in enumerate(record["pieces"][:end]):
@@ -277,16 +279,44 @@ def _episode(record: dict[str, Any], row: dict[str, Any], kind: str) -> str:
             context.append(piece)
             continue
         if context:
-            spans.append(f'<span class="context">{escape("".join(context))}</span>')
+            look = "context output" if spans else "context"
+            spans.append(f'<span class="{look}">{escape("".join(context))}</span>')
             context = []
-        spans.append(_token(piece, decision_at[at], advantage, most, gates, record))
+        i = decision_at[at]
+        if i in heads:
+            spans.append(f'<span class="turn">{escape(heads[i])}</span>')
+        spans.append(_token(piece, i, advantage, most, gates, record))
+        if i in verdicts:
+            spans.append(f'<span class="turn">→ {escape(verdicts[i])}</span>')
     cut = len(record["position"]) - DECISIONS
     if cut > 0:
         spans.append(f'<span class="quiet"> … and {cut} more decisions</span>')
     same = f", {row['count']} that are the same" if row.get("count", 1) > 1 else ""
     worth = f"return {_short(row['return'])}, advantage {_short(row['advantage'])}"
-    facts = f"{kind}{same}: step {row['step']}, {worth}, surprise {row['surprise']:.2f}"
+    branch = f", branches from episode {row['parent']}" if (row["parent"] or -1) >= 0 else ""
+    facts = f"{kind}{same}{branch}: step {row['step']}, {worth}, surprise {row['surprise']:.2f}"
     return f'<figure class="episode"><figcaption>{escape(facts)}</figcaption><pre>{"".join(spans)}</pre></figure>'
+
+
+def _turns(record: dict[str, Any]) -> dict[int, str]:
+    """What stands above each turn, by its first decision; nothing where the only one has nothing to tell."""
+    turn = record.get("turn") or [0] * len(record["position"])
+    rows: dict[int, list[int]] = {}
+    for i, t in enumerate(turn):
+        rows.setdefault(t, []).append(i)
+    if "tokens" not in record or (len(rows) < 2 and not record["verdicts"]):
+        return {}
+    found = {}
+    for t, of in rows.items():
+        inside = set(of)
+        credit = known([a for i, a in enumerate(record.get("advantage") or []) if i in inside])
+        said = [f"turn {t + 1}", *([f"advantage {_short(sum(credit) / len(credit))}"] if credit else [])]
+        earned = {"reward": list(enumerate(record.get("reward") or [])), **record["signals"]}
+        for name, pairs in earned.items():
+            total = sum(known([value for row, value in pairs if row in inside]))
+            said += [f"{name} {_short(total)}"] if total else []
+        found[of[0]] = ", ".join(said)
+    return found
 
 
 def _token(

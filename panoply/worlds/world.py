@@ -243,6 +243,13 @@ class TextWorld(Measuring, ABC):
         """Grades of many answers at once; None where grading failed, so that the sample is left out."""
         return [self.grade(task, answer) for task, answer in zip(tasks, answers, strict=True)]
 
+    def verdict(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
+        """What came of a turn that is a program, in words for those who look at episodes; empty where nothing was run.
+
+        Asked for the few turns that are recorded. What it costs is small where grading remembers what it ran.
+        """
+        return ""
+
     def signals(self) -> frozenset[str] | None:
         """The names of the signals it gives; None where that shows only in play."""
         if type(self).play is not TextWorld.play:

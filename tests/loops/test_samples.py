@@ -11,7 +11,8 @@ import torch
 from kit import Tabular, hand, learner, on_policy
 
 from panoply import api
-from panoply.loops.samples import Watch, choose, sampled_episodes, spelled
+from panoply.experience import Experience, Ragged, Table
+from panoply.loops.samples import VERDICT, Watch, choose, sampled_episodes, spelled
 from panoply.progress import Progress
 from panoply.run import Run
 from panoply.slots.surrogate.ratios import clip
@@ -98,6 +99,39 @@ def test_whole_groups_are_chosen_and_that_of_the_most_surprising_episode() -> No
     reward[33], logp[33] = 1.0, -5.0
     rows = hand(episode=episodes, group=[e // 5 for e in episodes], reward=reward, logp=logp)
     assert choose(rows).tolist() == [0, 1, 2, 3, 4, 30, 31, 32, 33, 34]
+
+
+def test_of_branched_episodes_whole_trees_are_chosen() -> None:
+    """Groups are the branches of one node, and the first of them are all trunks: 0 and 1, 2 and 3 below two tasks."""
+    parent = [-1, -1, -2, -2, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    group = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+    rows = hand(episode=list(range(14)), group=group, parent=parent)
+    assert choose(rows).tolist() == [2, 3, 8, 9, 10, 11]  # the tree of −2; that of −1 would be eight more
+    odd = rows.with_columns(reward=torch.zeros(14), logp=torch.full((14,), -0.1))
+    odd["reward"][13], odd["logp"][13] = 1.0, -5.0
+    assert choose(odd).tolist() == list(range(14))
+    records = sampled_episodes(1, None, rows, Watch(choose(rows)))
+    assert [r["parent"] for r in records] == [-2, -2, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_verdicts_are_on_the_last_decision_of_turns_that_are_over(end: int) -> None:
+    """Asked with what was seen before the turn, whatever it holds, and with the decisions of the turn alone."""
+    context = Ragged.from_lists([[1, 2, 10, 11, 3, 12, 13]])
+    columns = {"episode": [0] * 4, "turn": [0, 0, 1, 1], "position": [2, 3, 5, 6], "context": [0] * 4}
+    columns |= {"group": [0] * 4, "node": [7, 7, 9, 9], "end": [0, 0, 0, end], "action": [0] * 4}
+    decisions = Table({name: torch.tensor(values) for name, values in columns.items()})
+    rows = Experience(decisions, Table({"tokens": context}))
+    watch = Watch(choose(rows))
+    said = lambda seen, answer: f"{seen} {answer}" + "!" * 999  # noqa: E731
+    (record,) = sampled_episodes(1, None, rows, watch, said)
+    assert record["node"] == [7, 7, 9, 9]
+    found = [(row, text.rstrip("!")) for row, text in record["verdicts"]]
+    both = [(1, "[1, 2] [10, 11]"), (3, "[1, 2, 10, 11, 3] [12, 13]")]
+    assert found == (both if end else both[:1])
+    assert {len(text) for _, text in record["verdicts"]} == {VERDICT}
+    (silent,) = sampled_episodes(1, None, rows, watch, lambda seen, answer: "")
+    assert "verdicts" not in silent
 
 
 def test_numbers_that_are_not_finite_are_null() -> None:

@@ -219,6 +219,7 @@ def test_lines_that_are_no_episodes_are_passed_over_and_counted(tmp_path: Path) 
     bad: list[dict] = [
         {"step": "two"}, {"pieces": [1]}, {"position": "x"}, {"reward": [[1]]}, {"gates": []}, {"gates": {"a": ["b"]}},
         {"signals": {"s": [3]}}, {"turn": [0.5]}, {"logp": {"a": 1}}, {"group": [1]}, {"end": {"a": 1}},
+        {"parent": "x"}, {"verdicts": {}}, {"verdicts": [["x", "y"]]}, {"verdicts": [[0]]}, {"node": ["x"]},
     ]  # fmt: skip
     lines = [json.dumps({**EPISODE, **change}) for change in bad]
     lines += ["[" * 9999, "[1]", json.dumps({**EPISODE, "reward": [0.0, 2.0]})]
@@ -230,6 +231,28 @@ def test_lines_that_are_no_episodes_are_passed_over_and_counted(tmp_path: Path) 
         file.write("{}\n" + json.dumps(EPISODE) + "\nnonsense\n")
     assert [row["return"] for row in index.rows()] == [2, 1]
     assert index.unreadable == len(bad) + 4
+
+
+def test_turns_have_their_credit_and_what_came_of_them(tmp_path: Path) -> None:
+    """In the report a line above each turn; all of it is text. A row that is not there costs nothing."""
+    folder = run(tmp_path, "a")
+    changed = {
+        "turn": [0, 1],
+        "pieces": ["a", "b", "say", "<i>output</i>", "d"],
+        "position": [2, 4],
+        "signals": {"<u>calls": [[0, 2.0], [99, 1.0]], "cost": [[1, 0.5], [1, 0.25]]},
+        "verdicts": [[0, "<b>ran</b>"]],
+        "parent": 4,
+    }
+    (folder / "episodes.jsonl").write_text(json.dumps({**EPISODE, **changed}) + "\n")
+    page = render(Study.of([str(tmp_path)]))
+    assert '<span class="turn">turn 1, advantage 0.5, &lt;u&gt;calls 2</span>' in page
+    assert '<span class="turn">turn 2, advantage -0.5, reward 1, cost 0.75</span>' in page
+    assert '<span class="turn">→ &lt;b&gt;ran&lt;/b&gt;</span>' in page
+    assert '<span class="context output">&lt;i&gt;output&lt;/i&gt;</span>' in page
+    assert "branches from episode 4: step 2" in page
+    (row,) = Index(RunIndex(tmp_path), "a").rows()
+    assert (row["parent"], row["nodes"]) == (4, 0)
 
 
 def test_episodes_that_are_the_same_are_counted_at_the_first(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -165,10 +166,113 @@ def test_the_group_stands_side_by_side(inspector: Any) -> None:
     inspector.keyboard.press("g")
     inspector.get_by_role("button", name="this episode alone").wait_for()
     assert inspector.locator(".lane").count() == 1
-    context = inspector.locator(".context").nth(1)
-    assert context.get_attribute("aria-expanded") == "false"
-    context.click()
-    assert context.get_attribute("aria-expanded") == "true"
+    prompt, output = (inspector.locator(".context").nth(k) for k in (0, 1))
+    assert prompt.get_attribute("aria-expanded") == "false"
+    assert output.get_attribute("aria-expanded") == "true"  # it is short
+    prompt.click()
+    assert prompt.get_attribute("aria-expanded") == "true"
+
+
+def record(episode: int, pieces: list[str], position: list[int], **more: Any) -> str:
+    columns = {"turn": [0] * len(position), "logp": [-1.0] * len(position), "group": 0, "end": 1, "gates": {}}
+    whole = {"text": "".join(pieces), "pieces": pieces, "tokens": [*range(len(pieces))], "position": position}
+    return (
+        json.dumps({"step": 1, "episode": episode, "task": 5, **whole, "signals": {}, **columns, **more})
+        + "\n"
+    )
+
+
+@pytest.fixture
+def written(page: Any, serving: Any, runs: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Opens an episode, by its place, of a run that has the given ones."""
+    folder = runs / request.node.name  # what a server has read of a run it does not read again
+    shutil.copytree(runs / "chain", folder)
+
+    def opened(*records: str, at: int = 0) -> Any:
+        (folder / "episodes.jsonl").write_text("".join(records))
+        page.wait_for_selector(".run")
+        place = len("".join(records[:at]).encode())
+        page.goto(f"http://127.0.0.1:{serving.port}/#/run/{folder.name}/episode/{place}")
+        page.wait_for_selector(".t.selected")
+        return page
+
+    yield opened
+    shutil.rmtree(folder)
+
+
+def test_an_episode_is_a_conversation_with_credit_costs_and_verdicts(written: Any) -> None:
+    """By turn. Whatever a program printed is text, and a script in it does not run (the policy would report it)."""
+    bad = "<img src=x onerror=alert(1)>"
+    page = written(
+        record(
+            0,
+            ["ask ", "call ", "two ", bad, "again ", "ok", "answer"],
+            [1, 2, 4, 6],
+            turn=[0, 0, 1, 2],
+            advantage=[0.5, 1.0, -0.5, 0.25],
+            reward=[0.0, 0.0, -0.25, 1.0],
+            signals={"calls": [[1, 1.0], [2, 1.0]], "ran": [[1, 1.0]], "cost": [[1, 0.5]], "success": [[3, 1.0]],
+                     "invalid": [[2, 1.0]]},
+            verdicts=[[1, f"printed {bad}"]],
+        )
+    )  # fmt: skip
+    heads = [head.replace("\n", " ") for head in page.locator(".turn-head").all_inner_texts()]
+    assert "turn 1 2 decisions Â 0.75 calls 1 ran 1 cost 0.50" in re.sub(r"\s+", " ", heads[0])
+    assert "turn 2 1 decision Â −0.50 r −0.25 calls 1 invalid 1" in re.sub(r"\s+", " ", heads[1])
+    assert "turn 3 1 decision Â 0.25 r 1" in re.sub(r"\s+", " ", heads[2])
+    assert re.search(r"calls 2\s+ran 1\s+cost 0.50\s+invalid 1", page.locator(".lane-title").inner_text())
+    first = page.locator(".turn").nth(0)
+    assert first.locator(".verdict.bad").inner_text().split("\n") == ["✗ ran, and is wrong", f"printed {bad}"]
+    assert first.locator(".context-text").all_inner_texts() == ["ask", bad]  # the output belongs to its call
+    assert page.locator(".turn").nth(1).locator(".verdict.bad").inner_text() == "✗ invalid"
+    assert page.locator(".turn").nth(2).locator(".verdict").count() == 0
+    assert page.locator(".inspector img").count() == 0
+    shades = [chip.get_attribute("class") for chip in page.locator(".turn-head .credit").all()]
+    assert shades == ["credit d18", "credit d5", "credit d13"]
+
+
+def test_branched_episodes_are_a_tree(written: Any) -> None:
+    """Every branch an episode: 0 and 1 follow the task, 2, 3 and 4 follow 1; 3 and 4 are the same."""
+    rows = [
+        record(e, ["ask ", text], [1], parent=parent, group=group, advantage=[a], reward=[r])
+        for e, parent, group, text, a, r in (
+            (0, -1, 0, "left", -0.25, 0.25), (1, -1, 0, "right", 0.25, 0.75), (2, 1, 1, "up", -0.5, 0.25),
+            (3, 1, 1, "down", 0.25, 1.0), (4, 1, 1, "down", 0.25, 1.0), (9, -7, 3, "elsewhere", 0.0, 0.0),
+        )
+    ]  # fmt: skip
+    page = written(*rows, at=2)
+    told = page.locator(".tree-box")
+    flat = re.sub(r"\s+", " ", told.inner_text())
+    assert flat == "ask left Â −0.25 R 0.25 right Â 0.25 R 0.75 up Â −0.50 R 0.25 down × 2 Â 0.25 R 1"
+    assert told.locator("li li .branch-said").all_inner_texts() == ["up", "down"]
+    assert told.locator(".branch.on .branch-said").all_inner_texts() == ["right", "up"]
+    told.locator(".branch", has_text="left").click()
+    page.get_by_text("group 0, episode 0").wait_for()
+    page.keyboard.press("b")
+    assert told.is_hidden()
+    page.keyboard.press("b")
+    assert told.locator(".branch[aria-current]").inner_text().startswith("left")
+
+
+def test_episodes_with_a_beginning_in_common_are_a_tree(written: Any) -> None:
+    """Whole episodes: 0 and 1 share node 4, what lies between two forks is one branch, and 2 stands alone."""
+    rows = [
+        record(e, ["ask ", *said], [1, 2, 3], node=node, advantage=credit, reward=[0.0, 0.0, r])
+        for e, said, node, credit, r in (
+            (0, ["go ", "on ", "left"], [4, 5, 6], [0.5, 0.0, 0.0], 1.0),
+            (1, ["go ", "no ", "right"], [4, 7, 7], [0.5, -0.5, -0.5], 0.0),
+            (2, ["stay ", "and ", "rest"], [8, 8, 9], [0.0, 0.0, 0.0], 0.0),
+        )
+    ]
+    page = written(*rows, at=1)
+    flat = re.sub(r"\s+", " ", page.locator(".tree-box").inner_text())
+    assert (
+        flat == "ask go Â 0.50 R 0.50 2 episodes on left Â 0 R 1 no right Â −0.50 R 0 stay and rest Â 0 R 0"
+    )
+    assert page.locator(".branch.on .branch-said").all_inner_texts() == ["go", "no right"]
+    page.locator(".branch", has_text="on left").click()
+    page.get_by_text("decision 2 of 3").wait_for()
+    assert page.locator(".branch.on .branch-said").all_inner_texts() == ["go", "on left"]
 
 
 def test_a_long_episode_exists_only_where_it_is_seen(page: Any, serving: Any) -> None:

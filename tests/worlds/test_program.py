@@ -144,6 +144,30 @@ def test_what_a_program_of_python_is_worth() -> None:
         assert (graded["success"], graded["passed"], graded["ran"]) == (success, passed, ran), text
 
 
+def test_what_came_of_a_program_is_said_in_words() -> None:
+    """For those who look: what it does, or what is wrong with it. A hint stands in the prompt and belongs to it."""
+    long = Program(kind="python", sandbox="monty")
+    program_python._remembered("monty")["max(x)"] = Result(-9, "time", "7", 0.5, 0)
+    for world, prompt, answer, said in (
+        (PYTHON, "sdr+>", "sum(x)$", "printed 71 85 88 79"),
+        (PYTHON, "sdr+>su", "m(x)$", "printed 71 85 88 79"),
+        (PYTHON, "sdr+>", "$", "there is no program"),
+        (PYTHON, "sdr+>", "sum(x)", "it has no end, or more than one"),
+        (long, "sdr+>", "max(x)$", "it took too long"),
+        (SQL, "#n a>8:", "S#n)FWa>8$", "SELECT COUNT(name) FROM people WHERE age > 8 → 4"),
+        (Program(kind="stack"), "0042=", "42$", "leaves 4 2"),
+        (Program(kind="stack"), "0042=", "4+$", "a word finds too few numbers"),
+        (Program(kind="ir"), "+ab>", "a$", "computes "),
+        (Program(kind="shell"), "Gcfo2>", "ivPFE$", "grep -i -v o c f → exit "),
+    ):
+        found = world.verdict(world.tokens(prompt), world.tokens(answer))
+        assert found.startswith(said), (prompt, answer)
+    broken = PYTHON.verdict(PYTHON.tokens("sdr+>"), PYTHON.tokens("sum($"))
+    assert "Error" in broken
+    del program_python._remembered("monty")["max(x)"]
+    assert SQL.verdict(SQL.tokens("n a>8:"), SQL.tokens("SnFWa$")).count(";") == program_sql.SHOWN - 1
+
+
 def test_nothing_that_is_expected_goes_into_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a reference nor a number that is wanted; equal programs, and those seen before, go in once."""
     went: list[str] = []

@@ -174,6 +174,13 @@ class Program(CharacterWorld):
             for task, signals, body in zip(tasks, graded, bodies, strict=True)
         ]
 
+    def verdict(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
+        asked, sign, _ = self.text(prompt).partition(self.does.asks)
+        program = self.body([*prompt, *answer][len(asked + sign) :])
+        return (
+            "it has no end, or more than one" if program is None else self.does.verdict(asked + sign, program)
+        )
+
     def allowed(self, task: Task, said: Sequence[int]) -> Sequence[int] | None:
         allowed = self.does.allowed(task.data["problem"], self.text([*task.given, *said]))
         return None if allowed is None else self.tokens(allowed)

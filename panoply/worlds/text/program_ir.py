@@ -106,6 +106,9 @@ class Ir(Kind):
             found.append({"success": float(right), "runs": float(None not in values)})
         return found
 
+    def verdict(self, problem: str, program: str) -> str:
+        return f"computes {', '.join('nothing' if x is None else str(x) for x in computed(program))}"
+
     def wrong(self, problem: str) -> list[str]:
         """Its source as it is, and the operands of the first `-` or `/` exchanged, where that makes a difference."""
         right, exchanged = computed(self.solution(problem)), postfix(_exchanged(parsed(problem[:-1])))

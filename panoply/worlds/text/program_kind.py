@@ -21,6 +21,8 @@ class Kind(ABC):
     """One character a token, of prompts and programs."""
     longest: ClassVar[int]
     """The most tokens of a program, without its end."""
+    asks: ClassVar[str] = ">"
+    """What a problem ends with; it is nowhere else in it."""
     slip: ClassVar[float]
     """How often the teacher slips, where nothing else is said."""
     hard_slip: ClassVar[float]
@@ -69,6 +71,10 @@ class Kind(ABC):
         None is an answer that has no end, or more than one. It cannot succeed. A signal may have a number for every
         token of a program, the end included.
         """
+
+    @abstractmethod
+    def verdict(self, problem: str, program: str) -> str:
+        """What a program does, or why it does nothing, in a line for those who look at it."""
 
     def equivalents(self, problem: str) -> list[str]:
         """Right programs, the reference first."""

@@ -46,6 +46,12 @@ ASK, MOST = ">", 4
 LIMITS = Limits(seconds=0.5, memory=64 * 2**20, output=4096)
 FRAME = f"def program(x):\n    return {{}}\nfor x in {[*LISTS]}:\n    print(program(x))\n"
 """What is run around a program: it prints what it gives, and nothing of what is expected goes in."""
+ENDED: Mapping[str, str] = {
+    "": "",
+    "time": "it took too long",
+    "output": "it printed too much",
+    "lost": "it died",
+}
 KEPT = 1 << 15
 """Programs whose results are remembered: the same ones come again and again, and give the same."""
 
@@ -90,21 +96,29 @@ class Python(Kind):
 
     def grade(self, problems: Sequence[str], programs: Sequence[str | None]) -> list[dict[str, float]]:
         """`success`: right on all lists; `passed`: on which share of them; `ran`: to its end."""
-        said = self._said({program for program in programs if program})
+        ran = self._ran({program for program in programs if program})
         return [
-            _graded(_wanted(problem) or [], said.get(program or ""))
+            _graded(_wanted(problem) or [], _lines(ran.get(program or "")))
             for problem, program in zip(problems, programs, strict=True)
         ]
 
-    def _said(self, programs: Iterable[str]) -> dict[str, list[str] | None]:
-        """The lines that programs print, all run at once but for those that were before; None of what did not run."""
+    def _ran(self, programs: Iterable[str]) -> dict[str, Result]:
+        """What became of programs, all run at once but for those that were before."""
         known = _remembered(self.sandbox)
         if new := [program for program in sorted(programs) if program not in known]:
             results = self.sandboxed.find().run_many([Source(FRAME.format(p), limits=LIMITS) for p in new])
             if len(known) > KEPT:
                 known.clear()
-            known |= dict(zip(new, map(_lines, results), strict=True))
+            known |= dict(zip(new, results, strict=True))
         return {program: known[program] for program in programs}
+
+    def verdict(self, problem: str, program: str) -> str:
+        if not program:
+            return "there is no program"
+        result = self._ran({program})[program]
+        lines = result.said.split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return f"printed {' '.join(result.said.split())}" if result.ok else ENDED[result.ended] or last
 
     def wrong(self, problem: str) -> list[str]:
         """The last verb forgotten, one bracket too few, and what leaves the frame that a program stands in."""
@@ -116,13 +130,14 @@ class Python(Kind):
 
 
 @lru_cache(maxsize=8)
-def _remembered(sandbox: str) -> dict[str, list[str] | None]:
-    """What programs said in a sandbox, in this process."""
+def _remembered(sandbox: str) -> dict[str, Result]:
+    """What became of programs in a sandbox, in this process."""
     return {}
 
 
-def _lines(result: Result) -> list[str] | None:
-    return result.said.splitlines() if result.ok else None
+def _lines(result: Result | None) -> list[str] | None:
+    """What a program printed; None of one that did not run to its end."""
+    return result.said.splitlines() if result is not None and result.ok else None
 
 
 def _graded(wanted: Numbers, said: list[str] | None) -> dict[str, float]:

@@ -111,6 +111,13 @@ class Shell(Kind):
             )
         return found
 
+    def verdict(self, problem: str, program: str) -> str:
+        if set(program) - set(ARGUMENTS):
+            return "it has what is no argument"
+        whole = command(problem, program)
+        ran = run(whole)
+        return f"{whole.text()} → exit {ran.exit}{': ' if ran.output else ''}{ran.output.strip()}"
+
     def wrong(self, problem: str) -> list[str]:
         """An argument that is there twice, no argument, a file without what comes before it."""
         right = self.solution(problem)

@@ -35,12 +35,15 @@ WORDS = {
 """What each token stands for in a query."""
 QUESTION = re.compile(r"(?P<asked>[#+^_]?)(?P<column>[a-z])(/(?P<by>[a-z]))? (?P<conditions>\S+):")
 BASES, PERSONS, DEPARTMENTS = 2, 40, 6
+SHOWN = 5
+"""Rows of a result that a verdict names."""
 
 
 class Sql(Kind):
     walls = f"SQLite {sqlite3.sqlite_version} in this process, read-only, with an authorizer and a clock"
     alphabet = "".join(WORDS) + "/ :"
     longest = len("Sc,#n)FJWs>2&a<5Bc")
+    asks = ":"
     slip, hard_slip = 0.7, 0.8
 
     def problem(self, draws: Draws) -> str:
@@ -97,6 +100,13 @@ class Sql(Kind):
             "table": sum(tables.graded(*pair) for pair in both) / BASES,
             "ran": 1.0,
         }
+
+    def verdict(self, problem: str, program: str) -> str:
+        """The query as SQLite reads it, and its rows on the first data base, or what is wrong with it."""
+        answer = run(program)[0]
+        rows = "; ".join(", ".join(map(str, row)) for row in answer.rows[:SHOWN])
+        more = f" and {len(answer.rows) - SHOWN} more rows" if len(answer.rows) > SHOWN else ""
+        return f"{sql(program)} → {answer.error or rows + more or 'no rows'}"
 
     def wrong(self, problem: str) -> list[str]:
         """The last condition forgotten, a list that does not end, and a query of something else."""

@@ -26,6 +26,7 @@ class Stack(Kind):
 
     alphabet: ClassVar[str] = WORDS + "="
     longest: ClassVar[int] = 16
+    asks: ClassVar[str] = "="
     slip: ClassVar[float] = 0.6
     hard_slip: ClassVar[float] = 0.93
 
@@ -52,6 +53,14 @@ class Stack(Kind):
             how = RIGHT if right else ENDLESS if program is None else BROKEN if left is None else WRONG
             found.append({"success": float(right), "score": how})
         return found
+
+    def verdict(self, problem: str, program: str) -> str:
+        left = run(program)
+        return (
+            "a word finds too few numbers"
+            if left is None
+            else f"leaves {' '.join(map(str, left)) or 'nothing'}"
+        )
 
     def wrong(self, problem: str) -> list[str]:
         """One `d` too few, two numbers left over, one more than was asked for."""

@@ -113,6 +113,7 @@ const KEYS = [
       ["1 … 9", "colour by advantage, ratio, entropy …"],
       ["c", "next decision on which a gate acted"],
       ["g", "whole group, or this episode alone"],
+      ["b", "the tree of branched episodes"],
       ["f", "fold this turn"],
       ["t", "fold or open all turns"],
       ["o", "open or fold prompts and tool outputs"],

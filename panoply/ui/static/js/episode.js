@@ -1,6 +1,7 @@
 // An episode as turns, and the lane that shows it. Long episodes are cut into chunks that are made when they come into sight.
 
 import { h, many, show } from "./dom.js";
+import { account, brief, costs, judged } from "./turns.js";
 
 const LONG = 1500;
 const CHUNK = 200;
@@ -11,7 +12,7 @@ const ENDS = { 0: "open", 1: "ended", 2: "truncated" };
 /** Where decisions, prompts and tool outputs lie in a record. */
 export class Episode {
   constructor(record) {
-    this.record = { gates: {}, signals: {}, ...record };
+    this.record = { gates: {}, signals: {}, verdicts: [], ...record };
     this.length = record.position.length;
     const { pieces, position } = record;
     const decisionAt = new Int32Array(pieces.length).fill(-1);
@@ -47,6 +48,14 @@ export class Episode {
         this.turnIndex[i] = k;
       }),
     );
+    this.earned = this.turns.map(() => new Map());
+    for (const [name, rows] of Object.entries(this.record.signals))
+      for (const [row, value] of rows) {
+        const earned = this.earned[this.turnIndex[row]];
+        earned?.set(name, (earned.get(name) ?? 0) + value);
+      }
+    this.verdicts = this.turns.map(() => "");
+    for (const [row, said] of this.record.verdicts) this.verdicts[this.turnIndex[row]] = said;
     this.gates = new Map();
     for (const [name, rows] of Object.entries(this.record.gates))
       for (const i of rows) this.gates.set(i, [...(this.gates.get(i) ?? []), name]);
@@ -62,6 +71,13 @@ export class Episode {
     return logp.reduce((best, v, i) => (v !== null && v < (logp[best] ?? Infinity) ? i : best), 0);
   }
 
+  /** Signals of the whole episode. */
+  spent() {
+    const all = new Map();
+    for (const earned of this.earned) for (const [name, value] of earned) all.set(name, (all.get(name) ?? 0) + value);
+    return all;
+  }
+
   text(i) {
     return this.record.pieces[this.record.position[i]] ?? "";
   }
@@ -72,8 +88,9 @@ export class Episode {
     return (decisions ? decisions.map((i) => values[i]) : values).reduce((a, b) => a + (b ?? 0), 0);
   }
 
-  mean(column) {
-    const known = (this.record[column] ?? []).filter((v) => v !== null);
+  mean(column, decisions = null) {
+    const values = this.record[column] ?? [];
+    const known = (decisions ? decisions.map((i) => values[i] ?? null) : values).filter((v) => v !== null);
     return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
   }
 }
@@ -135,6 +152,7 @@ export class Lane {
       h("span", { title: "surprise" }, `✦ ${show(summary?.surprise, 2)}`),
       h("span", {}, many(episode.length, "decision")),
       h("span", {}, ENDS[r.end] ?? ""),
+      ...(episode.turns.length > 1 ? costs(episode.spent()) : []),
       r.left_out ? h("span", { class: "pill" }, "left out by select") : null,
     );
     this.sections = episode.turns.map((turn, k) => this.section(turn, k));
@@ -156,12 +174,12 @@ export class Lane {
     this.body.addEventListener("pointerleave", () => hover(-1, null));
   }
 
-  context(text, name) {
+  context(text, name, open = false) {
     const made = h(
       "button",
       {
         class: "context",
-        "aria-expanded": "false",
+        "aria-expanded": String(open),
         title: name,
         onclick: () => made.setAttribute("aria-expanded", String(made.getAttribute("aria-expanded") !== "true")),
       },
@@ -174,8 +192,9 @@ export class Lane {
   section(turn, k) {
     const several = this.episode.turns.length > 1;
     const body = h("div", { class: "turn-body" });
-    if (turn.context) body.append(this.context(turn.context, k === 0 ? "prompt" : "tool output, observation"));
+    if (turn.context && k === 0) body.append(this.context(turn.context, "prompt"));
     const long = this.episode.length > LONG;
+    const speech = h("div", { class: several ? "speech" : "" });
     const size = long ? CHUNK : turn.decisions.length;
     for (let start = 0; start < turn.decisions.length; start += size) {
       const box = h("div", { class: "chunk" });
@@ -187,18 +206,20 @@ export class Lane {
         box.style.minHeight = `${Math.ceil(chunk.decisions.length / 18) * 22}px`;
         this.watcher.observe(box);
       }
-      body.append(box);
+      speech.append(box);
     }
+    body.append(speech);
+    const found = judged(this.episode, k);
+    if (found) body.append(found);
+    const output = this.episode.turns[k + 1]?.context;
+    if (output) body.append(this.context(output, "output", !long && brief(output)));
     if (!several) return h("section", { class: "turn" }, body);
-    const reward = this.episode.total("reward", turn.decisions);
-    const gated = turn.decisions.filter((i) => this.episode.gates.has(i)).length;
     const head = h(
       "button",
       { class: "turn-head", "aria-expanded": "true", onclick: () => this.fold(k) },
       h("b", {}, `turn ${turn.turn + 1}${turn.again ? " (goes on)" : ""}`),
       h("span", {}, many(turn.decisions.length, "decision")),
-      reward ? h("span", { class: "good" }, `r ${show(reward, 2)}`) : null,
-      gated ? h("span", { class: "gate" }, `${gated} gated`) : null,
+      ...account(this.episode, k),
       h(
         "span",
         { class: "first-words" },
@@ -266,6 +287,12 @@ export class Lane {
     if (r.source?.[i]) look += " foreign";
     if (i === this.selected) look += " selected";
     return look;
+  }
+
+  /** Colour the credit of turns. */
+  credit(scale) {
+    for (const chip of this.element.querySelectorAll(".turn-head .credit"))
+      chip.className = `credit ${scale.shade(Number(chip.dataset.credit))}`;
   }
 
   /** Colour by another scale: what is in sight now, the rest when it comes into sight. */

@@ -7,23 +7,27 @@ import { Episode, Lane } from "./episode.js";
 import { about, address, distinct, episodeRow, orders, sorted } from "./recorded.js";
 import { COLUMNS, Scale } from "./scale.js";
 import { Strip } from "./strip.js";
+import { branches, drawn, family } from "./tree.js";
 
 export async function inspectorPage(run, at) {
   const { episodes } = await ask("episodes", { run });
   const asked = episodes.find((e) => e.at === at);
   const here = asked && episodes.find((e) => e.at === asked.like);
   if (!here) throw new Error("There is no such episode in this run.");
-  const page = new Inspector(run, episodes, here);
+  const page = new Inspector(run, episodes, here, asked);
   await page.draw();
   return page;
 }
 
 class Inspector {
-  constructor(run, episodes, here) {
-    Object.assign(this, { run, episodes, here });
+  /** `here` is the first of the episodes that are the same as the one `asked` for, whose place in a tree is its own. */
+  constructor(run, episodes, here, asked) {
+    Object.assign(this, { run, episodes, here, asked });
     this.title = `Episode ${here.episode}`;
     const same = (e) => e.step === here.step && e.group === here.group;
     this.group = episodes.filter(same).length;
+    this.family = family(episodes, asked);
+    this.treed = remember("tree") ?? true;
     this.siblings = sorted(distinct(episodes).filter(same), "advantage");
     this.wide = remember("group") ?? this.siblings.length > 1;
     this.column = remember("column") ?? "advantage";
@@ -52,6 +56,8 @@ class Inspector {
     this.legend = h("div", { class: "scale" });
     this.colours = h("div", { class: "segments", role: "radiogroup", "aria-label": "Colour by" });
     this.grouping = button("The whole group, or this episode alone (g)", this.switchGroup);
+    this.tree = h("nav", { class: "tree-box", "aria-label": "Branches" });
+    this.treeing = button("The tree of branches (b)", this.switchTree);
     this.folding = button("Fold or open all turns (t)", this.foldAll);
     this.opening = button("Open or fold prompts and tool outputs (o)", this.openContexts);
     this.folding.textContent = "turns ▾";
@@ -88,12 +94,14 @@ class Inspector {
           { class: "toolbar" },
           this.colours,
           h("span", { class: "grow" }),
+          this.treeing,
           this.opening,
           this.folding,
           this.grouping,
         ),
         this.legend,
         this.strip.element,
+        this.tree,
         this.scroller,
       ),
       this.detail,
@@ -116,7 +124,7 @@ class Inspector {
 
   async draw() {
     const wanted = this.wide ? this.siblings : [this.here];
-    const fetched = wanted.map(async (e) => {
+    const fetched = [...new Set([...wanted, ...this.family])].map(async (e) => {
       if (!this.records.has(e.at)) this.records.set(e.at, await ask("episode", { run: this.run, at: String(e.at) }));
     });
     await Promise.all(fetched);
@@ -134,6 +142,7 @@ class Inspector {
     this.folding.hidden = this.lane.episode.turns.length < 2;
     this.opening.hidden = !this.scroller.querySelector(".context");
     this.paint();
+    this.drawTree();
     const first = this.order === "surprise" && !chosen ? this.lane.episode.oddest() : chosen;
     this.select(remember("picked") ?? first);
     remember("picked", null);
@@ -158,6 +167,32 @@ class Inspector {
     scroller.scrollLeft = before - (scroller.clientWidth - lane.element.clientWidth) / 2;
   }
 
+  /** The tree that this episode is part of, where episodes branch. */
+  drawTree() {
+    this.treeing.hidden = this.family.length < 2;
+    this.tree.hidden = this.treeing.hidden || !this.treed;
+    this.treeing.textContent = this.treed ? "tree ▾" : "tree ▸";
+    if (this.tree.hidden) return;
+    const members = this.family.map((row) => ({ row, episode: new Episode(this.records.get(row.at)) }));
+    const scale = new Scale(
+      "advantage",
+      members.map((m) => m.episode.record),
+    );
+    const go = (row, i) => (row === this.asked ? this.select(i) : this.open(row, i));
+    this.tree.replaceChildren(...drawn(branches(members), this.asked, scale, go));
+    this.findInTree();
+  }
+
+  findInTree() {
+    const here = this.tree.querySelector("[aria-current]");
+    if (here) this.tree.scrollTop = here.offsetTop - this.tree.offsetTop - this.tree.clientHeight / 2;
+  }
+
+  switchTree() {
+    this.treed = remember("tree", !this.treed);
+    this.drawTree();
+  }
+
   switchGroup() {
     this.wide = remember("group", !this.wide);
     this.draw();
@@ -168,24 +203,28 @@ class Inspector {
   paint() {
     const offered = Object.keys(COLUMNS).filter((c) => this.lanes.some((l) => l.episode.has(c)));
     if (!offered.includes(this.column)) this.column = offered[0] ?? "advantage";
-    const { column, scales } = this;
-    if (!scales.has(column))
-      scales.set(
-        column,
-        new Scale(
-          column,
-          this.lanes.map((l) => l.episode.record),
-        ),
-      );
-    const scale = scales.get(column);
+    const { column } = this;
+    const scale = this.scaleOf(column);
     this.strip.set(this.lane.episode, scale);
-    for (const l of this.lanes) l.paint(scale);
+    for (const l of this.lanes) {
+      l.paint(scale);
+      l.credit(this.scaleOf("advantage"));
+    }
     this.colours.replaceChildren(...offered.map((c) => this.choice(c)));
     const [low, high] = scale.ends().map((v) => show(v));
     const look = `ramp ${scale.kind.diverging ? "diverging" : "sequential"}`;
     const ramp = h("span", { class: look, role: "img", "aria-label": `colours from ${low} to ${high}` });
     const about = h("span", { class: "quiet" }, scale.kind.about ?? "");
     this.legend.replaceChildren(h("span", {}, low), ramp, h("span", {}, high), about);
+  }
+
+  scaleOf(column) {
+    const { scales, lanes } = this;
+    if (!scales.has(column)) {
+      const records = lanes.map((l) => l.episode.record);
+      scales.set(column, new Scale(column, records));
+    }
+    return scales.get(column);
   }
 
   choice(c) {
@@ -264,6 +303,7 @@ class Inspector {
   enter() {
     this.list.go(this.list.at);
     this.strip.paint();
+    this.findInTree();
     this.lane.select(this.lane.selected);
     this.centre();
   }
@@ -298,6 +338,7 @@ const KEYS = {
   End: (page) => page.select(Infinity),
   c: (page) => page.nextGated(),
   g: (page) => page.switchGroup(),
+  b: (page) => page.switchTree(),
   f: (page) => page.lane.fold(page.lane.episode.turnIndex[page.lane.selected]),
   t: (page) => page.foldAll(),
   o: (page) => page.openContexts(),
