@@ -29,6 +29,16 @@ RUNS = {
     for method, settings in (("grpo", SEVERAL), ("dapo", ["--set", "run.episodes_every=5"]))
     for seed in range(2)
 }
+BRANCHED = [
+    "arpo-entropy",
+    *WORLD,
+    "--steps",
+    "2",
+    "--set",
+    "sample.prompts=8",
+    "--set",
+    "run.episodes_every=1",
+]
 LIVE = ["rloo", *WORLD, "--steps", "400", "--seed", "7"]
 PICTURES = Path("docs/pictures")
 
@@ -84,6 +94,7 @@ def pictures(browser: Any, address: str, folder: Path) -> None:
     page.keyboard.press("6")
     take(page, "surprising-dark")
     page.keyboard.press("d")
+    branched(page, f"{base}#/run/arpo-house")
     page.goto(f"{base}#/catalogue")
     page.wait_for_selector("tbody tr")
     take(page, "catalogue")
@@ -100,6 +111,19 @@ def pictures(browser: Any, address: str, folder: Path) -> None:
     page.goto(report.as_uri())
     take(page, "report")
     page.close()
+
+
+def branched(page: Any, run: str) -> None:
+    """The tree of a group in which something was found, and one of its episodes as a conversation."""
+    page.keyboard.press("1")
+    open_episode(page, run, "advantage")
+    take(page, "branches")
+    page.keyboard.press("b")
+    page.keyboard.press("g")
+    page.keyboard.press("o")
+    take(page, "turns")
+    page.keyboard.press("g")
+    page.keyboard.press("b")
 
 
 def open_episode(page: Any, run: str, order: str) -> None:
@@ -121,7 +145,7 @@ def main() -> None:
         begin = ["--model", str(folder / "start")]
         for name, words in {
             "start": START,
-            **{name: [*words, *begin] for name, words in RUNS.items()},
+            **{name: [*words, *begin] for name, words in {**RUNS, "arpo-house": BRANCHED}.items()},
         }.items():
             if not (folder / name).exists():
                 subprocess.run(train(folder, name, words), check=True)

@@ -6,6 +6,7 @@ panoply train grpo --world house --model runs/house-start --plugin benchmarks/ui
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,12 +56,21 @@ class Search(Play):
         done = said.startswith("take") or len(self.opened) == LIMIT - 1
         place = said.removeprefix("open the ")
         self.opened.append(place)
+        looked = {
+            "calls": float(place in self.inside),
+            "invalid": float(not done and place not in self.inside),
+        }
         if done:
             found = self.wanted in [self.inside.get(p) for p in self.opened[:-1]]
-            return Reply({"success": float(said == f"take the {self.wanted}" and found)})
+            return Reply({**looked, "success": float(said == f"take the {self.wanted}" and found)})
         seen = f" In the {place} is a {self.inside[place]}" if place in self.inside else " In the"
         self.state = stable_hash(self.state, place)
-        return Reply({"success": 0.0}, tuple(self.world.tokenizer.encode(f"{seen}.\n")), done=False)
+        return Reply({**looked, "success": 0.0}, tuple(self.world.tokenizer.encode(f"{seen}.\n")), done=False)
+
+    def fork(self) -> Search:
+        other = copy.copy(self)
+        other.opened = list(self.opened)
+        return other
 
 
 @pp.world("house@1")
@@ -71,7 +81,7 @@ class House(Episodic):
     slip: float = 0.6
     """How often the careless teacher opens a place at random, or takes what it has not seen."""
 
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs"})
+    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "fork"})
     max_tokens: ClassVar[int] = 5
 
     @cached_property

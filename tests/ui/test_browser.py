@@ -260,14 +260,14 @@ def test_episodes_with_a_beginning_in_common_are_a_tree(written: Any) -> None:
         record(e, ["ask ", *said], [1, 2, 3], node=node, advantage=credit, reward=[0.0, 0.0, r])
         for e, said, node, credit, r in (
             (0, ["go ", "on ", "left"], [4, 5, 6], [0.5, 0.0, 0.0], 1.0),
-            (1, ["go ", "no ", "right"], [4, 7, 7], [0.5, -0.5, -0.5], 0.0),
+            (1, ["go ", "no ", "right"], [4, 7, 7], [0.0, -0.5, -0.5], 0.0),
             (2, ["stay ", "and ", "rest"], [8, 8, 9], [0.0, 0.0, 0.0], 0.0),
         )
     ]
     page = written(*rows, at=1)
     flat = re.sub(r"\s+", " ", page.locator(".tree-box").inner_text())
     assert (
-        flat == "ask go Â 0.50 R 0.50 2 episodes on left Â 0 R 1 no right Â −0.50 R 0 stay and rest Â 0 R 0"
+        flat == "ask go Â 0.25 R 0.50 2 episodes on left Â 0 R 1 no right Â −0.50 R 0 stay and rest Â 0 R 0"
     )
     assert page.locator(".branch.on .branch-said").all_inner_texts() == ["go", "no right"]
     page.locator(".branch", has_text="on left").click()

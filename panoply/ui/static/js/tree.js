@@ -68,11 +68,19 @@ function worth({ of, members }) {
   return members.length ? mean(members.map((m) => m.episode.total("reward") ?? 0)) : of.episode.total("reward");
 }
 
+/** The mean advantage; a beginning that several share has a credit in each of them, at the same decisions. */
+function credit({ of, members, decisions }) {
+  const known = (members.length ? members : [of])
+    .map((m) => m.episode.mean("advantage", decisions))
+    .filter((a) => a !== null);
+  return known.length ? mean(known) : null;
+}
+
 /** Ends that are the same stand once. */
 function merged(children, here) {
   const kept = new Map();
   for (const one of children) {
-    const same = one.children.length ? one : [said(one), worth(one), one.of.episode.mean("advantage", one.decisions)].join("|");
+    const same = one.children.length ? one : [said(one), worth(one), credit(one)].join("|");
     const held = kept.get(same);
     kept.set(same, { ...(held && one.of.row !== here ? held : one), count: (held?.count ?? 0) + 1 });
   }
@@ -86,7 +94,7 @@ export function drawn(roots, here, scale, open) {
   const item = (one) => {
     const { of, members, decisions, children, count } = one;
     const text = said(one);
-    const advantage = of.episode.mean("advantage", decisions);
+    const advantage = credit(one);
     const facts = {
       class: `branch${through(one) ? " on" : ""}`,
       "aria-current": of.row === here || members.some((m) => m.row === here) ? "true" : null,
