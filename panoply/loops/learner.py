@@ -159,11 +159,12 @@ class Learner:
         metrics = {**totals.means(), "gradient_norm": norm}
         _guard(metrics)
         metrics["lr"] = self.mover.set_rate(step)
-        if self.mover.skip:
-            metrics["skipped"] = float(self.mover.skips)
+        far = 0 < self.mover.skip_kl < metrics.get("kl_behaviour", 0.0)
+        if self.mover.skip or self.mover.skip_kl:
+            metrics["skipped"] = float(self.mover.skips or far)
         if self.mover.stop_kl > 0:
             metrics[STOPPED] = float(abs(metrics.get("episode_kl", 0.0)) > self.mover.stop_kl)
-        if self.mover.skips or metrics.get(STOPPED):
+        if self.mover.skips or far or metrics.get(STOPPED):
             return metrics
         solver = self.mover.solver
         self.mover.move(self._view(experience, step) if solver is not None and solver.looks else None)

@@ -38,7 +38,8 @@ class Mover:
     Its rates are those that the optimiser was made with, times `schedule`. Another setting that is a schedule, and has
     the name of one of the optimiser's numbers, is followed too. `clip` is the largest norm of a gradient (0: any), and
     a step along one whose norm was above `skip` is not taken (0: all are). Where a term's `episode_kl` is beyond
-    `stop_kl` (0: never), no step is taken, and none until there is new experience.
+    `stop_kl` (0: never), no step is taken, and none until there is new experience; where its `kl_behaviour` is above
+    `skip_kl` (0: never), this one is not taken.
 
     schedule   in place of the part's own
     rates      of weights, by name, that have another than the part's
@@ -68,6 +69,7 @@ class Mover:
         self.limit: float = settings.get("clip", 0.0)
         self.skip: float = settings.get("skip", 0.0)
         self.stop_kl: float = settings.get("stop_kl", 0.0)
+        self.skip_kl: float = settings.get("skip_kl", 0.0)
         self._norm = 0.0
         self.schedule: Part | float = schedule or settings.get("schedule", 1.0)
         self._rates = [float(group.get("lr", 0.0)) for group in self.optimiser.param_groups]

@@ -13,11 +13,11 @@ from panoply.slots.credit.returns import in_time
 
 
 def generalised_advantage(
-    reward: Tensor, value: Tensor, bootstrap: Tensor, episode: Tensor, gamma: float, lam: float
+    reward: Tensor, value: Tensor, bootstrap: Tensor, episode: Tensor, gamma: float | Tensor, lam: float
 ) -> Tensor:
     """A_t = Σ_k (γλ)^k δ_{t+k},  δ_t = r_t + γ·V_{t+1} − V_t, per episode; rows are in the order they happened.
 
-    `bootstrap` is V after an episode's last row: 0 where it terminated.
+    `bootstrap` is V after an episode's last row: 0 where it terminated. `gamma` may be one a row: of what follows it.
     """
     episodes = Segments(episode)
     after = episodes.following(value, bootstrap)
@@ -25,19 +25,32 @@ def generalised_advantage(
 
 
 def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
-    return [("by", f"a turn of {world.name} is one decision")] if world.medium == "control" else []
+    if world.medium == "control":
+        return [(name, f"a turn of {world.name} is one decision") for name in ("by", "inside")]
+    if getattr(world, "max_tokens", 0) == 1:
+        return [(name, f"a turn of {world.name} is one token") for name in ("by", "inside")]
+    if held.by == "turn":
+        return [("inside", "steps are turns, and what is inside them is one step (credit.by=turn)")]
+    if held.inside is not None and getattr(world, "turn_cap", 0) == 1:
+        return [("gamma", f"episodes of {world.name} have one turn, and it discounts between turns alone")]
+    return []
+
+
+def _equation(held: Any) -> str:
+    if held.by == "turn" or held.inside is None:
+        within = ", turn by turn" if held.by == "turn" else ""
+    else:
+        within = f"; inside a turn γ = {held.inside:g}"
+    return f"A = Σ_k (γλ)^k·δ_k,  δ = r + γV′ − V,  γ = {held.gamma:g}, λ = {held.lam:g}{within}"
 
 
 @part(
     "credit",
-    equation=lambda held: (
-        f"A = Σ_k (γλ)^k·δ_k,  δ = r + γV′ − V,  γ = {held.gamma:g}, λ = {held.lam:g}"
-        + (", turn by turn" if held.by == "turn" else "")
-    ),
+    equation=_equation,
     needs={"column:value"},
     gives={"column:target"},
     inert=_inert,
-    bounds={"gamma": "from 0 to 1", "lam": "from 0 to 1", "limit": "above 0"},
+    bounds={"gamma": "from 0 to 1", "lam": "from 0 to 1", "inside": "from 0 to 1", "limit": "above 0"},
 )
 def gae(
     experience: Experience,
@@ -46,6 +59,7 @@ def gae(
     lam: float = 0.95,
     normalise: bool = True,
     by: Literal["decision", "turn"] = "decision",
+    inside: float | None = None,
     limit: float | None = None,
 ) -> dict[str, Tensor]:
     """Generalised advantage estimation (arXiv 1506.02438), and the critic's `target` A + V.
@@ -56,6 +70,8 @@ def gae(
 
     by   what k counts and γ discounts: decisions, or turns, where one turn is several decisions (tokens, parts of one
          action). A turn earns what its rows earn, is worth what its first row is, and all its rows get its A.
+    inside   γ between two decisions of one turn, where it is another than between turns: with 1, a long turn is worth
+             no less than a short one that earns as much (λ still counts every decision)
     limit   advantages are bounded to ± this, after they are normalised
     """
     value = experience["value"]
@@ -68,7 +84,12 @@ def gae(
     )
     worth = steps.first(value[order])
     earned, after = steps.sum(experience["reward"].float()[order]), steps.last(bootstrap[order])
-    found = generalised_advantage(earned, worth, after, steps.first(episode[order]), gamma, lam)
+    discount: float | Tensor = gamma
+    if inside is not None and by == "decision":
+        border = experience.by("turn").index[order]
+        discount = torch.full_like(worth, gamma)
+        discount[:-1][border[1:] == border[:-1]] = inside
+    found = generalised_advantage(earned, worth, after, steps.first(episode[order]), discount, lam)
     advantage, target = torch.empty_like(value), torch.empty_like(value)
     advantage[order], target[order] = steps.rows(found), steps.rows(found + worth)
     if normalise and len(advantage) > 1:
