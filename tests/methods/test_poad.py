@@ -89,7 +89,7 @@ def test_without_lambda_a_first_token_expects_what_its_action_does() -> None:
         {"inside": 1.0, "gamma": 0.9, **PLAIN},
     )
     same = [gae(lam=1.0, **s)(made)["target"][first] for s in (by_turn, by_token)]
-    torch.testing.assert_close(*same)
+    assert same[0].tolist() == pytest.approx(same[1].tolist())
     other = [gae(lam=0.5, **s)(made)["target"][first] for s in (by_turn, by_token)]
     assert (other[0] - other[1]).abs().max() > 0.01
 
@@ -154,7 +154,7 @@ def test_episodes_of_words() -> None:
 
 
 def test_the_claim_measures_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "STEPS", 10)
+    monkeypatch.setattr(work, "STEPS", 8)
     assert CLAIM.measure is work.long_words
     found = work.long_words(1001)
     assert found["ahead"] == found["POAD"] - found["γ at every token"] > 0.2
