@@ -141,7 +141,8 @@ class TextWorld(Measuring, ABC):
     `writers` (scripted policies by number, who answer: `written_by`),
     `modes` (ways to answer that can be asked for: `ways`, `in_mode`, `mode`), `lines` (an expert's text by lines, and
     what may stand before each: `lines`, `before_line`), `masks` (its model fills in masks), `looks` (vectors may stand
-    between two of its tokens), `fork`."""
+    between two of its tokens), `instructions` (what stands before a problem can be changed: `instruct`, and be written:
+    `instruction`, `revised`), `fork`."""
     keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of its decisions beside those that all have: `domain`, where `part_of` tells kinds of problem apart."""
     preset: ClassVar[str] = "tiny"

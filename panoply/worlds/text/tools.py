@@ -15,6 +15,7 @@ from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
 from panoply.seeds import numpy_rng, stable_hash
 from panoply.worlds.episodic import Episodic
+from panoply.worlds.measures import measures
 from panoply.worlds.presets import Preset
 from panoply.worlds.text.characters import END, CharacterWorld, Draws
 from panoply.worlds.text.toolbox import ANSWER, CALL, Calculator, Calls, Lookup, Tool
@@ -28,6 +29,8 @@ INSTRUCTIONS = "GKBMHDLJ"
 """Letters that a prompt may begin with, from the one that helps the teacher least to the one that helps it most."""
 HELP = 0.7
 """By how much the best instruction lowers the teacher's slip."""
+PROBED, ASKED = 16, 256
+"""Problems on which each instruction is tried to find the best, and held-out ones on which that is measured."""
 HARD: Mapping[str, Any] = {"kind": "calculator", "easy": 0.0, "slip": 0.9}
 """Success is so rare that most groups have none: the start has a model of its own."""
 
@@ -54,8 +57,8 @@ class Tools(Episodic, CharacterWorld):
 
     With `dawdle` a turn may begin with so many dots, which do nothing; the teacher writes any number of them, all
     equally likely. With `instructions` a prompt begins with two letters, on which the teacher's care depends and
-    nothing else (`instruct` puts others in their place). Results that are false by `noise`, and what a judge says by
-    `process`, depend on the task and on what was done.
+    nothing else (`instruct` puts others in their place; `instruction` and `revised` write them). Results that are
+    false by `noise`, and what a judge says by `process`, depend on the task and on what was done.
     """
 
     kind: Literal["lookup", "calculator"] = "lookup"
@@ -110,11 +113,13 @@ class Tools(Episodic, CharacterWorld):
         "hard": Preset(
             HARD, "success is rare, most groups have none: replay, process rewards, credit to calls", 0.02
         ),
+        "instructed": Preset(
+            {"easy": 0.0, "instructions": True},
+            "how careful the start is depends on two letters before a question: choosing instructions",
+            0.22,
+        ),
     }
 
-    access: ClassVar[frozenset[str]] = frozenset(
-        {"verify", "reference", "teacher", "pairs", "tools", "conclusion", "fork"}
-    )
     markov: ClassVar[bool] = True
     imitation: ClassVar[Mapping[str, int]] = {"data.batch": 64, "run.steps": 800}
     """How its warm start is made: a demonstration has several turns, so fewer of them are enough."""
@@ -125,6 +130,11 @@ class Tools(Episodic, CharacterWorld):
             raise PanoplyError(
                 f"tools.cap is more than {self.tool.most_calls}, the calls a question may need."
             )
+
+    @property
+    def access(self) -> frozenset[str]:  # type: ignore[override]
+        usual = frozenset({"verify", "reference", "teacher", "pairs", "tools", "conclusion", "fork"})
+        return usual | {"instructions"} if self.instructions else usual
 
     @property
     def start(self) -> str:
@@ -202,6 +212,40 @@ class Tools(Episodic, CharacterWorld):
             raise PanoplyError(f"An instruction of tools is two letters of {INSTRUCTIONS}, not {letters!r}.")
         data = {**task.data, "letters": letters}
         return replace(task, prompt=self.prompt(data, []), data=data)
+
+    def instruction(self, rng: np.random.Generator) -> str:
+        """Any of them, as one to begin with."""
+        return "".join(rng.choice(list(INSTRUCTIONS), 2))
+
+    def revised(
+        self, instruction: str, failures: Sequence[Mapping[str, str]], rng: np.random.Generator
+    ) -> str:
+        """A proposer who reads failures: one letter is another, seldom one that stood before many of them.
+
+        A failure has the `instruction` it happened under, and its `text`, which this proposer does not understand.
+        """
+        blamed = "".join(failure["instruction"] for failure in failures)
+        place = int(rng.integers(len(instruction)))
+        others = [letter for letter in INSTRUCTIONS if letter != instruction[place]]
+        trust = np.array([1 / (1 + blamed.count(letter)) for letter in others])
+        letter = str(rng.choice(others, p=trust / trust.sum()))
+        return instruction[:place] + letter + instruction[place + 1 :]
+
+    @measures("instructed")
+    def best_instructed(self, policy: Any, seed: int) -> float:
+        """Held-out success under the instruction that suits a policy best, of all there are, on other problems."""
+        from panoply.rollout.text import Collector
+
+        def right(split: str, letters: Sequence[str], n: int) -> np.ndarray:
+            collect = Collector(self, policy, seed=seed, split=split)
+            asked = [self.instruct(task, said) for said in letters for task in collect.pool(n)]
+            found = collect.episodes(asked, 1)
+            earned = found.by("episode").sum(found["signal:success"].float())
+            return earned.view(len(letters), n).mean(-1).cpu().numpy()
+
+        every = [a + b for a in INSTRUCTIONS for b in INSTRUCTIONS]
+        best = every[int(right("train", every, PROBED).argmax())]
+        return float(right("test", [best], ASKED)[0])
 
     def play(self, task: Task) -> Session:
         return Session(self, task)
