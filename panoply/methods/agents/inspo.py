@@ -256,8 +256,8 @@ PUBLISHED: Published = {
         "sample.verify": 200,
     },
 }
-"""The code was not to be had. That weights are running means, τ, η, when and how much is pruned, and that candidates must
-do better than those that left, are reconstructed; about eleven revisions in a run are reported."""
+"""The code was not to be had. That weights are running means, τ, η, when and how much is pruned, and that candidates
+must do better than those that left, are reconstructed; about eleven revisions in a run are reported."""
 
 
 @method(
