@@ -57,7 +57,7 @@ def share(job: Job) -> float:
     """How much of its budget a run has spent."""
     options, spent = job.plan.options, job.spent
     shares = [job.step / options.steps]
-    shares += [spent[of] / most for of in spent if (most := getattr(options, of))]
+    shares += [spent[of] / most for of, most in options.budget().items()]
     if options.minutes is not None:
         shares.append(job.seconds / 60 / options.minutes)
     return min(1.0, max(shares))

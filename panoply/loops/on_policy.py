@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
+
 from panoply.errors import PanoplyError
 from panoply.experience import REPLAY, Experience
 from panoply.loops.job import Job
@@ -46,8 +48,8 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
         metrics |= seat.models.learn(collected, step)
     metrics |= {"groups_asked": asked, "trained": trained, **seat.collect.notes}
     seat.collect.notes = {}
-    fewer = other or len(experience) < len(collected)
-    return Stepped(collected if fewer else experience, metrics, experience)
+    whole = not other and bool(torch.isin(collected["episode"], experience["episode"]).all())
+    return Stepped(experience if whole else collected, metrics, experience)
 
 
 def learn(seat: Seat, experience: Experience, step: int) -> dict[str, float]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import panoply as pp
-from panoply.evidence import pool
+from panoply.evidence import pool, worker
 
 
 @pytest.fixture
@@ -64,3 +65,18 @@ def test_a_function_is_called_with_several_seeds_at_a_time() -> None:
     here = [measure(seed) for seed in (3, 1)]
     assert list(pool.called(measure, [3, 1], workers=2)) == here
     assert list(pool.called(lambda seed: os.getpid(), [3, 1], workers=2)) == [os.getpid()] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "spent", "share"),
+    [
+        ({"steps": 10}, {}, 0.2),
+        ({"steps": 10, "episodes": 40}, {"episodes": 30}, 0.75),
+        ({"steps": 10, "signal": "calls=50"}, {"episodes": 30, "signal:calls": 45}, 0.9),
+    ],
+)
+def test_what_of_its_budget_a_run_has_spent(
+    options: dict[str, Any], spent: dict[str, int], share: float
+) -> None:
+    plan = pp.plan("grpo", "tools", **options)
+    assert worker.share(SimpleNamespace(plan=plan, spent=spent, step=2, seconds=0.0)) == share  # type: ignore[arg-type]

@@ -13,6 +13,8 @@ from kit import Tabular, hand, learner, on_policy
 from panoply import api
 from panoply.experience import Experience, Ragged, Table
 from panoply.loops.samples import VERDICT, Watch, choose, sampled_episodes, spelled
+from panoply.methods.base.grpo import grpo
+from panoply.parts import part
 from panoply.progress import Progress
 from panoply.run import Run
 from panoply.slots.surrogate.ratios import clip
@@ -164,3 +166,20 @@ def test_a_run_records_pieces_that_spell_its_text(tmp_path: Path) -> None:
     learnt = [r for r in records if any(r["advantage"])]
     assert learnt
     assert all(len(r["ratio"]) == len(r["position"]) for r in learnt)
+
+
+def test_episodes_are_recorded_that_others_took_the_place_of(tmp_path: Path, registries: None) -> None:
+    """A selection may drop groups and bring others back, as many rows as there were, or more."""
+
+    @part("select", unit="decision")
+    def others_instead(experience: Experience) -> Experience:
+        kept = experience.take(experience["group"] != experience["group"].min())
+        again = kept.with_columns(episode=kept["episode"] + 1000)
+        return Experience.mix([kept, again])
+
+    method = grpo().but(select=(others_instead(),))
+    settings = {"sample.prompts": 2, "sample.group": 2, "run.held_out": 4}
+    api.train(
+        method, "chain", run=tmp_path / "a", steps=1, settings=settings, progress=Progress(), model="fresh"
+    )
+    assert len({r["group"] for r in Run.open(tmp_path / "a").episodes()}) == 2
