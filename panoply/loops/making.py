@@ -47,12 +47,20 @@ class Maker:
         collect = self.collect(policy)
         for first in range(0, prompts, ASKED):
             places = [collect.place(i) for i in range(first, min(first + ASKED, prompts))]
-            yield from self._answered(collect, places, answers, temperature)
+            yield from self.attempts(
+                collect, places, [collect.task(place) for place in places], answers, temperature
+            )
 
-    def _answered(
-        self, collect: Collector, places: Sequence[int], answers: int, temperature: float
+    def attempts(
+        self,
+        collect: Collector,
+        places: Sequence[int],
+        tasks: Sequence[Any],
+        answers: int,
+        temperature: float = 1.0,
     ) -> list[list[Row]]:
-        tasks, first = [collect.task(place) for place in places], collect.state["episodes"]
+        """Of each task, which may be asked otherwise than at its place, so many answers as rows."""
+        first = collect.state["episodes"]
         decode = collect.policy.tokenizer.decode
         found: list[list[Row]] = [[] for _ in tasks]
         with torch.no_grad():

@@ -134,15 +134,15 @@ class TextWorld(Measuring, ABC):
     """Which file of panoply/kinds/ says how such a world is played."""
     access: ClassVar[frozenset[str]] = frozenset({"verify"})
     """What a method may ask for beside tasks and grades: `reference` (gold answers), `teacher`, `teachers`
-    (right answers of several), `hint`, `knowledge` and `plan` (aids that stand before a problem), `pairs`, `conclusion`
-    (a final answer that can be asked for), `prefer` (annotators), `preference` (how likely they prefer), `judge` (which
-    steps are right), `referee` (answers can be put to a policy to be scored), `privileged` (what a prompt leaves out
-    can be shown), `expert` (who corrects answers: `corrected`), `picture` (of which a part can be `blotted` out),
-    `writers` (scripted policies by number, who answer: `written_by`),
-    `modes` (ways to answer that can be asked for: `ways`, `in_mode`, `mode`), `lines` (an expert's text by lines, and
-    what may stand before each: `lines`, `before_line`), `masks` (its model fills in masks), `looks` (vectors may stand
-    between two of its tokens), `instructions` (what stands before a problem can be changed: `instruct`, and be written:
-    `instruction`, `revised`), `fork`."""
+    (right answers of several), `hint`, `knowledge` and `plan` (aids that stand before a problem), `guided` (aids in
+    every turn, which can be taken out again: `guided`, `unguided`), `pairs`, `conclusion` (a final answer that can be
+    asked for), `prefer` (annotators), `preference` (how likely they prefer), `judge` (which steps are right), `referee`
+    (answers can be put to a policy to be scored), `privileged` (what a prompt leaves out can be shown), `expert` (who
+    corrects answers: `corrected`), `picture` (of which a part can be `blotted` out), `writers` (scripted policies by
+    number, who answer: `written_by`), `modes` (ways to answer that can be asked for: `ways`, `in_mode`, `mode`),
+    `lines` (an expert's text by lines, and what may stand before each: `lines`, `before_line`), `masks` (its model
+    fills in masks), `looks` (vectors may stand between two of its tokens), `instructions` (what stands before a
+    problem can be changed: `instruct`, and be written: `instruction`, `revised`), `fork`."""
     keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of its decisions beside those that all have: `domain`, where `part_of` tells kinds of problem apart."""
     preset: ClassVar[str] = "tiny"

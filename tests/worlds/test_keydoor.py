@@ -373,6 +373,16 @@ def test_a_hint_names_the_next_subgoal_and_can_be_dropped() -> None:
         Keydoor().guided(task())
 
 
+def test_guidance_by_a_failure_tells_what_it_missed_and_nothing_else() -> None:
+    world = Keydoor(hints=True)
+    some = task(world)
+    without, stuck = (world.guided(some, world.tokens(failed)) for failed in ("NOOO", "WNNPEO"))
+    assert [p[-2] for p in prompts(world, "WNNPE", without)] == ["P", "P", "P", "P", "_", "_"]
+    assert [p[-2] for p in prompts(world, "WNNPE", stuck)] == ["_", "_", "_", "_", "O", "O"]
+    assert "guided" in world.access
+    assert "guided" not in Keydoor().access
+
+
 def test_half_of_the_lessons_are_guided_and_slip_half_as_often() -> None:
     world = Keydoor(hints=True, slip=1.0)
     rng = np.random.default_rng(0)

@@ -126,7 +126,6 @@ class Keydoor(Episodic, CharacterWorld):
         ),
     }
 
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "fork"})
     markov: ClassVar[bool] = True
     imitation: ClassVar[Mapping[str, int]] = {"data.batch": 32, "run.steps": 600}
     """How its warm start is made: a demonstration has several turns, so fewer of them are enough."""
@@ -140,6 +139,11 @@ class Keydoor(Episodic, CharacterWorld):
             )
         if self.rooms > self.size:
             raise PanoplyError(f"keydoor.rooms: {self.rooms} rooms do not fit into {self.size} columns.")
+
+    @property
+    def access(self) -> frozenset[str]:  # type: ignore[override]
+        every = frozenset({"verify", "reference", "teacher", "pairs", "fork"})
+        return every | {"guided"} if self.hints else every
 
     @property
     def start(self) -> str:
@@ -218,7 +222,7 @@ class Keydoor(Episodic, CharacterWorld):
         task = self._asked(id, turns, layout)
         return task if self.chance == 0 or self.grade(task, self.gold(task))["success"] else None
 
-    def _asked(self, id: int, turns: int, layout: Layout, guided: bool = False) -> Task:
+    def _asked(self, id: int, turns: int, layout: Layout, guided: str = "") -> Task:
         bare = Task(id, (), turns, {"layout": layout, "guided": guided})
         return dataclasses.replace(bare, prompt=self.shown(Quest(self, bare)))
 
@@ -233,20 +237,34 @@ class Keydoor(Episodic, CharacterWorld):
         keys = "".join(_digits(key) + colour[i] for i, key in enumerate(layout.keys))
         door = _digits(layout.door) + colour[layout.fits] + "".join(DIGITS[row] for row in layout.gaps)
         hand = "_" if self.alias or play.has == NONE else colour[play.has] or "k"
-        hint = (play.subgoal if play.task.data["guided"] else "_") if self.hints else ""
+        hint = (play.subgoal if self._told(play) else "_") if self.hints else ""
         return tuple(self.tokens(f"{before}{_digits(play.agent)}{keys}{door}{hand}{hint}>"))
 
     # -------------------------------------------------------------- hints
 
-    def guided(self, task: Task) -> Task:
-        """The same problem with the next subgoal in every prompt."""
+    def guided(self, task: Task, failed: Sequence[int] | None = None) -> Task:
+        """The same problem with the next subgoal in every prompt; or, of an attempt that failed, with what it missed.
+
+        That is the first subgoal that it did not reach, which is told until it is reached, and no other.
+        """
         self._check_hints()
-        return self._asked(task.id, task.level, task.data["layout"], guided=True)
+        told = PICK + OPEN
+        if failed is not None:
+            play = self.play(task)
+            for said in self._split(failed):
+                play.act(said)
+            told = play.subgoal
+        return self._asked(task.id, task.level, task.data["layout"], guided=told)
 
     def unguided(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """The same prompt without its hint."""
         self._check_hints()
         return (*prompt[:-2], *self.tokens("_"), prompt[-1])
+
+    @staticmethod
+    def _told(play: Quest) -> bool:
+        """Whether the next subgoal is one that the task tells."""
+        return play.subgoal in play.task.data["guided"]
 
     def _check_hints(self) -> None:
         if not self.hints:
@@ -263,7 +281,7 @@ class Keydoor(Episodic, CharacterWorld):
     def careless(self, play: Play, rng: np.random.Generator) -> list[int]:
         """Whoever is told the next subgoal slips half as often."""
         assert isinstance(play, Quest)
-        slips = bool(rng.random() < self.slip / (2 if play.task.data["guided"] else 1))
+        slips = bool(rng.random() < self.slip / (2 if self._told(play) else 1))
         layout = play.layout
         return self._said(layout.towards(play.agent, layout.door, OPEN)) if slips else self.expert(play)
 
