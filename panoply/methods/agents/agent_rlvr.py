@@ -148,7 +148,8 @@ def guided_pairs(collect: Collector, *, folder: str = "", batch: int = 64, hint:
     if hint:
         kinds = [KINDS[int(row["numbers"]["guided"])] for row in rows]
         tasks = [
-            asked(collect.world, *of, row["rejected"]) for *of, row in zip(tasks, kinds, rows, strict=True)
+            asked(collect.world, task, kind, row["rejected"])
+            for task, kind, row in zip(tasks, kinds, rows, strict=True)
         ]
     return collect.preferred(tasks, [row["chosen"] for row in rows], [row["rejected"] for row in rows])
 
