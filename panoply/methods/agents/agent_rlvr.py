@@ -173,7 +173,7 @@ CLAIM = Ranks(
 """GRPO has 32 steps of 64 episodes, 2,048 in all. Four rounds have 8 steps each and at most 128 · 2 · 2 episodes."""
 
 
-@recipe("agent-rlvr@1", paper=176, world="keydoor:guided", claim=CLAIM, tags=("agents",))
+@recipe("agent-rlvr@1", paper=176, world="keydoor:guided", claim=CLAIM)
 def agent_rlvr() -> Recipe:
     """Agent-RLVR (arXiv 2506.11425): attempt, try again with guidance what failed, learn by DPO what then succeeded.
 
