@@ -1,9 +1,10 @@
 """Words by which works are found: what each means, and which of them follow from what a work is.
 
-Two surveys order methods by questions that have an answer for every one of them. Each question is an axis here, and
+Three surveys order methods by questions that have an answer for every one of them. Each question is an axis here, and
 each answer a tag, `feedback=offline`. What a method's parts ask of a world answers most of them; where they do not, or
 where they would mislead, the work says it itself (`tags=`), and of that question nothing else holds. Settings are those
-that a method is registered with: PPO on a reward model is another row of the same tables.
+that a method is registered with: PPO on a reward model is another row of the same tables. Where one survey asks more
+coarsely what another asks too, its answer follows from the other's.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Axis(NamedTuple):
         return {f"{self.key}={answer}": meaning for answer, meaning in self.answers.items()}
 
 
-ERA, TECHNIQUES = "rl-era-of-llms", "rl4llm-survey"
+ERA, TECHNIQUES, AGENTS = "rl-era-of-llms", "rl4llm-survey", "agent-optimization-survey"
 AXES = (
     Axis(
         "data",
@@ -118,6 +119,59 @@ AXES = (
             "constrained": "under limits",
         },
     ),
+    Axis(
+        "source",
+        "whose episodes it learns from",
+        AGENTS,
+        {
+            "expert": "those of somebody who shows how it is done: people, or a stronger model",
+            "self": "its own, as it explores",
+            "agents": "those of several policies that act in one run",
+            "given": "those that were there before, good and bad",
+        },
+    ),
+    Axis(
+        "granularity",
+        "what a number of credit is for",
+        AGENTS,
+        {
+            "token": "a token",
+            "turn": "a turn, a step of a solution, or an action in control",
+            "trajectory": "a whole episode, or an answer",
+        },
+    ),
+    Axis(
+        "stage",
+        "which stage of training it is",
+        AGENTS,
+        {
+            "sft": "imitation, of others or of its own successes",
+            "rl": "learning from rewards",
+            "preference": "learning from pairs or lists, by a loss on them",
+            "hybrid": "several of these, in turn",
+            "judge": "a reward model, for others to learn from",
+        },
+    ),
+    Axis(
+        "failures",
+        "what becomes of episodes that fail",
+        AGENTS,
+        {
+            "contrast": "they are made less likely than those that do better, or worth less",
+            "discard": "they are left out, and successes imitated",
+            "alike": "they are imitated like all others, where there are any",
+            "correct": "they are set right first",
+        },
+    ),
+    Axis(
+        "param_free",
+        "whether the model's weights stay as they are",
+        AGENTS,
+        {
+            "no": "weights learn",
+            "yes": "what changes is what the model is told: instructions, memories, examples",
+        },
+    ),
 )
 """Every method and every recipe has a tag of each."""
 OTHERS = {
@@ -137,6 +191,7 @@ OTHERS = {
     "survey": "orders works: panoply show NAME",
 }
 """Tags beside the axes."""
+REGIMES = ("on-policy", "off-policy", "offline", "dataset", "several")
 
 
 def meanings() -> dict[str, str]:
@@ -157,6 +212,11 @@ def check(id: str, tags: Iterable[str]) -> None:
 def joined(stated: Iterable[str], follow: Iterable[str]) -> set[str]:
     """What a work says of itself, and of every question that it does not answer, what follows."""
     said = set(stated)
+    found = _said(said, follow)
+    return _said(said, found | of_agents(found)) if {"recipe", *REGIMES} & found else found
+
+
+def _said(said: set[str], follow: Iterable[str]) -> set[str]:
     answered = {tag for axis in AXES if said & axis.tags().keys() for tag in axis.tags()}
     return said | (set(follow) - answered)
 
@@ -226,7 +286,7 @@ def of_method(method: Method, control: bool = False) -> set[str]:
     gives = frozenset().union(*(held.info.gives for _, held in method.parts()))
     found |= {"dynamics=known" if KNOWN & (needs | gives) else "dynamics=unknown"}
     found |= {f"feedback={when}" for when in _when(method)} | {f"on_policy={_on_policy(method)}"}
-    found |= {f"optimisation={_optimisation(method, found)}"}
+    found |= {f"optimisation={_optimisation(method, found)}", f"granularity={_granularity(method, control)}"}
     return _rewarded({*found, "reward=none"} | _by_what_is_learned(method, found))
 
 
@@ -285,6 +345,53 @@ def _optimisation(method: Method, found: set[str]) -> str:
     return "direct" if "data=prefs" in found else "imitation"
 
 
+EACH = {"return_to_go", "over_others", "token_group"}
+"""Credits without a critic that differ from one decision of an episode to the next."""
+WHOLE = {"pair", "list", "group", "episode"}
+"""Units of losses that have one number for an answer."""
+
+
+def _granularity(method: Method, control: bool) -> str:
+    """By what gives credit, or where nothing does by the losses; in control a decision is a turn."""
+    slots, single = method.slots(), "turn" if control else "token"
+    credit: Any = slots.get("credit")
+    if credit is not None:
+        if credit.info.name == "episode_and_anchor":
+            return "turn"
+        return single if credit.info.name in EACH or "column:value" in credit.needs() else "trajectory"
+    units = {term.info.unit for term in method.terms()}
+    if "transition" in units:
+        return "turn"
+    return "trajectory" if units & WHOLE else single
+
+
+STAGES: Mapping[str, tuple[str, ...]] = {
+    "sft": ("imitation", "rejection"),
+    "rl": ("critic", "critic-free", "value", "differentiated"),
+    "preference": ("direct",),
+    "judge": ("judge",),
+}
+"""Which ways to move a policy are one stage to those who train agents."""
+
+
+def of_agents(found: set[str]) -> set[str]:
+    """What follows, of the questions that are asked of agents, from answers to the others."""
+    ways = {name for name, ways in STAGES.items() if found & {f"optimisation={way}" for way in ways}}
+    hybrid = len(ways - {"judge"}) > 1 or "optimisation=hybrid" in found
+    own = "agents" if "several" in found else "self"
+    sources = {own} if "feedback=online" in found else set()
+    sources |= {"expert"} if "data=demos" in found else set()
+    failures = {"contrast"} if ways - {"sft"} else set()
+    failures |= {"discard"} if "optimisation=rejection" in found else set()
+    failures |= {"alike"} if "optimisation=imitation" in found else set()
+    return {
+        *(f"stage={name}" for name in (*ways, *(["hybrid"] if hybrid else []))),
+        *(f"source={name}" for name in sources or {"given"}),
+        *(f"failures={name}" for name in failures),
+        "param_free=no",
+    }
+
+
 def _by_what_is_learned(method: Method, found: set[str]) -> set[str]:
     """What follows from logged data depends on what is learned from them; so does the reward of pairs."""
     more: set[str] = set()
@@ -308,7 +415,7 @@ def of_recipe(recipe: Recipe) -> set[str]:
             continue
         entry = registry.find("method", stage.method)
         made = compose.resolve(stage.method, settings=_own(stage.settings)).method
-        found |= joined(entry.tags, of_method(made))
+        found |= _said(set(entry.tags), of_method(made))
     ways = {tag for tag in found if tag.startswith("optimisation=")}
     if len(ways - {"optimisation=imitation", "optimisation=judge"}) > 1:
         found |= {"optimisation=hybrid"}

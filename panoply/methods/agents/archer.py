@@ -87,7 +87,7 @@ PUBLISHED: Published = {
     world="guess",
     presets={"tiny": TINY},
     claim=CLAIM,
-    tags=("data=rules", "feedback=environment", "reward=rule"),
+    tags=("data=rules", "feedback=environment", "reward=rule", "granularity=turn"),
     published=PUBLISHED,
 )
 def archer(gamma: float = 0.95) -> OnPolicy:

@@ -290,6 +290,7 @@ def arpo_entropy() -> OnPolicy:
         within=1e-6,
     ),
     published={"arXiv 2507.19849, the advantage": {"credit": "hard"}},
+    tags=("granularity=turn",),
 )
 def arpo_hard() -> OnPolicy:
     """ARPO with hard advantages (arXiv 2507.19849): what episodes have in common gets the mean of their advantages."""

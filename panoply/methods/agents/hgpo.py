@@ -209,6 +209,7 @@ PUBLISHED: Published = {
     world="keydoor:aliased",
     claim=CLAIM,
     published=PUBLISHED,
+    tags=("granularity=turn",),
 )
 def hgpo() -> OnPolicy:
     """Hierarchy-of-Groups Policy Optimization (arXiv 2602.22817).

@@ -121,6 +121,7 @@ PUBLISHED: Published = {
     presets={"tiny": {**TINY, "sample.prompts": 16}},
     claim=CLAIM,
     published=PUBLISHED,
+    tags=("granularity=turn",),
 )
 def igpo() -> OnPolicy:
     """Information Gain-based Policy Optimization (arXiv 2510.14967).

@@ -407,6 +407,7 @@ PUBLISHED: Published = {
     claim=CLAIM,
     presets={"tiny": TINY},
     published=PUBLISHED,
+    tags=("optimisation=value", "granularity=token"),
 )
 def b_coder() -> Dataset:
     """B-Coder (arXiv 2310.03173): Q-learning on scored programs that starts as exactly the model's own policy.

@@ -240,7 +240,7 @@ PUBLISHED: Published = {
     presets={"tiny": {"sample.prompts": 8, "update.lr": 3e-4, "update.beta2": 0.95, "run.steps": 60}},
     claim=CLAIM,
     published=PUBLISHED,
-    tags=("data=demos", "feedback=program", "reward=rule"),
+    tags=("data=demos", "feedback=program", "reward=rule", "granularity=turn"),
 )
 def refine_imitate() -> OnPolicy:
     """Refine and Imitate (arXiv 2012.15375).

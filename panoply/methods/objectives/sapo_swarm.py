@@ -131,7 +131,7 @@ PUBLISHED: Published = {
     presets={"tiny": TINY},
     published=PUBLISHED,
     claim=CLAIM,
-    tags=("on_policy=near",),
+    tags=("on_policy=near", "source=agents"),
 )
 def sapo_swarm() -> OnPolicy:
     """Swarm sAmpling Policy Optimization (SAPO, arXiv 2509.08721): nodes that learn from each other's answers.

@@ -243,7 +243,14 @@ PUBLISHED: Published = {
 }
 
 
-@method("corrected-dpo@1", base="dpo", world="grids", presets={"tiny": TINY}, published=PUBLISHED)
+@method(
+    "corrected-dpo@1",
+    base="dpo",
+    world="grids",
+    presets={"tiny": TINY},
+    published=PUBLISHED,
+    tags=("failures=contrast", "failures=correct"),
+)
 def corrected_dpo() -> Dataset:
     """The last stage of OPA-DPO by itself: own answers below the truth, and below what an expert made of them."""
     return dpo().but(

@@ -280,7 +280,15 @@ PUBLISHED: Published = {
 """Pieces of 256 tokens are 64 of an answer of 16,384. The script runs GRPO on the trees' values."""
 
 
-@method("deepsearch@1", paper=182, base="grpo", presets={"tiny": TINY}, claim=CLAIM, published=PUBLISHED)
+@method(
+    "deepsearch@1",
+    paper=182,
+    base="grpo",
+    presets={"tiny": TINY},
+    claim=CLAIM,
+    published=PUBLISHED,
+    tags=("granularity=turn",),
+)
 def deepsearch() -> OnPolicy:
     """DeepSearch (arXiv 2509.25454). A_t = v(node of t) − mean of the group's outcomes, v backed up in a search tree.
 

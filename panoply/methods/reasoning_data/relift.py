@@ -167,7 +167,7 @@ PUBLISHED: Published = {
     presets={"tiny": TINY},
     claim=CLAIM,
     published=PUBLISHED,
-    tags=("teachers",),
+    tags=("teachers", "source=self", "source=expert"),
 )
 def relift() -> Several:
     """ReLIFT (arXiv 2506.07527). GRPO without clip or deviations; 128 failed prompts together make a step of imitation.

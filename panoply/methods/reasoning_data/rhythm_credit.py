@@ -294,7 +294,15 @@ PUBLISHED: Published = {
 reconstructed, and so is what is not listed here, which is GRPO's."""
 
 
-@method("rhythm-credit@1", paper=15, base="grpo", presets={"tiny": TINY}, claim=CLAIM, published=PUBLISHED)
+@method(
+    "rhythm-credit@1",
+    paper=15,
+    base="grpo",
+    presets={"tiny": TINY},
+    claim=CLAIM,
+    published=PUBLISHED,
+    tags=("granularity=token",),
+)
 def rhythm_credit() -> OnPolicy:
     """Rhythm credit, WAAD and FAI (arXiv 2510.13554). Ã_t = γ_t·A_t, γ_t up to 1.5, by attention maps of one more pass.
 

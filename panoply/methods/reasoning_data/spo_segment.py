@@ -190,7 +190,7 @@ PUBLISHED: Published = {
     claim=CLAIM,
     presets={"tiny": SEGMENT_TINY},
     published=PUBLISHED,
-    tags=("dynamics=known",),
+    tags=("dynamics=known", "granularity=turn"),
 )
 def spo_segment() -> OnPolicy:
     """Segment Policy Optimization, SPO-chain (arXiv 2505.23564). A_k = V̂(c_{k+1}) − V̂(c_k).

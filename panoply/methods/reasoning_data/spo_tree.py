@@ -116,6 +116,7 @@ PUBLISHED: Published = {
     claim=CLAIM,
     presets={"tiny": TREE},
     published=PUBLISHED,
+    tags=("granularity=turn",),
 )
 def spo_tree() -> OnPolicy:
     """Segment Policy Optimization, SPO-tree (arXiv 2505.23564). A(edge) = V̂(child) − mean of its siblings' V̂.

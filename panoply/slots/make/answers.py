@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from panoply import data_folder
 from panoply.parts import Finding, part
@@ -20,6 +20,8 @@ LIMITS = {
     "most": "at least 1",
     "temperature": "from 0 to 100",
 }
+
+SIDES: tuple[Literal["chosen"], Literal["rejected"]] = ("chosen", "rejected")
 
 
 @part(
@@ -55,6 +57,33 @@ def solved_by(
     for rows in maker.answered(policy, prompts, answers, temperature):
         right = {tuple(row["answer"]): row for row in rows if row["numbers"].get("success", 0.0) == 1.0}
         yield from list(right.values())[:most]
+
+
+@part(
+    "make",
+    equation="of {answers} episodes of {policy} on each of {prompts} tasks those whose {name} is at least {least}",
+    needs=lambda held: frozenset({"world:text", "world:verify", f"signal:{held.name}"}),
+    bounds=LIMITS,
+)
+def kept_by(
+    maker: Maker,
+    *,
+    policy: str = "start",
+    prompts: int = 256,
+    answers: int = 4,
+    name: str = "success",
+    least: float = 1.0,
+    temperature: float = 1.0,
+) -> Iterator[Row]:
+    """The episodes of a policy that earned enough, as data to imitate, as often as they came: filtered imitation.
+
+    A task that is solved often has the more rows. `solved_by` has each right answer once.
+
+    name    the signal of the world that is summed over an episode
+    least   the smallest sum that is enough
+    """
+    for rows in maker.answered(policy, prompts, answers, temperature):
+        yield from (row for row in rows if row["numbers"].get(name, 0.0) >= least)
 
 
 @part(
@@ -133,4 +162,29 @@ def relabel(maker: Maker, *, data: str = "", judge: str = "") -> Iterator[Row]:
                 "chosen": good["answer"],
                 "rejected": bad["answer"],
                 "numbers": {"gap": best - least},
+            }
+
+
+@part(
+    "make",
+    equation="the pairs in {data}, each up to the first turn in which they differ",
+    needs={"world:text"},
+)
+def first_difference(maker: Maker, *, data: str = "") -> Iterator[Row]:
+    """Pairs of single turns, made of pairs of episodes: both are cut after the first turn that differs.
+
+    What comes before is the same in both, so that a loss on the difference of their log-ratios sees that turn alone. An
+    episode that another begins with differs in no turn, and that pair is left out.
+
+    data    the folder of an earlier stage with pairs (`relabel`)
+    """
+    rows, world = data_folder.read(data, "chosen"), cast(Any, maker.world)
+    for row, task in zip(rows, data_folder.tasks_of(rows, maker.collect("start")), strict=True):
+        good, bad = ([said for _, said in world.turns(task, row[side])] for side in SIDES)
+        same = next((i for i, (a, b) in enumerate(zip(good, bad, strict=False)) if list(a) != list(b)), None)
+        if same is not None:
+            yield {
+                **row,
+                "chosen": [token for said in good[: same + 1] for token in said],
+                "rejected": [token for said in bad[: same + 1] for token in said],
             }
