@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +14,8 @@ from panoply import data_folder, registry
 from panoply.data_folder import Row
 from panoply.evidence.arms import Arm, Budget
 from panoply.methods.agents import agent_optimization_survey as survey
+from panoply.policies.decoder import DecoderConfig
+from panoply.policies.text import TextPolicy
 from panoply.rollout.text import Collector
 from panoply.slots.make.answers import first_difference, kept_by
 from panoply.tags import AGENTS, AXES
@@ -118,7 +119,8 @@ def test_pairs_are_cut_after_the_first_turn_that_differs(tmp_path: Path, words: 
     def row(good: str, bad: str) -> Row:
         return {"task": 0, "id": task.id, "prompt": "", "chosen": said(good), "rejected": said(bad)}
 
-    policy: Any = SimpleNamespace(masked=False)
+    config = DecoderConfig(**{**world.default_model(), "width": 16, "layers": 1, "heads": 2, "inner": 16})
+    policy = TextPolicy.fresh(config, world.tokenizer, seed=1)
     collect = Collector(world, policy, 0)
 
     class Maker:
