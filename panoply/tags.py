@@ -184,6 +184,7 @@ OTHERS = {
     "text": "a world of text",
     "control": "a world of observations and actions",
     "teachers": "learns from several teachers",
+    "curriculum": "what it is asked changes as it learns",
     "recipe": "stages, each a run",
     "algorithm": "solves a small problem by itself: panoply run NAME",
     "system": "is about how things run: panoply run NAME",
