@@ -229,7 +229,7 @@ PUBLISHED: Published = {
         "sample.weight": 0.2,
         "update.lr": 1e-6,
         "update.minibatches": 8,
-        "regularise.kl": "none",
+        "regularise.kl.weight": None,
     },
     "dongguanting/ARPO, vllm_rollout_with_tools.py": {"sample.tokens": 20},
     "arXiv 2507.19849, the advantage": {"credit": "group", "sample.when": "after"},
@@ -280,9 +280,9 @@ def arpo_entropy() -> OnPolicy:
 
 @method(
     "arpo-hard@1",
+    paper=86,
     base="arpo-entropy",
     world="tools",
-    presets={"tiny": _TINY},
     claim=Identity(
         "At ratio 1 the mean advantage for what episodes have in common, and each episode's own advantage for its "
         "copy, give one gradient.",

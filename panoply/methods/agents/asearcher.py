@@ -117,6 +117,7 @@ def _throughput(seed: int) -> Mapping[str, float]:
 
 @system(
     "async-rollouts@1",
+    paper=196,
     claim=Speed(
         "Where episodes differ much in length, updates come at least twice as fast when nobody waits for the "
         "longest: in simulated time, at most four batches ahead.",
@@ -179,7 +180,7 @@ PUBLISHED: Published = {
         "surrogate.cap": 5.0,
         "update.lr": 5e-6,
         "update.minibatches": 1,
-        "regularise.kl": "none",
+        "regularise.kl.weight": None,
     }
 }
 DONE = {"reduce", "regularise.kl", "surrogate.high"}
@@ -228,6 +229,7 @@ def asearcher() -> OnPolicy:
 
 @method(
     "decoupled-ppo@1",
+    paper=196,
     base="grpo",
     presets={"tiny": {k: v for k, v in TINY.items() if k not in ("surrogate.high",)}},
     claim=Identity(

@@ -155,8 +155,8 @@ PUBLISHED: Published = {
 def aspo_tir() -> OnPolicy:
     """Advantage Shaping Policy Optimization, for tool-integrated reasoning (arXiv 2508.19201).
 
-    To make an agent call its tool earlier, the advantage of a right answer that calls is moved, after everything has
-    been normalised:
+    To make an agent call its tool earlier, the advantage of a right answer that calls is moved. After everything has
+    been normalised,
 
         A ← A + clip(δ·(p − mean_C p) / mean_C |y|,  −k·|A|,  +k·|A|)
 

@@ -69,6 +69,7 @@ def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
         "failures": "at least 1",
         "memory": "at least 1",
         "verify": "at least 1",
+        "first": "any number",
     },
     impossible=_impossible,
     inert=_inert,

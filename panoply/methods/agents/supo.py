@@ -83,9 +83,9 @@ PUBLISHED: Published = {
     },
     "arXiv 2510.06727, the objective": {
         "reduce": "token_mean",
-        "regularise.kl": "none",
+        "regularise.kl.weight": None,
         "credit.votes": "rollout",
-        "select.overlong": True,
+        "select.in_context.overlong": True,
     },
 }
 DONE = {"reduce", "regularise.kl", "surrogate.high", "sample.group"}
