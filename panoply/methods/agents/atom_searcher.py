@@ -101,7 +101,7 @@ PUBLISHED: Published = {
     published=PUBLISHED,
 )
 def atom_searcher() -> OnPolicy:
-    """Atom-Searcher (arXiv 2508.12800).
+    """Atom-Searcher (arXiv 2508.12800): a judge scores single thoughts, and counts the less the further training is.
 
     An agent marks small units of its thinking, a judge scores each, and the mean is mixed with the outcome:
 

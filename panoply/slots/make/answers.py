@@ -63,7 +63,7 @@ def solved_by(
     "make",
     equation="of {answers} episodes of {policy} on each of {prompts} tasks those whose {name} is at least {least}",
     needs=lambda held: frozenset({"world:text", "world:verify", f"signal:{held.name}"}),
-    bounds=LIMITS,
+    bounds={**LIMITS, "least": "any number"},
 )
 def kept_by(
     maker: Maker,
