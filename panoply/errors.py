@@ -66,7 +66,7 @@ def nearest(name: str, names: Sequence[str], most: int = 3) -> list[str]:
     if 0 < len(pieces) <= most:
         return pieces
     close = difflib.get_close_matches(asked, spelt, n=most, cutoff=0.5 if len(asked) < 4 else 0.6)
-    turned = [n for n in close if sorted(n) == sorted(asked)]  # letters that changed places
+    turned = [n for n in spelt if sorted(n) == sorted(asked)]  # letters that changed places
     for word in (*turned, *close):
         if spelt[word].lower().lstrip("-") == word or _alike(asked, word) > 0.7:
             return [spelt[word]]

@@ -409,10 +409,11 @@ def _fields(kind: type[Settings], prefix: str, settings: Mapping[str, Any]) -> S
 
 def named_world(words: str) -> Any:
     """The world that words name, with options as in `chain:operations=8,levels=2,4`."""
-    if ":" in words and (whole := registry.implied(words)) is not None:
-        return whole.build()
     found = re.fullmatch(r"(.+?)(?::(\w+=.*))?", words, re.S)
     assert found is not None
+    alone = ":" not in found[1] or registry.implied(found[1]) is None
+    if ":" in words and alone and (whole := registry.implied(words)) is not None:
+        return whole.build()
     given = [word.partition("=") for word in re.split(r",(?=\w+=)", found[2])] if found[2] else []
     entry = registry.find("world", found[1])
     return entry.build(**world_settings(entry, {name: value for name, _, value in given}))

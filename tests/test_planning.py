@@ -25,7 +25,7 @@ from panoply.worlds.text.chain import Chain
 
 @pytest.mark.parametrize("name", METHODS)
 def test_round_trip(name: str) -> None:
-    plan = make_plan(name, world_for(name), settings={"run.held_out": "7"}, seed=4, model="fresh")
+    plan = pp.plan(name, world_for(name), settings={"run.held_out": "7"}, seed=4, model="fresh")
     for data in (json.loads(json.dumps(plan.to_json())), yaml.safe_load(plan.to_yaml())):
         again = Plan.from_json(data)
         assert again == plan
@@ -331,7 +331,7 @@ def test_options_have_types() -> None:
         ({"settings": {"run.minutes": "nan"}}, "run.minutes must be above 0, not nan"),
         (
             {"credit": "ppo"},
-            "needs the column 'value', which model.bpo/median_critic or model.critic gives",
+            "needs the column 'value', which model.b-coder/pretrained_value or model.bpo/median_critic or ",
         ),
         (
             {"credit": "spo-segment"},

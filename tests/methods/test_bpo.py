@@ -357,7 +357,9 @@ def test_borrowed_by_ppo_it_says_what_stands_in_for_the_median() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(PanoplyError, match="every group is one episode"):
         pp.plan("ppo", "cartpole", surrogate="gbpo")
-    with pytest.raises(PanoplyError, match="needs the column 'target', which credit.gae or"):
+    with pytest.raises(
+        PanoplyError, match="needs the column 'target', which credit.archer/q_minus_v or credit.gae or"
+    ):
         pp.plan("grpo", "chain", surrogate="bpo")
     with pytest.raises(PanoplyError, match="needs the column 'median', which model.bpo/median_critic gives"):
         pp.plan("ppo", "chain", surrogate="bpo", settings={"surrogate.centre": "median"})

@@ -70,7 +70,6 @@ def test_the_methods_of_language_models_are_served() -> None:
         "dapo",
         "gspo",
         "cispo",
-        "gigpo",
         "reinforce++",
     }
     assert expected <= set(METHODS)

@@ -48,6 +48,7 @@ def turns_apart() -> Experience:
     dice = torch.Generator().manual_seed(1)
     more = {name: torch.rand(len(made), generator=dice, dtype=torch.float64) - 0.5 for name in COLUMNS}
     more |= {"logp@old": made["logp"], "position": torch.arange(len(made)), "alone": made["episode"] % 3 - 1}
+    more |= {"tag": more["position"] % 2, "right": made["episode"] % 2}
     return made.with_columns(**more)
 
 

@@ -278,5 +278,7 @@ def test_a_run_on_lists(tmp_path: Any) -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(PanoplyError, match=r"list_mle\) needs lists, which data.lists gives"):
+    with pytest.raises(
+        PanoplyError, match=r"list_mle\) needs lists, which data.b-coder/scored_programs or data.lists gives"
+    ):
         make_plan("dpo", "strings", slots={"losses": [list_mle()]})

@@ -36,7 +36,7 @@ AT_ONCE = 2048
 """Rollouts of an estimate that are made together."""
 SCORED = {"task", "episode", "turn", "context", "position", "action", "logp", *ALTERING}
 """Columns of an answer that is kept to be scored again."""
-SAMPLING = LIMITS.keys() - {"prompts", "group"}
+SAMPLING = LIMITS.keys() - {"prompts", "group", "pool"}
 
 
 class Tracker(Remembered):
@@ -74,7 +74,9 @@ class Tracker(Remembered):
     def _try(self, tasks: Sequence[Any]) -> None:
         """Begin with 1/(1 − ρ_min) tries, as large a share of them won as of real ones and half of one more."""
         method, collect = cast(OnPolicy, self.seat.method), cast(Any, self.seat.collect)
-        asked = {name: v for name, v in method.sample.settings().items() if name in SAMPLING}
+        asked = {
+            name: v for name, v in method.sample.settings().items() if name in SAMPLING and v is not None
+        }
         rows = collect.episodes(tasks, self.estimate, **asked)
         for annotate in self.seat.annotators:
             rows = annotate(rows)

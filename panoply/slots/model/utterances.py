@@ -44,13 +44,10 @@ class Judge(Remembered):
     """The critic, its target, its optimiser and its replay: what is saved with a run."""
 
     def __init__(self, net: UtteranceCritic, collect: Collector, held: Course, temperature: float):
-        from panoply.loops.compiler import leave_unloaded
-
         self.net, self.target = net, net.frozen()
         self.collect, self.temperature, self.held = collect, temperature, held
         self.turns = Turns(held.size)
         self.learning = dict(net.learning())
-        leave_unloaded()
         self.optimiser = cast(Adam, adam(lr=held.lr)(self.learning.values()))
         self.updates = 0
 

@@ -35,7 +35,9 @@ def greedy_groups(held: Any, method: Any) -> list[Finding]:
     return []
 
 
-def _impossible(held: Any, method: Any) -> list[Finding]:
+def _impossible(held: Any, method: Any, world: Any) -> list[Finding]:
+    if isinstance(held.turns, Part) and world.medium != "text":
+        return [("turns", f"an episode of {world.name} has no turns that could be counted")]
     if held.pool is not None and held.pool < held.prompts:
         small = f"a pool of {held.pool} tasks is smaller than a batch of {held.prompts} prompts"
         return [("pool", small)]

@@ -14,8 +14,9 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from panoply.environments import environment
 from panoply.environments.crew import Broken, Crew, Episode, crew_of
-from panoply.environments.environment import LIBRARIES, Library, library_of, parse
+from panoply.environments.environment import Library, library_of, parse
 from panoply.errors import PanoplyError, unknown
 from panoply.policies.talk import Talk
 from panoply.policies.tokenizer import Tokenizer
@@ -97,7 +98,7 @@ class Spoken(Episodic):
         if not self.env:
             raise PanoplyError(
                 f"The world spoken is an environment of another library: name it, as in --world "
-                f"reasoning-gym:chain_sum. Known are {', '.join(LIBRARIES)}."
+                f"reasoning-gym:chain_sum. Known are {', '.join(environment.LIBRARIES)}."
             )
         return library_of(self.env)
 
@@ -343,7 +344,7 @@ def entry_for(name: str) -> Entry | None:
 def _of_name(name: str) -> type[Spoken]:
     """The world with its name filled in: a class, since a world's fields are its options."""
     library, _, _ = parse(name) or ("", "", {})
-    base = Spoken if LIBRARIES[library].spoken else Agent
+    base = Spoken if environment.LIBRARIES[library].spoken else Agent
     made = dataclasses.make_dataclass(
         base.__name__, [("env", str, dataclasses.field(default=name))], bases=(base,), frozen=True
     )
