@@ -22,7 +22,10 @@ from panoply.experience import Experience, Ragged, Segments, Table
 from panoply.parts import Part
 
 SLOTS = ("surrogate", "regularise")
-ELSEWHERE = {"mirror": "its divergence is between whole policies: tests/policies/test_divergence.py"}
+ELSEWHERE = {
+    "mirror": "its divergence is between whole policies: tests/policies/test_divergence.py",
+    "group_preference": "its sets are given answers, a stream of their own: tests/methods/test_oorl_gepo.py",
+}
 
 
 class Talkative(Tabular):
