@@ -92,7 +92,7 @@ def browser() -> Iterator[Any]:
 def page(browser: Any, serving: Any) -> Iterator[Any]:
     """The start page, opened with its token. An error in a script fails the test."""
     made = browser.new_page(viewport={"width": 1400, "height": 900})
-    made.set_default_timeout(10_000)
+    made.set_default_timeout(30_000)
     problems: list[str] = []
     made.on("pageerror", lambda error: problems.append(str(error)))
     made.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
