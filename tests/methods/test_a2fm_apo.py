@@ -69,5 +69,6 @@ def test_a_run_and_its_recipe(tmp_path: Path) -> None:
     settings = {"sample.prompts": 2, "run.held_out": 4}
     done = tiny.bare(tmp_path / "run", "a2fm-apo", world="routes", settings=settings, steps=2)
     assert len(tiny.metrics(done.run)) == 2
-    plan = pp.plan("a2fm-apo", "routes")
-    assert plan.method.sample.forced == 3
+    stages = pp.plan_recipe("a2fm")
+    assert [stage.options["model"] for stage in stages.recipe.stages] == ["fresh", "@imitate"]
+    assert stages["route"].method.sample.forced == 3

@@ -15,7 +15,7 @@ from tiny import bare
 
 import panoply as pp
 from panoply.loops.learner import STOPPED, Learner
-from panoply.methods.agents.loop import adam_until, loop, product_clip, telling
+from panoply.methods.agents.loop import loop, product_clip, telling
 from panoply.slots.credit.groups import group
 from panoply.slots.reward.signals import signal
 
@@ -137,7 +137,7 @@ def test_a_policy_too_far_away_does_not_move(limit: float, stopped: float) -> No
         made = ragged(lengths=((1, 1),), drift=0.0)
         off = torch.tensor([1.0, 0.6]).double() * sign
         made = made.with_columns(**{"logp@old": made["logp"] + off, "logp": made["logp"]})
-        method = loop().but(update=adam_until(stop_kl=limit))
+        method = loop().but(update=loop().update.but(stop_kl=limit))
         learner = Learner(policy, method, total_steps=2, micro_tokens=100)
         before = policy.logits.detach().clone()
         told = learner.step(made.with_columns(advantage=torch.tensor([1.0, -1.0]).double()), 0)

@@ -110,6 +110,22 @@ def test_both_parts_are_averaged_by_their_own_counts() -> None:
     assert_same(found["logits"], slow)
 
 
+def test_a_set_is_never_split_over_micro_batches() -> None:
+    """Two sets and two own answers, a token a micro-batch: the gradient is that of the whole."""
+    states, actions, group = [0, 1, 2, 3, 4, 0, 1], [0, 1, 2, 3, 0, 2, 1], [0, 1, 5, 5, 5, 6, 6]
+    rows = hand(
+        state=states, action=actions, episode=list(range(7)), group=group, source=[OWN] * 2 + [SYNTHETIC] * 5,
+        advantage=[1.0, -2.0, 0, 0, 0, 0, 0], right=[math.nan, math.nan, 1.0, 1.0, 0.0, 1.0, 0.0],
+        logp=[-1.0, -1.5] + [math.nan] * 5, **{"logp@reference": [-1.0, -1.5, -0.4, -2.0, -1.0, -0.7, -3.0]},
+    )  # fmt: skip
+    method, policy = oorl_gepo(), Tabular()
+    whole = learner(Tabular(), method).gradient(rows, step=0)["logits"]
+    assert_same(learner(policy, method, micro_tokens=1).gradient(rows, step=0)["logits"], whole, rel=1e-10)
+    assert len(policy.scored) > 2, "the mini-batch was never split"
+    apart = rows.with_columns(group=torch.tensor([0, 1, 5, 6, 5, 6, 6]))
+    assert float((learner(Tabular(), method).gradient(apart, step=0)["logits"] - whole).abs().max()) > 1e-5
+
+
 def test_given_answers_are_in_no_baseline() -> None:
     own = return_to_go()(hand(episode=[0, 1], reward=[1.0, 0.0], source=[OWN, OWN]))
     both = return_to_go()(hand(episode=[0, 1, 2], reward=[1.0, 0.0, math.nan], source=[OWN, OWN, SYNTHETIC]))

@@ -15,7 +15,7 @@ from panoply.errors import PanoplyError
 from panoply.experience import TERMINATED, TRUNCATED, Experience
 from panoply.loops.learner import Learner
 from panoply.methods.agents import poad as work
-from panoply.methods.agents.poad import CLAIM, adam_within, best_words, differences, played, token_values
+from panoply.methods.agents.poad import CLAIM, best_words, differences, played, token_values
 from panoply.slots.credit.gae import gae
 from panoply.worlds.control.mdp import MDP
 
@@ -173,7 +173,7 @@ def test_a_policy_too_far_away_does_not_move(limit: float, skipped: float) -> No
     """ρ is e^.7 on one token and e^−.7 on the other: ρ − 1 − log ρ is .3138 and .1966, a mean of .2552."""
     made, policy = ragged(lengths=((1, 1),), drift=0.0), Tabular()
     made = made.with_columns(logp=made["logp"] - torch.tensor([0.7, -0.7]).double())
-    method = work.poad().but(update=adam_within(skip_kl=limit), regularise=())
+    method = work.poad().but(update=work.poad().update.but(skip_kl=limit), regularise=())
     learner = Learner(policy, method, total_steps=2, micro_tokens=100)
     before = policy.logits.detach().clone()
     told = learner.step(made.with_columns(advantage=torch.tensor([1.0, 1.0]).double()), 0)

@@ -103,6 +103,9 @@ def test_minimality_leaves_out_one_argument_after_another() -> None:
     assert minimality(Command("T", "ab", "o", 2, "cP")) == 0.5, (
         "without a file touch says nothing, either, but fails"
     )
+    assert minimality(Command("T", "ab", "o", 2, "cPP")) == 0, (
+        "a command that changes no file has none to lose"
+    )
 
 
 def test_outputs_that_nearly_agree_are_alike() -> None:

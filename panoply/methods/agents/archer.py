@@ -76,7 +76,7 @@ PUBLISHED: Published = {
         "update.clip": 1.0,
         "credit.baseline": False,
     },
-    "arXiv 2402.19446, §3": {"models.utterance_critic.expectile": None},
+    "reported of arXiv 2402.19446": {"models.utterance_critic.expectile": None},
 }
 
 

@@ -203,7 +203,7 @@ CLAIM = Learns(
 
 
 PUBLISHED: Published = {
-    "arXiv 2505.16282, §4 (reported with the released code)": {
+    "reported of arXiv 2505.16282": {
         "sample.prompts": 16,
         "sample.group": 8,
         "sample.temperature": 1.0,
@@ -216,7 +216,7 @@ PUBLISHED: Published = {
         "update.minibatches": 2,
         "regularise": None,
     },
-    "dvlab-research/ARPO, verl/trainer": {
+    "reported of dvlab-research/ARPO, verl/trainer": {
         "replay.size": 8,
         "replay.batch": 1,
         "replay.least": 0.1,

@@ -85,8 +85,15 @@ CLAIM = Ranks(
 )
 
 PUBLISHED: Published = {
-    "arXiv 2508.12800, §3": {"reward.first": 0.5, "reward.fades": "linear", "reward.otherwise": -1.0},
-    "arXiv 2508.12800, §4 (DeepResearcher's setting)": {"sample.group": 16, "update.lr": 1e-6},
+    "reported of arXiv 2508.12800, its reward": {
+        "reward.first": 0.5,
+        "reward.fades": "linear",
+        "reward.otherwise": -1.0,
+    },
+    "reported of arXiv 2508.12800, its experiments (DeepResearcher's setting)": {
+        "sample.group": 16,
+        "update.lr": 1e-6,
+    },
 }
 """α and −1 are reconstructed: the released repository has no training code."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -13,18 +12,17 @@ from panoply.evidence.claims import Ranks, Shows
 from panoply.experience import Experience, Segments
 from panoply.methods.base.rloo import TINY as RLOO_TINY
 from panoply.methods.base.rloo import rloo
-from panoply.parts import Finding, Part, part
+from panoply.parts import Part, part
 from panoply.regimes import OnPolicy
 from panoply.registry import Published, method
 from panoply.slots.credit.groups import group
 from panoply.slots.reduce.averages import sequence_mean
 from panoply.slots.reward.signals import signal
 from panoply.slots.sample.groups import groups
-from panoply.slots.schedule.schedules import constant
 from panoply.slots.surrogate.ratios import STAYS, needs_against, ratio_stats, stays_at_one
-from panoply.slots.update.optimisers import LIMITS, SHARES, Adam
+from panoply.slots.update.near import adam_near
 
-_LEFT_OUT, _FLAT = group(baseline="leave_one_out", scale="none"), constant()
+_LEFT_OUT = group(baseline="leave_one_out", scale="none")
 
 
 @part(
@@ -95,49 +93,6 @@ def product_clip(
     return value, {**ratio_stats(batch, against), **stats}
 
 
-def _stops(held: Any, method: Any) -> list[Finding]:
-    surrogate = getattr(method, "surrogate", None)
-    if surrogate is None or surrogate.info.id != product_clip().info.id:
-        return [("stop_kl", "only surrogate=loop/product_clip says how far episodes have moved")]
-    if held.epochs * held.minibatches == 1:
-        return [("stop_kl", STAYS)]
-    return []
-
-
-@part(
-    "update",
-    equation="AdamW, lr {lr}, until the policy is {stop_kl} nats away",
-    bounds={
-        **LIMITS,
-        **SHARES,
-        "epsilon": "above 0",
-        "weight_decay": "at least 0",
-        "stop_kl": "at least 0",
-    },
-    cost=lambda held: 2,
-    inert=_stops,
-)
-def adam_until(
-    parameters: Iterable[torch.nn.Parameter],
-    *,
-    lr: float = 5e-5,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.01,
-    clip: float = 0.1,
-    stop_kl: float = 20.0,
-    schedule: Part = _FLAT,
-    epochs: int = 2,
-    minibatches: int = 8,
-) -> torch.optim.Optimizer:
-    """Adam that ends a step's epochs where |mean Σ_t log ρ_t| of a mini-batch's episodes is above `stop_kl` (0: never).
-
-    The mini-batch on which that is seen is not learned from, either.
-    """
-    return Adam(parameters, lr=lr, beta1=beta1, beta2=beta2, eps=epsilon, weight_decay=weight_decay)
-
-
 CLAIM = Ranks(
     "On episodes of several turns, learned from twice in mini-batches, ratios of single tokens learn more from as many "
     "episodes than ratios of whole episodes, and more than RLOO, which learns from each episode once.",
@@ -206,5 +161,5 @@ def loop() -> OnPolicy:
         credit=telling(),
         surrogate=product_clip(),
         reduce=sequence_mean(),
-        update=adam_until(),
+        update=adam_near(lr=5e-5, weight_decay=0.01, clip=0.1, stop_kl=20.0, epochs=2, minibatches=8),
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,7 +14,6 @@ from panoply.evidence.claims import Ahead, Identity
 from panoply.experience import TERMINATED, Experience, Segments, Table
 from panoply.methods.base.ppo import TINY as PPO_TINY
 from panoply.methods.base.ppo import ppo
-from panoply.parts import Finding, Part, part
 from panoply.regimes import OnPolicy
 from panoply.registry import Published, algorithm, method
 from panoply.seeds import numpy_rng, torch_rng
@@ -23,43 +21,10 @@ from panoply.slots.credit.gae import gae
 from panoply.slots.loss.values import squared_value
 from panoply.slots.model.values import critic
 from panoply.slots.regularise.terms import entropy
-from panoply.slots.schedule.schedules import constant
-from panoply.slots.surrogate.ratios import STAYS
-from panoply.slots.update.optimisers import LIMITS, SHARES, Adam, adam
+from panoply.slots.update.near import adam_near
+from panoply.slots.update.optimisers import adam
 from panoply.worlds.control.mdp import MDP
 from panoply.worlds.control.world import Array
-
-_FLAT = constant()
-
-
-def _skips(held: Any, method: Any) -> list[Finding]:
-    return [("skip_kl", STAYS)] if held.epochs * held.minibatches == 1 else []
-
-
-@part(
-    "update",
-    equation="AdamW, lr {lr}, where the policy is within {skip_kl} nats",
-    bounds={**LIMITS, **SHARES, "epsilon": "above 0", "weight_decay": "at least 0", "skip_kl": "at least 0"},
-    cost=lambda held: 2,
-    inert=_skips,
-)
-def adam_within(
-    parameters: Iterable[torch.nn.Parameter],
-    *,
-    lr: float = 1e-6,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-5,
-    weight_decay: float = 0.0,
-    clip: float = 0.5,
-    skip_kl: float = 0.02,
-    schedule: Part = _FLAT,
-    epochs: int = 1,
-    minibatches: int = 4,
-) -> torch.optim.Optimizer:
-    """Adam that leaves out mini-batches on which the mean of ρ − 1 − log ρ over tokens is above `skip_kl` (0: none)."""
-    return Adam(parameters, lr=lr, beta1=beta1, beta2=beta2, eps=epsilon, weight_decay=weight_decay)
-
 
 # ------------------------------------------------------------------ values of words, letter by letter
 
@@ -293,7 +258,7 @@ def poad() -> OnPolicy:
     return ppo().but(
         credit=gae(gamma=0.95, lam=0.95, inside=1.0),
         regularise=(entropy(weight=0.01),),
-        update=adam_within(),
+        update=adam_near(epsilon=1e-5, clip=0.5, skip_kl=0.02, minibatches=4),
         models=(
             critic(
                 loss=squared_value(weight=0.5, clip=0.2),

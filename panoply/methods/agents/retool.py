@@ -16,13 +16,13 @@ from panoply.slots.update.optimisers import adam
 TINY = {**PPO_TINY, "sample.prompts": 64, "run.steps": 20}
 
 PUBLISHED: Published = {
-    "arXiv 2504.11536, §2.3": {
+    "reported of arXiv 2504.11536, its training": {
         "reward": "verdict",
         "reward.right": 1.0,
         "reward.wrong": -1.0,
         "regularise.kl.weight": None,
     },
-    "arXiv 2504.11536, §3.1": {
+    "reported of arXiv 2504.11536, its experiments": {
         "sample.prompts": 512,
         "update.lr": 1e-6,
     },

@@ -24,7 +24,7 @@ CLAIM = Learns(
 
 
 PUBLISHED: Published = {
-    "WooooDyy/AgentGym-RL, examples/train/ScalingInter-RL (BabyAI)": {
+    "reported of WooooDyy/AgentGym-RL, examples/train/ScalingInter-RL (BabyAI)": {
         "sample.prompts": 32,
         "sample.group": 4,
         "sample.turns.values": (6, 13, 20),

@@ -73,7 +73,7 @@ CLAIM = Ranks(
 
 
 PUBLISHED: Published = {
-    "arXiv 2510.06727, CodeGym": {
+    "reported of arXiv 2510.06727, CodeGym": {
         "sample.prompts": 128,
         "sample.group": 8,
         "sample.temperature": 1.0,
@@ -81,7 +81,7 @@ PUBLISHED: Published = {
         "surrogate.high": 0.28,
         "update.lr": 1e-6,
     },
-    "arXiv 2510.06727, the objective": {
+    "reported of arXiv 2510.06727, the objective": {
         "reduce": "token_mean",
         "regularise.kl.weight": None,
         "credit.votes": "rollout",

@@ -393,7 +393,7 @@ TINY = {
     "run.steps": 100,
 }
 PUBLISHED: Published = {
-    "arXiv 2310.03173, §4": {
+    "reported of arXiv 2310.03173": {
         "losses.q_of_logits.target": "checkpoint",
         "losses.q_of_logits.most": 1.0,
     },
@@ -422,7 +422,8 @@ def b_coder() -> Dataset:
     R̃ = Σ Q(s, a) − γ·V(s′), by which the best of many samples is chosen (`b-coder-ranking`, which says when it errs).
 
     The paper starts from CodeRL's T5 with one frozen encoder for all networks; here V_φ and V^r are decoders of their
-    own. α, γ, β_adv and β_ce are chosen here.
+    own. α, γ, β_adv and β_ce are chosen here. A head of values from new weights, which the paper also compares with, is
+    not built.
     """
     return Dataset(
         data=scored_programs(),

@@ -171,8 +171,8 @@ CLAIM = Ranks(
     shows=(Shows("mean:malformed", least=0.02),),
 )
 PUBLISHED: Published = {
-    "arXiv 2510.02286, §4.1": {"sample.branches": 4, "sample.most": 32},
-    "arXiv 2510.02286, §3.2 and 3.3": {
+    "reported of arXiv 2510.02286, its experiments": {"sample.branches": 4, "sample.most": 32},
+    "reported of arXiv 2510.02286, its method": {
         "credit.baseline": "mean",
         "credit.scale": "std",
         "surrogate.protect": True,

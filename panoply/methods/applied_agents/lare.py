@@ -14,6 +14,7 @@ from panoply.errors import PanoplyError, nearest
 from panoply.evidence.claims import Ahead, Learns
 from panoply.experience import Column, Experience
 from panoply.methods.base.ppo import ppo
+from panoply.methods.base.preference_ppo import CONTROL as WHOLE_EPISODES
 from panoply.parts import Finding, part
 from panoply.regimes import OnPolicy
 from panoply.registry import Published, algorithm, method
@@ -308,21 +309,10 @@ def latent_reward(
 
 
 CONTROL = {
-    "sample.prompts": 32,
-    "credit.gamma": 0.99,
-    "update.lr": 1e-3,
-    "update.epsilon": 1e-5,
-    "update.clip": 0.5,
-    "update.epochs": 10,
-    "update.minibatches": 4,
-    "models.critic.update": None,
-    "models.critic.loss.weight": 1.0,
-    "models.critic.loss.clip": None,
+    **WHOLE_EPISODES,
     "models.decomposed.k": 32,
     "models.decomposed.hidden": (64, 64),
     "models.decomposed.lr": 1e-3,
-    "run.steps": 40,
-    "run.evaluate_every": 5,
 }
 """PPO's numbers on whole episodes, and a smaller reward."""
 EPISODIC = {"world.reward": "episodic", "world.distractors": "16", "run.held_out": "128"}

@@ -167,7 +167,7 @@ TINY = {
     "update.schedule": "constant",
 }
 PUBLISHED: Published = {
-    "arXiv 2505.12723, §3 and §4.1": {
+    "reported of arXiv 2505.12723": {
         "regularise.group_preference.weight": 0.01,
         "regularise.group_preference.spread": 1.0,
         "sample.prompts": 8,

@@ -228,7 +228,7 @@ PUBLISHED: Published = {
         "update.epochs": 2,
         "update.minibatches": 2,
     },
-    "arXiv 2012.15375, §4": {"reward.persuades": 4.0, "reward.odd": -3.0},
+    "reported of arXiv 2012.15375": {"reward.persuades": 4.0, "reward.odd": -3.0},
 }
 
 
@@ -259,7 +259,8 @@ def refine_imitate() -> OnPolicy:
     followed. The detectors are the world's (signals `passed` and `appeal`), exact where the paper has classifiers. The
     selector that ranks replies by how human they are is `reward-model` on the same world's pairs; ranking by it at run
     time, after filtering with the detectors, is not built. The number of passing candidates below which a pass earns
-    less (`enough`) is chosen here.
+    less (`enough`) is chosen here. Perplexity and how many pairs of words differ, which the paper reports too, are not
+    measured.
     """
     return OnPolicy(
         sample=candidates(),
