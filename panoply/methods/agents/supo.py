@@ -69,6 +69,11 @@ CLAIM = Ranks(
     "episodes=3840",
     also=("success", "summaries", "truncated"),
     shows=(Shows("summaries", least=2.0),),
+    waives={
+        "room": "a rule that keeps one number forgets the others, and no training brings them back: how little that "
+        "learns is what summaries are to change"
+    },
+    reworded="The rule that keeps the last number filled 10 % of the room, so that the gate of room is waived.",
 )
 
 

@@ -210,6 +210,11 @@ CLAIM = Learns(
     over="sft",
     world="guess:talk",
     budget="steps=60",
+    waives={
+        "room": "careless replies are what is imitated, and how little carelessness that removes is what is to be "
+        "changed; the start is right in a fifth of the conversations, so that it is not at the floor"
+    },
+    reworded="Imitation filled 5 % of the room, so that the gate of room is waived.",
 )
 PUBLISHED: Published = {
     "wyshi/consistency, PPO.py": {
