@@ -128,7 +128,7 @@ CLAIM = Learns(
     keeps={"success": 0.03},
     also=("success", "calls"),
     shows=(Shows("first_call", least=0.5),),
-    reworded="Without the bias the first call comes after 0.69 tokens at the end, where at least 0.8 had been asked for; "
+    reworded="Without the bias the first call comes after 0.69 tokens at the end, where 0.8 had been asked for; "
     "half a token leaves enough to bring forward.",
 )
 
