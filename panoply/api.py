@@ -255,8 +255,8 @@ def sample(
 
     which   checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
     """
-    from panoply.rollout.denoising import engine_of
     from panoply.rollout.engine import Request
+    from panoply.rollout.engines import engine_of
     from panoply.rollout.sampling import Sampling
     from panoply.seeds import stable_hash
     from panoply.threads import with_threads

@@ -20,8 +20,8 @@ from panoply.experience import Experience
 from panoply.kinds import is_text, kind_of
 from panoply.parts import Part
 from panoply.policies.build import judges
-from panoply.rollout.denoising import engine_of
 from panoply.rollout.engine import Request, Rollouts
+from panoply.rollout.engines import engine_of
 from panoply.rollout.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def measure(policy: TextPolicy, prompt: Sequence[int], rows: int = ROWS, tokens:
     write(2, 2)  # what happens once only: kernels compiled, memory taken
     began = write(2, 1)
     if policy.device.type == "cuda":
-        rows, tokens = engine.slots, 8 * tokens  # rows are next to free there: no fewer than there will be
+        rows, tokens = SLOTS, 8 * tokens  # rows are next to free there: no fewer than there will be
     elif began < BRIEF:  # a small model, of which more is needed to tell anything
         rows, tokens = 2 * rows, 4 * tokens
     many, few = rows, rows // 8

@@ -432,7 +432,7 @@ def asked_of_a_pass(terms: Sequence[Part]) -> frozenset[str]:
         n
         for t in terms
         for n in t.needs()
-        if not n.startswith(("world:", "column:", "whole:", "signal:"))
+        if not n.startswith(("world:", "column:", "whole:", "signal:", "engine:"))
         if "@" not in n or n.startswith(divergence.NEED)
     )
 

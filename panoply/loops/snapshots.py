@@ -14,6 +14,7 @@ from panoply.experience import OWN, Experience
 from panoply.kinds import Policy
 from panoply.policies import divergence
 from panoply.policies.low_rank import merge
+from panoply.policies.moving import take
 from panoply.regimes import Method
 
 PREFIX = "snapshot:"
@@ -162,11 +163,8 @@ class Kept:
             self.step = step
             self._take(self._weights(self.learner))
 
-    @torch.no_grad()
     def _take(self, weights: Weights) -> None:
-        for name, weight in self.weights.items():
-            weight.copy_(weights[name])
-        merge(self.policy.model)
+        take(self.policy.model, {name: weights[name] for name in self.weights})
 
     @torch.no_grad()
     def _mix(self, share: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.experience import OPEN, TERMINATED, Ragged, Table
 from panoply.policies.masked import MaskedPolicy
-from panoply.policies.text import TextPolicy
-from panoply.rollout.engine import TextEngine
+from panoply.policies.moving import Weights
+from panoply.rollout.engine import published
 from panoply.rollout.requests import Request
 from panoply.rollout.rollouts import LENGTH, Rollouts
 from panoply.rollout.sampling import Sampling
@@ -33,9 +33,17 @@ class Denoiser:
     the distribution it was drawn from, given what was filled in by then.
     """
 
+    lacks: ClassVar[frozenset[str]] = frozenset(
+        {"turns", "mask", "complete", "allowed", "penalties", "heat", "vectors"}
+    )
+    version: int | None = None
+
     def __init__(self, policy: MaskedPolicy):
         self.policy, self.model = policy, policy.model
         self.at_once, self.block, self.order = 1, 0, "random"
+
+    def publish(self, weights: Weights, version: int) -> str:
+        return published(self.model, weights)
 
     @contextmanager
     def by(self, at_once: int, block: int, order: Order) -> Iterator[None]:
@@ -161,10 +169,3 @@ class Denoiser:
 def _last_but(hole: int, vocabulary: int) -> int:
     """The last token that is not the mask, where a sum that rounds down would run over."""
     return vocabulary - 1 if hole != vocabulary - 1 else vocabulary - 2
-
-
-def engine_of(policy: TextPolicy, **options: Any) -> TextEngine:
-    """What samples from a policy of text: token after token, or for a masked-diffusion model by filling in."""
-    if policy.masked:
-        return cast(TextEngine, Denoiser(cast(MaskedPolicy, policy)))
-    return TextEngine(policy.model, policy.tokenizer, **options)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
+from panoply.policies.moving import Weights, checksum, take
+from panoply.policies.text import TextPolicy
 from panoply.rollout.generation import Generation
 from panoply.rollout.masks import BatchMask, RowMask, View
 from panoply.rollout.requests import CachedModel, Complete, OnStop, Request, Turn
@@ -45,6 +48,10 @@ class TextEngine:
     batches of other shapes.
     """
 
+    lacks: ClassVar[frozenset[str]] = frozenset()
+    version: int | None = None
+    """It reads the model's weights where they are."""
+
     def __init__(
         self,
         model: CachedModel,
@@ -60,6 +67,14 @@ class TextEngine:
         self.model, self.tokenizer, self.slots = model, tokenizer, slots
         self.prefill_tokens, self.compact, self.patience = prefill_tokens, compact, patience
         self._strings: dict[tuple[str, ...], StopStrings] = {}
+
+    @classmethod
+    def of(cls, policy: TextPolicy, **options: Any) -> TextEngine:
+        return cls(policy.model, policy.tokenizer, **options)
+
+    def publish(self, weights: Weights, version: int) -> str:
+        """Into the model's own weights, at their addresses."""
+        return published(self.model, weights)
 
     def generate(
         self,
@@ -129,6 +144,13 @@ class TextEngine:
             vocabulary = self.model.config.vocab_size
             self._strings[strings] = StopStrings(strings, self.tokenizer, vocabulary, self.model.device)
         return self._strings[strings]
+
+
+def published(model: Any, weights: Weights) -> str:
+    """Have a model take weights over; the checksum of those it then has."""
+    take(model, weights)
+    own = dict(model.named_parameters()) | dict(model.named_buffers())
+    return checksum({name: own[name] for name in weights})
 
 
 def _check_ids(ids: Sequence[int], vocabulary: int, what: str) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from panoply.errors import PanoplyError
 from panoply.kinds import is_text
 from panoply.policies.text import TextPolicy
-from panoply.rollout.denoising import engine_of
 from panoply.rollout.engine import Request
+from panoply.rollout.engines import engine_of
 from panoply.rollout.masks import of_plays
 from panoply.rollout.sampling import Sampling
 from panoply.seeds import stable_hash

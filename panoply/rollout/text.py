@@ -20,11 +20,12 @@ from panoply.experience import (
     Experience,
     Table,
 )
+from panoply.policies.moving import checksum, moving
 from panoply.policies.text import TextPolicy
 from panoply.rollout.answer_likelihood import answer_likelihood
 from panoply.rollout.collector import Given, Replies
-from panoply.rollout.denoising import engine_of
-from panoply.rollout.engine import Complete, OnStop, Request, Rollouts, TextEngine, Turn
+from panoply.rollout.engine import Complete, OnStop, Request, Rollouts, Turn
+from panoply.rollout.engines import Engine, engine_of
 from panoply.rollout.masks import BatchMask, of_plays
 from panoply.rollout.sampling import Heat, Sampling
 from panoply.seeds import stable_hash
@@ -49,21 +50,24 @@ class Collector(Given):
         seed: int,
         split: str = "train",
         needs: frozenset[str] = frozenset(),
+        engine: str = "native",
     ):
         self.world, self.seed, self.split = world, seed, split
         self.policy: TextPolicy = policy
         self.needs = needs
         """Columns asked for that only world and policy together can give: `answer_likelihood`."""
-        self._engine = engine_of(policy)
+        self._named, self._engine = engine, engine_of(policy, engine)
         self.state = {"tasks": 0, "groups": 0, "episodes": 0, "decisions": 0, "decode_steps": 0}
         self.version = 0
         self._heat: Heat | None = None
 
     @property
-    def engine(self) -> TextEngine:
-        """Samples from who acts."""
+    def engine(self) -> Engine:
+        """Samples from who acts. One that has weights of its own is given those of now, before it is first asked."""
         if self._engine.model is not self.policy.model:
-            self._engine = engine_of(self.policy)
+            self._engine = engine_of(self.policy, self._named)
+        if self._engine.version is not None and self._engine.version != self.version:
+            publish(self._engine, self.policy, self.version)
         return self._engine
 
     def failures(self) -> dict[str, int]:
@@ -217,8 +221,13 @@ class Collector(Given):
         mask: BatchMask | None = None,
         entropy: bool = False,
     ) -> Rollouts:
-        """Sample from who acts. `decode_steps` counts the tokens of the longest row, which the others wait for."""
-        found = self.engine.generate(
+        """Sample from who acts. `decode_steps` counts the tokens of the longest row, which the others wait for.
+
+        An engine that lacks entropies is not asked for any, and the column is absent.
+        """
+        engine = self.engine
+        entropy = entropy and "entropy" not in engine.lacks
+        found = engine.generate(
             requests, sampling, on_stop, mask=mask, complete=self._complete, entropy=entropy
         )
         if found.decisions.rows:
@@ -350,6 +359,16 @@ class Collector(Given):
 
     def _draw(self, episode: int) -> int:
         return stable_hash("draw", self.seed, self.split, episode)
+
+
+def publish(engine: Engine, policy: TextPolicy, version: int) -> None:
+    """Give an engine a policy's weights, and see that they have arrived."""
+    weights = moving(policy)
+    if (found := engine.publish(weights, version)) != (sent := checksum(weights)):
+        raise PanoplyError(
+            f"The engine has other weights ({found}) than it was given ({sent}) at step {version}: it would sample "
+            "from another policy than the one that learns."
+        )
 
 
 Played = tuple[Table, Table, Replies]

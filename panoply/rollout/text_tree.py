@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -85,6 +86,8 @@ class TextTree(Tree):
             self._grade(range(first, len(self.nodes)))
 
     def _entropies(self, decisions: Table, edges: Segments) -> list[float]:
+        if "entropy" not in decisions:
+            return [math.nan] * len(edges)
         entropy = decisions.tensor("entropy")
         if self.looked_at is None:
             return edges.mean(entropy).tolist()

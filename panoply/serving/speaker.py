@@ -13,8 +13,8 @@ from typing import Any
 
 from panoply.policies.talk import Talk
 from panoply.policies.text import TextPolicy
-from panoply.rollout.denoising import engine_of
 from panoply.rollout.engine import STOP, Request, Sampling
+from panoply.rollout.engines import engine_of
 from panoply.seeds import stable_hash
 from panoply.serving.protocol import Asked, Refused, Said, chunk, chunks, completion
 

@@ -113,7 +113,7 @@ def _cost(held: Any, of: Lengths) -> Tokens:
         f"{held.prompts} prompts × {held.group} episodes, {held.initial} of them from the start; others branch after "
         f"replies, with probability {held.chance:g} + {held.weight:g}·ΔH"
     ),
-    needs={"world:fork", "world:text"},
+    needs={"world:fork", "world:text", "engine:entropy"},
     gives={"column:node"},
     inert=_inert,
     cost=_cost,

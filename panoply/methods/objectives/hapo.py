@@ -65,6 +65,7 @@ def heat(logits: Tensor, by: dict[str, float], temperature: float, tau: float, s
 @part(
     "select",
     equation=lambda held: f"ĥ = (log H − quantile_{held.pivot:g}) over its largest on either side",
+    needs={"engine:entropy"},
     gives=("column:uncertainty",),
     bounds={"pivot": "from 0 to 1"},
 )
@@ -102,7 +103,11 @@ def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
         f"{held.prompts} prompts × {held.group} episodes at temperature {held.temperature:g}·(1 + {held.tau:g}·ĥ) "
         f"whose {held.name} varies, in at most {held.rounds} rounds{by_whom(held.by)}"
     ),
-    needs=lambda held: frozenset({"world:verify", "world:text", f"signal:{held.name}"}) | acts(held.by),
+    needs=lambda held: (
+        frozenset({"world:verify", "world:text", f"signal:{held.name}", "engine:entropy"})
+        | ({"engine:heat"} if held.tau else set())
+        | acts(held.by)
+    ),
     state=dict,
     bounds={**LIMITS, "rounds": "at least 1", "tau": "from 0 up to 1", "pivot": "from 0 to 1"},
     impossible=greedy_groups,

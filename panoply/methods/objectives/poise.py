@@ -169,7 +169,7 @@ def _probe_impossible(held: Any, method: Any) -> list[Finding]:
         f"within {held.low:g} and {held.high:g}, fitted to "
         + ("what the others of the group earned" if held.target == "others" else "the group's mean")
     ),
-    needs={"world:text"},
+    needs={"world:text", "engine:entropy"},
     gives={"column:expected"},
     impossible=_probe_impossible,
     bounds={

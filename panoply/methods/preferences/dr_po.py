@@ -50,7 +50,7 @@ def roll_in(answer: list[int], share: float, rng: Any) -> list[int]:
 
 def _needs(held: Any) -> frozenset[str]:
     whose = "reference" if held.answers == "reference" else "teacher"
-    return frozenset({"world:verify", "world:one turn", f"world:{whose}"})
+    return frozenset({"world:verify", "world:one turn", f"world:{whose}", "engine:entropy"})
 
 
 def _impossible(held: Any, method: Any, world: Any) -> list[Finding]:

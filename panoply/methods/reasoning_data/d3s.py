@@ -69,6 +69,7 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
 @part(
     "credit",
     equation=_equation,
+    needs={"engine:entropy"},
     impossible=_impossible,
     bounds={"rows": "above 0 to 1", "tokens": "above 0 to 1"},
 )

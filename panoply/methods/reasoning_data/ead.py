@@ -39,6 +39,7 @@ def _inert(held: Any, method: Any) -> list[Finding]:
 
 @part(
     "sample",
+    needs={"engine:heat"},
     inert=_inert,
     equation="{prompts} prompts × {group} episodes, τ_t = max(1 + {hottest} − e^(t/d), {coldest})",
     bounds={

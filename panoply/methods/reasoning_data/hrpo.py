@@ -50,7 +50,7 @@ def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
         f"ê = a⊙e + √(1 − a²)⊙(i⊙h),  h = Σ p·E / ‖p‖,  a = exp(−8·softplus(−Λ)⊙r), {held.least:g} to {held.most:g} "
         f"at first,  until '{held.marker}'"
     ),
-    needs={"world:text"},
+    needs={"world:text", "engine:vectors"},
     bounds={
         "least": "above 0 to 1", "most": "above 0 to 1", "gates_lr": "above 0", "residual_lr": "above 0"
     },

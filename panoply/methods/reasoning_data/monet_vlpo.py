@@ -126,7 +126,7 @@ def looked_at_in_vectors(told: Experience, states: Tensor, latent: Latent) -> Ex
         f"{held.count} vectors z = h" + (f" + {held.noise:g}·ε" if held.noise else "") + f" after '{held.first}'"
         + (f",  log π(z) = −‖z − h‖²/(2·{held.sigma:g}²)" if held.learns else ", which are no choice")
     ),
-    needs={"world:looks"},
+    needs={"world:looks", "engine:vectors"},
     bounds=BOUNDS,
     impossible=_impossible,
     inert=lambda held, method, world: [] if held.learns else [("sigma", "vectors are no choice here")],

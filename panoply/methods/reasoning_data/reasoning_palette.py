@@ -205,7 +205,7 @@ def _groups_inert(held: Any, method: Any, world: Any) -> list[Finding]:
         f"{held.prompts} prompts × {held.group} episodes at temperature {held.temperature:g}, a share ρ of them after "
         f"{held.length} vectors Dec(z) of their own,  ρ = {held.share}"
     ),
-    needs={"world:teacher", "world:text"},
+    needs={"world:teacher", "world:text", "engine:vectors"},
     state=dict,
     bounds={**LIMITS, **LIMITS_OF_IT, "share": "from 0 to 1"},
     inert=_groups_inert,

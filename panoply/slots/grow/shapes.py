@@ -67,6 +67,7 @@ def _frontier_cost(held: Any, of: Lengths) -> Tokens:
 @part(
     "grow",
     equation="{expansions} times {branches} branches from the open node of highest entropy, {segment} tokens each",
+    needs={"engine:entropy"},
     bounds={"branches": "at least 2", "segment": "at least 0", "expansions": "at least 1"},
     impossible=_segments,
     cost=_frontier_cost,
@@ -98,6 +99,7 @@ def _surprised_cost(held: Any, of: Lengths) -> Tokens:
 @part(
     "grow",
     equation="{first} episodes, and {more} more from each turn that is {above} nats less sure than the first",
+    needs={"engine:entropy"},
     bounds={
         "first": "at least 1",
         "more": "at least 1",

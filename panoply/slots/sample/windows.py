@@ -44,7 +44,7 @@ def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
 @part(
     "sample",
     equation=lambda held: f"{held.slots} answers under way, {held.window} more tokens of each",
-    needs={"world:verify", "world:one turn"},
+    needs={"world:verify", "world:one turn", "engine:entropy"},
     gives={OPEN_ANSWERS},
     state=_first,
     cost=_cost,
