@@ -6,13 +6,12 @@ gradient; micro-batches never cut a term's unit.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -20,25 +19,21 @@ from torch import Tensor
 from panoply.batch import LOG_RATIO_LIMIT, Batch, Totals
 from panoply.checkpoint import check_states
 from panoply.errors import PanoplyError
-from panoply.experience import Experience, Segments
+from panoply.experience import Experience
 from panoply.footprint import pass_tokens
 from panoply.loops.memory import Meter, Recompute, Room, rehearse
 from panoply.loops.micro_batches import split, unit_labels, unit_tokens
 from panoply.loops.mover import Diverged, Flat, Masters, Mover, guard
+from panoply.loops.objective import Active, Objective, Weighed
 from panoply.loops.offload import Offload
 from panoply.loops.rounding import Rounding
 from panoply.loops.samples import Watch
 from panoply.parts import Part
-from panoply.policies import divergence
 from panoply.policies.low_rank import adapters
 from panoply.regimes import Method
 from panoply.seeds import torch_rng
-from panoply.slots.schedule.schedules import at
 from panoply.slots.update.solver import MiniBatchView
-from panoply.states import State, as_tensors, from_tensors, handed_back
-
-DESCENT = {"surrogate": -1.0, "regularise": 1.0, "loss": 1.0}
-"""Surrogates are ascended, everything else descended."""
+from panoply.states import State, as_tensors, from_tensors
 
 REMEMBERED = "term:"
 """What a term remembers is saved under such names."""
@@ -55,13 +50,6 @@ class Scorer(Protocol):
     def score(self, experience: Experience, needs: frozenset[str]) -> dict[str, Tensor]: ...
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]: ...
-
-
-class _Active(NamedTuple):
-    term: Part
-    column: str
-    """The column of its decisions' weights."""
-    weight: float
 
 
 class Learner:
@@ -82,12 +70,10 @@ class Learner:
         mover: Mover | None = None,
     ):
         self.policy = policy
-        self.terms = [*method.terms(), *more]
-        self.reduce: Part = method.slots()["reduce"]  # type: ignore[assignment]
+        reduce: Part = method.slots()["reduce"]  # type: ignore[assignment]
+        self.objective = Objective([*method.terms(), *more], reduce, total_steps)
         update: Part = method.slots()["update"]  # type: ignore[assignment]
-        self.needs = asked_of_a_pass(self.terms)
-        """What terms ask of the policy; where they act in phases, those whose turn it is."""
-        self.total_steps, self.seed = total_steps, seed
+        self.seed = seed
         self.epochs: int = update.settings().get("epochs", 1)
         self.per_epoch: int = update.settings().get("minibatches", 1)
         learning = {n: p for n, p in policy.named_parameters() if p.requires_grad}
@@ -106,16 +92,7 @@ class Learner:
             raise PanoplyError(
                 f"{update.info.id} places weights itself, so that run.masters=false is not possible."
             )
-        self.states = {t.info.name: t.info.state() for t in self.terms if t.info.state is not None}
-        """What terms remember, by their names."""
-        self._next: dict[str, State] = {}
-        """What they will remember once the weights have moved."""
         self.watch: Watch | None = None
-        self._phased = any(t.info.acts is not None for t in self.terms)
-        self._scheduled = self._phased or any(isinstance(_weight(t), Part) for t in self.terms)
-        self._acting: tuple[int, list[_Active]] | None = None
-        self._weighed: tuple[Experience, list[_Active], Experience] | None = None
-        """The last mini-batch with its weights: epochs without mini-batches see the same one again."""
         device = next((p.device for p in self.parameters.values()), torch.device("cpu"))
         asked = pass_tokens(micro_tokens, device.type == "cuda", bool(self.masters.adapted))
         self.room = Room(asked, getattr(policy, "model", None), recompute, device)
@@ -127,6 +104,15 @@ class Learner:
         if getattr(self.policy, "small", False):
             return Flat(learning)
         return Masters(learning, (layer for _, layer in adapters(getattr(self.policy, "model", None))))
+
+    @property
+    def terms(self) -> list[Part]:
+        return self.objective.terms
+
+    @property
+    def states(self) -> dict[str, State]:
+        """What terms remember, by their names."""
+        return self.objective.states
 
     @property
     def optimisers(self) -> list[torch.optim.Optimizer]:
@@ -154,7 +140,7 @@ class Learner:
 
     def step(self, experience: Experience, step: int) -> dict[str, float]:
         """Move the weights once by the gradient on this mini-batch; returns metrics."""
-        totals = self._accumulate(experience, step)
+        totals = self.passes(self.weigh(experience, step))
         norm = self.mover.clip()  # before the first number is read, for which the host waits
         metrics = {**totals.means(), "gradient_norm": norm}
         _guard(metrics)
@@ -168,76 +154,111 @@ class Learner:
             return metrics
         solver = self.mover.solver
         self.mover.move(self._view(experience, step) if solver is not None and solver.looks else None)
-        self.states |= self._next
+        self.objective.remember()
         return metrics
 
     def _view(self, experience: Experience, step: int) -> MiniBatchView:
-        active = self._active(step)
-        rows = self._beside(self._with_weights(experience, active))
+        active = self.objective.active(step)
+        rows = self._beside(self.objective.weighed(experience, active))
 
         def judged() -> tuple[Tensor, Batch]:
             self.masters.publish()  # a solver judges weights that it only tries
-            batch = Batch(rows, self._now(rows, active))
-            return self._loss(batch, active, Totals()), batch
+            batch = Batch(rows, self.now(rows, active))
+            return self.objective.loss(batch, active, Totals()), batch
 
         return MiniBatchView(self.policy, rows, list(self.masters.named().values()), judged)
 
     def gradient(self, experience: Experience, step: int = 0) -> dict[str, Tensor]:
         """The gradient of the loss on a mini-batch by parameter name, without moving (for tests and probes)."""
-        self._accumulate(experience, step)
+        self.passes(self.weigh(experience, step))
         return {
             n: torch.zeros_like(p) if p.grad is None else p.grad.clone()
             for n, p in self.masters.named().items()
         }
 
-    def _accumulate(self, experience: Experience, step: int) -> Totals:
-        active = self._active(step)
-        if self._weighed is None or self._weighed[0] is not experience or self._weighed[1] != active:
-            self._weighed = (experience, active, self._with_weights(experience, active))
-        rows = self._weighed[2]
-        prepared = self._prepare(rows, active)
-        awake = self._awake(rows, active)
-        self._size(awake, active, prepared)
+    # -------------------------------------------------------------- weigh: once, on the whole mini-batch
+
+    def weigh(self, experience: Experience, step: int) -> Weighed:
+        """All that has to be known of a mini-batch as a whole, so that passes over its parts only have to sum."""
+        active = self.objective.active(step)
+        rows = self.objective.weighed(experience, active)
+        asking = [term for term, _, _ in active if term.info.prepare is not None]
+        prepared: dict[str, Any] = {}
+        if asking:
+            batch = Batch(self._beside(rows), self.scored(rows, active))
+            prepared = self.objective.prepared(batch, asking)
+        return Weighed(self.objective.awake(rows, active), active, prepared)
+
+    @torch.no_grad()
+    def scored(self, rows: Experience, active: Sequence[Active]) -> dict[str, Tensor]:
+        """What the current policy says of all rows, without gradient, a micro-batch at a time.
+
+        A judge says one thing of an episode, in the order of their numbers.
+        """
+        numbered = rows.with_columns(row=torch.arange(len(rows), device=rows["action"].device))
+        found: dict[str, list[Tensor]] = defaultdict(list)
+        for micro in self.micro_batches(numbered):
+            at = {"row": micro["row"], "episode": micro.by("episode").keys}
+            for name, column in {**self.now(micro, active), **at}.items():
+                found[name].append(column)
+        return in_order({name: torch.cat(columns) for name, columns in found.items()})
+
+    # -------------------------------------------------------------- pass: over any part of it
+
+    def passes(self, weighed: Weighed) -> Totals:
+        """Gradients from nothing, in passes that fit into memory."""
+        self._size(weighed)
         while True:
             try:
-                totals = self._backward(awake, active, prepared)
+                totals = self._summed(weighed)
             except torch.OutOfMemoryError:
                 totals = None
             if totals is None:  # outside of the handler, which would keep the failed pass alive
                 self.masters.clear()
-                self.room.halve(awake, self.micro_batches)
+                self.room.halve(weighed.rows, self.micro_batches)
             elif self.masters.scale == 1 or not self.masters.overflowed(totals.means()["loss"]):
                 self.masters.unscale()
                 return totals
 
-    def _backward(self, rows: Experience, active: Sequence[_Active], prepared: Mapping[str, Any]) -> Totals:
+    def _summed(self, weighed: Weighed) -> Totals:
         """Gradients from nothing, a micro-batch at a time."""
         totals = Totals()
         self.masters.clear()
-        for micro in self.micro_batches(rows):
-            self._pass(micro, active, prepared, totals)
+        for micro in self.micro_batches(weighed.rows):
+            self._pass(weighed._replace(rows=micro), totals)
         return totals
 
-    def _pass(
-        self, micro: Experience, active: Sequence[_Active], prepared: Mapping[str, Any], totals: Totals
-    ) -> None:
+    def _pass(self, weighed: Weighed, totals: Totals) -> None:
         """Forward and backward over one micro-batch."""
+        micro, active, prepared = weighed
         whole = frozenset(n for n in {t.info.stream for t, _, _ in active} if micro.holds_all(n))
         with Offload(self._read()) if self.offload == "activations" else nullcontext():
-            batch = Batch(self._beside(micro), self._now(micro, active), prepared, whole)
-            loss = self._loss(batch, active, totals)
+            batch = Batch(self._beside(micro), self.now(micro, active), prepared, whole)
+            loss = self.objective.loss(batch, active, totals, self.watch)
         if loss.requires_grad:
             scale = self.masters.scale
             (loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
             self.masters.collect()
+
+    def now(self, rows: Experience, active: Sequence[Active]) -> dict[str, Tensor]:
+        """What the current policy says of the rows; `own`, where terms ask for both, is its own log-probability."""
+        asked = {term.info.scores for term, _, _ in active if rows.altered} - {"none"}
+        needs = self.objective.needs
+        if asked == {"policy"}:
+            return self.policy.score(rows.unaltered(), needs)
+        found = self.policy.score(rows, needs)
+        if "policy" in asked:
+            found = {**found, "own": self.policy.score(rows.unaltered(), frozenset())["logp"]}
+        return found
 
     def _read(self) -> Iterator[Tensor]:
         """All that a forward pass reads, whether it learns or not."""
         model = getattr(self.policy, "model", None)
         yield from model.parameters() if isinstance(model, torch.nn.Module) else self.parameters.values()
 
-    def _size(self, rows: Experience, active: Sequence[_Active], prepared: Mapping[str, Any]) -> None:
+    def _size(self, weighed: Weighed) -> None:
         """Before the first pass on a GPU: micro-batches as small as it has room for."""
+        rows = weighed.rows
         if self.room.meter is None or not len(rows) or "tokens" not in rows.context:
             return
         longest = int(unit_tokens(rows, unit_labels(rows, self.terms)).max())
@@ -245,11 +266,11 @@ class Learner:
         watch, self.watch = self.watch, None
 
         def rehearsed(rows: Experience) -> None:
-            rehearse(self.policy, self._beside(rows), self.needs)
+            rehearse(self.policy, self._beside(rows), self.objective.needs)
             self.masters.clear()
 
         def used(meter: Meter, rows: Experience) -> int:
-            found = meter.used(partial(self._pass, rows, active, prepared, Totals()))
+            found = meter.used(partial(self._pass, weighed._replace(rows=rows), Totals()))
             self.masters.clear()
             return found
 
@@ -264,120 +285,7 @@ class Learner:
         device = next((p.device for p in self.parameters.values()), rows["action"].device)
         return rows if rows["action"].device == device else rows.to(device)
 
-    # -------------------------------------------------------------- the objective
-
-    def _active(self, step: int) -> list[_Active]:
-        """The terms whose weight is not 0 at this step."""
-        if self._acting is None or (self._scheduled and self._acting[0] != step):
-            acting = [t.acting(step) for t in self.terms]
-            weights = [at(_weight(t), step, self.total_steps) for t in acting]
-            if self._phased:
-                self.needs = asked_of_a_pass(acting)
-            numbered = enumerate(zip(acting, weights, strict=True))
-            self._acting = (step, [_Active(t, f"weight:{i}", w) for i, (t, w) in numbered if w])
-        return self._acting[1]
-
-    def _with_weights(self, experience: Experience, active: Sequence[_Active]) -> Experience:
-        """Add each term's weights, normalised once over the mini-batch by its stream's own count."""
-        columns: dict[str, Tensor] = {}
-        shares: dict[str, Tensor] = {}
-        for term, column, _ in active:
-            experience.holds_all(term.info.stream)  # known of all, it need not be looked for in any part
-            mask = experience.stream(term.info.stream)
-            if term.info.unit == "decision":
-                stream = term.info.stream
-                if stream not in shares:
-                    shares[stream] = self.reduce.filled(experience, mask)
-                columns[column] = shares[stream]
-                if term.info.slot == "surrogate" and "weight" in experience:
-                    columns[column] = columns[column] * experience["weight"]
-            else:
-                columns[column] = mask.float() / max(1, experience.take(mask).count(term.info.unit))
-        return experience.with_columns(**columns)
-
-    def _loss(self, batch: Batch, active: Sequence[_Active], totals: Totals) -> Tensor:
-        """The weighted sum of the terms, each on the decisions of its own stream."""
-        loss: Tensor | None = None
-        for term, column, weight in active:
-            view = batch.of_stream(term.info.stream).scored(term.info.scores)
-            if view.experience.count(term.info.unit) == 0:
-                continue
-            values, stats = term.filled(view)
-            shares = view[column] if term.info.unit == "decision" else view[column][0]
-            term_loss = (values * shares.to(values.dtype)).sum()
-            factor = DESCENT[term.info.slot] * weight
-            part = term_loss if factor == 1 else factor * term_loss
-            loss = part if loss is None else loss + part
-            totals.add(term, term_loss.detach(), stats)
-            if self.watch is not None:
-                self.watch.see(term, view, stats)
-        if loss is None:
-            loss = next(iter(batch.now.values())).new_zeros(())
-        entropy = {"entropy": batch.now["entropy"].detach()} if "entropy" in batch.now else {}
-        totals.close(loss.detach(), entropy)
-        return loss
-
-    def _prepare(self, rows: Experience, active: Sequence[_Active]) -> dict[str, Any]:
-        """Detached numbers of the whole mini-batch at current weights, for terms that ask for them."""
-        asking = [term for term, _, _ in active if term.info.prepare is not None]
-        if not asking:
-            return {}
-        self._next.clear()
-        batch = Batch(self._beside(rows), self._score(rows, active))
-        found: dict[str, Any] = {}
-        with torch.no_grad():
-            for term in asking:
-                info, settings = term.info, term.settings()
-                assert info.prepare is not None
-                view = batch.of_stream(info.stream).scored(info.scores)
-                if info.state is None:
-                    found[info.name] = info.prepare(view, **settings)
-                    continue
-                returned = info.prepare(copy.deepcopy(self.states[info.name]), view, **settings)
-                self._next[info.name], found[info.name] = handed_back(f"The prepare of {info.id}", returned)
-        return found
-
-    def _now(self, rows: Experience, active: Sequence[_Active]) -> dict[str, Tensor]:
-        """What the current policy says of the rows; `own`, where terms ask for both, is its own log-probability."""
-        asked = {term.info.scores for term, _, _ in active if rows.altered} - {"none"}
-        if asked == {"policy"}:
-            return self.policy.score(rows.unaltered(), self.needs)
-        found = self.policy.score(rows, self.needs)
-        if "policy" in asked:
-            found = {**found, "own": self.policy.score(rows.unaltered(), frozenset())["logp"]}
-        return found
-
-    @torch.no_grad()
-    def _score(self, rows: Experience, active: Sequence[_Active]) -> dict[str, Tensor]:
-        """What the current policy says of all rows, without gradient, a micro-batch at a time.
-
-        A judge says one thing of an episode, in the order of their numbers.
-        """
-        numbered = rows.with_columns(row=torch.arange(len(rows), device=rows["action"].device))
-        found: dict[str, list[Tensor]] = defaultdict(list)
-        for micro in self.micro_batches(numbered):
-            at = {"row": micro["row"], "episode": micro.by("episode").keys}
-            for name, column in {**self._now(micro, active), **at}.items():
-                found[name].append(column)
-        joined = {name: torch.cat(columns) for name, columns in found.items()}
-        rows_order, episodes_order = (joined.pop(name).argsort() for name in ("row", "episode"))
-        return {
-            name: column[(episodes_order if name.startswith("judged") else rows_order).to(column.device)]
-            for name, column in joined.items()
-        }
-
     # -------------------------------------------------------------- splitting
-
-    def _awake(self, rows: Experience, active: Sequence[_Active]) -> Experience:
-        """Leave out units on which no term has a gradient (every advantage exactly 0): same gradient, less work."""
-        if "tokens" not in rows.context or any(term.info.idle is None for term, _, _ in active):
-            return rows
-        awake = torch.zeros(len(rows), dtype=torch.bool, device=rows["action"].device)
-        for term, _, _ in active:
-            awake |= (rows[str(term.info.idle)] != 0) & rows.stream(term.info.stream)
-        units = Segments(unit_labels(rows, self.terms))
-        keep = units.rows(units.sum(awake) > 0)
-        return rows if bool(keep.all()) else rows.take(keep)
 
     def micro_batches(self, rows: Experience, limit: int | None = None) -> Iterator[Experience]:
         """Whole units, in order, up to `limit` context tokens at a time, or as many as there is room for."""
@@ -423,23 +331,16 @@ class Learner:
         self.mover.load_state({n: v for n, v in named.items() if not n.startswith(REMEMBERED)})
         states = from_tensors(ours)
         check_states(states, self.states)
-        self.states = states
+        self.objective.states = states
 
 
-def asked_of_a_pass(terms: Sequence[Part]) -> frozenset[str]:
-    """What terms together need of the current policy's forward pass."""
-    return frozenset(
-        n
-        for t in terms
-        for n in t.needs()
-        if not n.startswith(("world:", "column:", "whole:", "signal:", "engine:"))
-        if "@" not in n or n.startswith(divergence.NEED)
-    )
-
-
-def _weight(term: Part) -> float | Part:
-    found: float | Part = term.settings().get("weight", 1.0)
-    return found
+def in_order(joined: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Columns that were scored in parts, in the order of their `row`; what is said of episodes, of their `episode`."""
+    rows, episodes = (joined.pop(name).argsort() for name in ("row", "episode"))
+    return {
+        name: column[(episodes if name.startswith("judged") else rows).to(column.device)]
+        for name, column in joined.items()
+    }
 
 
 def mean_metrics(found: Sequence[Mapping[str, float]]) -> dict[str, float]:

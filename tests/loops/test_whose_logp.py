@@ -126,8 +126,8 @@ def test_log_ratios_of_pairs_are_those_of_the_policy(build: Any, tiny_collector:
             parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
     expected = rows.by("episode").sum(policy.score(rows.unaltered())["logp"] - before).detach()
     term = method.surrogate
-    active = learner(policy, method)._active(0)
-    view = Batch(rows, learner(policy, method)._now(rows, active)).scored(term.info.scores)
+    active = learner(policy, method).objective.active(0)
+    view = Batch(rows, learner(policy, method).now(rows, active)).scored(term.info.scores)
     name = "old" if build is sppo else "reference"
     assert view.episode_log_ratio(name).tolist() == pytest.approx(expected.tolist(), abs=1e-5)
     assert float(expected.abs().max()) > 0.1

@@ -158,7 +158,7 @@ def our_gradient(models: Models, method: Method, made: Experience) -> tuple[floa
     """In two micro-batches, so that what is compared does not depend on a split."""
     tokens = int(made.context.ragged("tokens").lengths.sum())
     learner = Learner(models.ours, method, total_steps=1, micro_tokens=tokens * 2 // 3)
-    loss = learner._accumulate(made, 0).means()["loss"]
+    loss = learner.passes(learner.weigh(made, 0)).means()["loss"]
     return loss, {n: p.grad.clone() for n, p in learner.parameters.items() if p.grad is not None}
 
 
