@@ -1,4 +1,4 @@
-"""A index: the runs below one folder, for those who only look. Nothing is written, and torch is not needed.
+"""An index: the runs below one folder, for those who only look. Nothing is written, and torch is not needed.
 
 Every file is opened step by step from the index's own folder, links not followed, so no name leads out of it, not even
 one that changes while it is read.
@@ -21,16 +21,17 @@ from typing import Any
 from panoply.errors import PanoplyError
 from panoply.files import BadFile, Line, json_of, lines_of, parse_json
 
-CONFIG, RESULT, METRICS, EPISODES, RECIPE = (
+CONFIG, RESULT, METRICS, EPISODES, WORKERS, RECIPE = (
     "run.json",
     "result.json",
     "metrics.jsonl",
     "episodes.jsonl",
+    "workers.jsonl",
     "recipe.json",
 )
 COMPARISON = "comparison.json"
 """What `panoply compare` leaves beside its pictures: no run, but no stranger either."""
-FILES = frozenset({CONFIG, RESULT, METRICS, EPISODES, RECIPE, "lock"})
+FILES = frozenset({CONFIG, RESULT, METRICS, EPISODES, WORKERS, RECIPE, "lock"})
 """All that is ever opened of a run."""
 DEPTH = 5
 """How deep below the index a run may lie."""

@@ -30,6 +30,7 @@ from panoply.report.episodes import Index, is_readable, readable
 from panoply.report.judges import judge_drawings, over_optimised, proxy_of
 from panoply.report.method import described
 from panoply.report.run_index import EPISODES, RESULT, Facts, RunIndex
+from panoply.report.workers import Workers
 from panoply.ui.catalogue import Catalogue
 from panoply.ui.crowd import Connection, Door, Turns
 from panoply.ui.guard import Guard
@@ -48,6 +49,7 @@ class Answers:
         self.index = index
         self.catalogue = Catalogue(results)
         self._indices: dict[str, Index] = {}
+        self._workers: dict[str, Workers] = {}
         self._lock = threading.Lock()
 
     def runs(self, ask: Mapping[str, str]) -> dict[str, Any]:
@@ -142,6 +144,14 @@ class Answers:
             line if is_readable(line) else readable(parse_json(line, EPISODES, dict[str, Any], finite=False))
         )
 
+    def workers(self, ask: Mapping[str, str]) -> dict[str, Any]:
+        """The lanes of a spread run; none where one process made it."""
+        run = ask.get("run", "")
+        self.index.config(run)
+        with self._lock:
+            found = self._workers.setdefault(run, Workers(self.index, run))
+        return found.to_json()
+
     def works(self, ask: Mapping[str, str]) -> dict[str, Any]:
         return self.catalogue.works()
 
@@ -166,6 +176,7 @@ def make_app(answers: Answers, token: str, port: int) -> Guard:
         answers.compare,
         answers.episodes,
         answers.episode,
+        answers.workers,
         answers.works,
         answers.work,
     ]

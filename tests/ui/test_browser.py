@@ -387,6 +387,36 @@ def test_a_reward_model_is_drawn(page: Any, serving: Any, runs: Path) -> None:
     result.write_text(json.dumps(kept))
 
 
+def test_workers_have_lanes_that_grow_and_one_process_has_none(page: Any, serving: Any, runs: Path) -> None:
+    folder, home = runs / "spread", f"http://127.0.0.1:{serving.port}/#/run"
+    shutil.copytree(runs / "chain", folder, ignore=shutil.ignore_patterns("result.json"))
+    said = {"node": "<b>n1</b>", "busy": 3.0, "wait": 1.0, "tokens": 9, "memory_mb": 2048.0, "version": 4}
+    lines = [
+        {"step": 1, "worker": w, "role": w[:7], "restarts": 0, **said} for w in ("learner-0", "sampler-0")
+    ]
+    rows = [{**json.loads(row), "lag": 1} for row in (folder / "metrics.jsonl").read_text().splitlines()]
+    try:
+        page.wait_for_selector(".run")
+        page.goto(f"{home}/chain")
+        page.get_by_role("heading", name="Equation").wait_for()
+        assert page.locator(".workers").is_hidden()
+        (folder / "workers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        page.goto(f"{home}/spread")
+        page.get_by_text("1 learner (75 % busy), 1 sampler (75 % busy) on 1 machine; no restart.").wait_for()
+        assert page.locator(".worker .run-sub").first.inner_text() == "<b>n1</b>"
+        assert page.locator(".workers .lag").is_hidden()
+        page.locator(".lane-time").first.hover()
+        assert "version 4, 0 restarts" in page.locator("#tip").inner_text()
+        with open(folder / "workers.jsonl", "a") as file:
+            file.write(json.dumps({**lines[1], "step": 2, "restarts": 1}) + "\n")
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        page.reload()
+        page.locator("canvas[aria-label='sampler-0: 75 % busy, version 4, 1 restart']").wait_for()
+        page.locator(".workers .lag [aria-label='lag: lag ends at 1']").wait_for()
+    finally:
+        shutil.rmtree(folder)
+
+
 def test_the_catalogue(page: Any) -> None:
     page.get_by_role("link", name="Catalogue").click()
     page.get_by_label("Search works").fill("dapo")

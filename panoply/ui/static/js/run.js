@@ -4,6 +4,7 @@ import { ask } from "./api.js";
 import { chart } from "./charts.js";
 import { Rows, bare, duration, h, remember, show } from "./dom.js";
 import { about, address, distinct, episodeRow, orders, sorted } from "./recorded.js";
+import { Workers } from "./workers.js";
 
 const FIRST = 6;
 const MOST = 24;
@@ -12,7 +13,7 @@ export async function runPage(id) {
   const found = await ask("run", { run: id });
   if (found.facts.problem) throw new Error(found.facts.problem);
   const page = new RunPage(id, found, await ask("episodes", { run: id }));
-  await page.draw();
+  await Promise.all([page.draw(), page.work()]);
   page.wait();
   return page;
 }
@@ -28,6 +29,7 @@ class RunPage {
     this.grid = h("div", { class: "grid" });
     this.more = h("button", { class: "small", onclick: () => this.switchAll() });
     this.drawn = h("section", { "aria-label": "Reward model" });
+    this.workers = new Workers();
     this.about = h("p", { class: "quiet" });
     this.number = h("h2");
     this.words = h("input", {
@@ -67,6 +69,7 @@ class RunPage {
       known && h("pre", { class: "command" }, found.command),
       this.grid,
       this.more,
+      this.workers.element,
       this.drawn,
       found.equation && method(found),
       h("div", { class: "two" }, this.recorded(), configuration(found)),
@@ -129,6 +132,12 @@ class RunPage {
     this.more.hidden = metrics.length <= FIRST;
   }
 
+  /** Who made the steps, where it was more than one process. */
+  async work() {
+    const asked = ([path, value]) => (path === "run.learners" || path === "run.samplers") && value !== "0";
+    this.workers.set(await ask("workers", { run: this.id }), this.found.settings.some(asked));
+  }
+
   switchAll() {
     this.all = !this.all;
     this.draw();
@@ -142,7 +151,7 @@ class RunPage {
       this.facts = facts;
       this.tell();
       this.judge(drawings ?? []);
-      await this.draw();
+      await Promise.all([this.draw(), this.work()]);
       Object.assign(this, await ask("episodes", { run: this.id }));
       this.fill();
     };
@@ -165,12 +174,14 @@ class RunPage {
   redraw() {
     this.named = null;
     this.draw();
+    this.workers.redraw();
   }
 
   leave() {
     clearTimeout(this.timer);
     this.timer = 0;
     for (const c of this.charts) c.destroy();
+    this.workers.leave();
   }
 
   key(event) {
