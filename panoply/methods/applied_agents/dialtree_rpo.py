@@ -165,7 +165,7 @@ CLAIM = Ranks(
     ("", "grpo", "tags unspared=dialtree-rpo:surrogate.protect=false"),
     world="guess:gate",
     budget="decisions=100k",
-    settings={"run.held_out": 256},
+    settings={"run.held_out": 128},
     leads=True,
     also=("success", "world:well_formed"),
     shows=(Shows("mean:malformed", least=0.02),),
