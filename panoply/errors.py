@@ -20,6 +20,10 @@ class DeviceError(Resumable):
     """A GPU failed or has too little memory."""
 
 
+class LearnersDied(Resumable):
+    """One of the learners of a run that is spread has gone, and with it all: only a checkpoint has what they held."""
+
+
 @contextmanager
 def machine_errors() -> Iterator[None]:
     """Turn what a driver says of a GPU, and an allocation that failed, into a sentence."""

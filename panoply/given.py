@@ -196,10 +196,15 @@ def _remove(folder: Path, process: int) -> None:
 _KEPT = re.compile(r"(?P<folder>/[^:\0]*/panoply-given-[^/:]+/(?P<hash>[0-9a-f]{16}))/(?P<name>[^/:]+)")
 
 
+def room() -> Path:
+    """A folder that lasts as long as this process."""
+    return _temporary(os.getpid())
+
+
 def keep(text: str, name: str) -> Path:
     """A file with this text, for as long as the process lasts; the same path for the same text."""
     data = text.encode()
-    path = _temporary(os.getpid()) / hashlib.sha256(data).hexdigest()[:16] / name
+    path = room() / hashlib.sha256(data).hexdigest()[:16] / name
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)

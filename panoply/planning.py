@@ -101,6 +101,30 @@ class Options:
     """Steps between records of a few whole episodes; 0 records none."""
     sinks: tuple[str, ...] = ()
     """Where metrics go beside the run folder: `tensorboard`, `wandb`."""
+    learners: int = 0
+    """Processes that make the passes of an update, each a share; 0 leaves them to this one."""
+    samplers: int = 0
+    """Processes that play episodes, each some; 0 leaves them to this one."""
+    cluster: str = "local"
+    """Where those processes are: `local` (Ray is started here), `auto` (the Ray cluster this machine is in), an address
+    ray://HOST:PORT, or `threads` of this process, for breakpoints."""
+    engine: Literal["native", "vllm"] = "native"
+    """Who samples text: this library, or vLLM."""
+    staleness: int = 0
+    """How many steps older than those that learn the weights are that sample: so many batches are sampled ahead."""
+    inflight: bool = False
+    """Whether samplers take new weights in the midst of answers; `staleness` is then the most and not the rule."""
+    layout: Literal["auto", "whole", "sharded"] = "auto"
+    """How learners hold the model: `whole` weights each and pieces of what the optimiser keeps, or pieces of all."""
+    restarts: int = 3
+    """How often learners that died are started again, from the newest checkpoint."""
+    patience: float = 600.0
+    """Seconds after which a sampler that has not answered is held to hang, and another is asked."""
+
+    placed: ClassVar[tuple[str, ...]] = ("learners", "samplers", "cluster", "layout", "restarts", "patience")
+    """Options that say where a run computes and not what: they are not part of a plan's hash."""
+    spread: ClassVar[tuple[str, ...]] = (*placed, "engine", "staleness", "inflight")
+    """All that only concern a run of several processes."""
 
     bounds: ClassVar[Mapping[str, str]] = {
         "seed": SEED,
@@ -117,6 +141,11 @@ class Options:
         "checkpoint_every": "at least 1",
         "keep": "at least 1",
         "episodes_every": "at least 0",
+        "learners": "from 0 to 4096",
+        "samplers": "from 0 to 4096",
+        "staleness": "from 0 to 64",
+        "restarts": "at least 0",
+        "patience": "above 0",
     }
 
     def __post_init__(self) -> None:
@@ -129,6 +158,20 @@ class Options:
             )
         if not re.fullmatch(r"[a-z]+(:[0-9]{1,3})?", self.device):
             raise PanoplyError(f"run.device is a name such as cpu or cuda:1, not '{self.device[:40]}'.")
+        if not re.fullmatch(r"local|auto|threads|ray://[^\s/]+:[0-9]{1,5}", self.cluster):
+            raise PanoplyError(
+                "run.cluster is local, auto, threads or an address such as ray://head:10001, not "
+                f"'{self.cluster[:40]}'."
+            )
+
+    def is_spread(self) -> bool:
+        """Whether a run has more processes than this one, or another engine."""
+        return bool(self.learners or self.samplers) or self.engine != "native"
+
+    def to_json(self) -> dict[str, Any]:
+        """All of them, but of those of a run that is spread only what was changed."""
+        usual = {f.name: f.default for f in dataclasses.fields(self) if f.name in self.spread}
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in usual or v != usual[k]}
 
     def counted(self) -> str | None:
         """The signal that is counted, where that bounds the run."""
@@ -208,7 +251,7 @@ class Plan(Shown):
             "method": {"id": self.method_id, **self.method.to_json()},
             "world": {"id": self.world_id, **self.world_options},
             "policy": dict(self.policy_options),
-            "run": dataclasses.asdict(self.options),
+            "run": self.options.to_json(),
             **({"lora": dataclasses.asdict(self.lora)} if self.options.lora else {}),
             "chosen": sorted(self.chosen),
             "plugins": list(self.plugins),
@@ -242,6 +285,7 @@ class Plan(Shown):
         """A short hash of everything that determines the run's numbers."""
         data = self.to_json()
         del data["chosen"]
+        data["run"] = {k: v for k, v in data["run"].items() if k not in Options.placed}
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -82,6 +82,24 @@ class Episode(TypedDict):
     step: int
 
 
+class Worker(TypedDict):
+    """A line of `workers.jsonl`: what one worker of a run that is spread did in a step."""
+
+    step: int
+    worker: str
+    role: str
+    """`learner` or `sampler`."""
+    node: str
+    busy: float
+    """Seconds in which it worked; `wait`: in which it waited."""
+    wait: float
+    tokens: int
+    memory_mb: float
+    version: int
+    """The step whose weights it has."""
+    restarts: int
+
+
 class RecipeRecord(TypedDict):
     """`recipe.json`, in the folder above a recipe's runs."""
 

@@ -26,9 +26,11 @@ from panoply.files import BadFile, is_file, read_folder, read_json, read_lines
 from panoply.given import FOLDER, adopt, relocated
 from panoply.kinds import is_text
 from panoply.planning import Plan
-from panoply.records import Config, Episode, Metrics, PlanRecord, Result
+from panoply.records import Config, Episode, Metrics, PlanRecord, Result, Worker
 
 CONFIG, RESULT, METRICS, EPISODES = "run.json", "result.json", "metrics.jsonl", "episodes.jsonl"
+WORKERS = "workers.jsonl"
+"""What the workers of a run that is spread did, a line a worker and step."""
 RECIPE = "recipe.json"
 """What a recipe's folder has in place of `run.json`; its stages are runs below it."""
 Status = Literal["finished", "running", "stopped", "diverged"]
@@ -163,6 +165,9 @@ class Run:
     def log_episodes(self, episodes: Iterable[Mapping[str, Any]]) -> None:
         self._append(EPISODES, episodes)
 
+    def log_workers(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        self._append(WORKERS, lines)
+
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         with clear_errors(f"write {self.folder / name}"):
             if name not in self._streams:
@@ -182,6 +187,9 @@ class Run:
     def episodes(self) -> list[dict[str, Any]]:
         return _rows(self.folder / EPISODES, Episode)
 
+    def workers(self) -> list[dict[str, Any]]:
+        return _rows(self.folder / WORKERS, Worker)
+
     def rewind(self, step: int, warn: Callable[[str], None] = lambda _: None) -> None:
         """Drop records of steps after `step`, the result among them: they will be made again.
 
@@ -191,12 +199,12 @@ class Run:
         def leave_out(problem: BadFile) -> None:
             warn(f"{problem} It is left out.")
 
-        for name, schema in ((METRICS, Metrics), (EPISODES, Episode)):
+        for name, schema in ((METRICS, Metrics), (EPISODES, Episode), (WORKERS, Worker)):
             if (self.folder / name).exists():
                 kept = [r for r in _rows(self.folder / name, schema, leave_out) if r["step"] <= step]
                 write_atomically(self.folder / name, "".join(map(_line, kept)))
         (self.folder / RESULT).unlink(missing_ok=True)
-        remove_unfinished(self.folder, CONFIG, RESULT, METRICS, EPISODES)
+        remove_unfinished(self.folder, CONFIG, RESULT, METRICS, EPISODES, WORKERS)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         write_atomically(self.folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False))

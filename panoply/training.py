@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from panoply import compose, extensions, registry, session
-from panoply.errors import PanoplyError, Resumable, machine_errors
+from panoply.errors import LearnersDied, PanoplyError, Resumable, machine_errors
 from panoply.given import CHANGED, adopt, changed_files, method_of, world_of
 from panoply.handle import Course, Step, Steps
 from panoply.kinds import kind_of
@@ -392,7 +392,20 @@ def _resume(folder: Path, progress: Progress, choices: dict[str, Any]) -> Course
 
 
 def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Course:
-    """A run from where it stands to its end. One that is left on the way is saved first."""
+    """A run from where it stands to its end. Where learners died it goes on from the newest checkpoint."""
+    for left in range(made.options.restarts, -1, -1):
+        try:
+            return (yield from _attempt(made, run, progress, new))
+        except LearnersDied as error:
+            if not left:
+                raise Resumable(f"{error} Go on with panoply train --resume {run.folder}.") from error
+            progress.say(f"{error} Learners are started again from the newest checkpoint.")
+            run.acquire()
+    raise AssertionError
+
+
+def _attempt(made: Plan, run: Run, progress: Progress, new: bool) -> Course:
+    """A run as long as all lives. One that is left on the way is saved first."""
     from panoply.loops.job import Job
     from panoply.loops.mover import Diverged
     from panoply.loops.steps import steps
@@ -416,6 +429,8 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Course
             f"The run was left by sys.exit({error.code!r}), which a plug-in or a world must have called. Go on with "
             f"panoply train --resume {run.folder}."
         ) from error
+    except LearnersDied:
+        raise
     except PanoplyError as error:
         if isinstance(error, Resumable):
             raise type(error)(f"{error} Go on with panoply train --resume {run.folder}.") from error

@@ -23,6 +23,10 @@ NAMES = (
     "device",
     "dtype",
     "threads",
+    *(PLACES := ("learners", "samplers", "cluster", "layout", "restarts")),
+    "engine",
+    "staleness",
+    "inflight",
 )
 SETTINGS = "such as update.lr=1e-4, regularise.kl=0.1, world.operations=8, run.held_out=512"
 
@@ -63,6 +67,39 @@ def add_choices(parser: Parser) -> None:
     _add_slots(parser)
     add_plugins(parser)
     add_machine(parser)
+    _add_places(parser)
+
+
+def _add_places(parser: Parser) -> None:
+    places = parser.add_argument_group(
+        "several processes", "the same run on several GPUs or machines, by Ray"
+    )
+    option = places.add_argument
+    option("--learners", type=int, metavar="N", help="processes that share the passes of an update")
+    option("--samplers", type=int, metavar="N", help="processes that share the episodes of a batch")
+    option(
+        "--cluster",
+        metavar="WHERE",
+        help="local (Ray is started here, the default), auto (the Ray cluster this machine is in) or ray://HOST:PORT",
+    )
+    option("--engine", choices=["native", "vllm"], help="who samples text (default native)")
+    option(
+        "--staleness", type=int, metavar="K", help="sample K batches ahead, with weights that are K steps old"
+    )
+    option(
+        "--inflight",
+        action="store_true",
+        default=None,
+        help="samplers take new weights in the midst of answers, at most --staleness steps late",
+    )
+    option(
+        "--layout",
+        choices=["auto", "whole", "sharded"],
+        help="whether every learner holds the whole model or a piece of it",
+    )
+    option(
+        "--restarts", type=int, metavar="N", help="how often learners that died are started again (default 3)"
+    )
 
 
 def _add_slots(parser: Parser) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   panoply plan grpo --world chain                       what would run, what it needs
+  panoply plan grpo --learners 8 --samplers 24          what lies where, what is moved, how long a step takes
   panoply plan rlhf                                     every stage of a recipe
   panoply plan dpo --set losses.logistic.beta=0.2 --yaml  the resolved plan as YAML"""
 

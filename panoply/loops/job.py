@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,6 +32,9 @@ from panoply.sinks import Careful, Sink
 from panoply.threads import pick_threads, without_denormals
 from panoply.until import Until
 
+if TYPE_CHECKING:
+    from panoply.scale.spread import Spread
+
 
 class Job:
     def __init__(self, plan: Plan, run: Run, progress: Progress):
@@ -39,8 +42,8 @@ class Job:
         self._threads = self.threads = torch.get_num_threads()
         self.stopping = False
         """Whether the run is to end before its next step."""
-        if options.threads:
-            torch.set_num_threads(options.threads)
+        if options.threads or options.is_spread():
+            torch.set_num_threads(options.threads or 1)
         self.plan, self.run, self.progress, self.method = plan, run, progress, plan.method
         self.most = options.budget()
         """How much the run may collect, by what is counted."""
@@ -51,19 +54,16 @@ class Job:
         self._found = run.latest(progress.say)
         if remark := self.kind.remark(options.model, self.world, plan.lora):
             progress.say(remark)
+        self.spread = self._spread()
+        """Workers elsewhere, where the run has any."""
         self.seats: dict[str, Seat] = {}
         """Who learns, by name: most runs have one, without a name."""
-        for name, one in (plan.seats() or {"": plan}).items():
-            place, first = (f"seats/{name}", next(iter(self.seats.values()))) if self.seats else ("", None)
-            shared = first if self.method.one_model else None
-            self.seats[name] = Seat(
-                one,
-                self.world,
-                self._found.folder if self._found else None,
-                place,
-                shared,
-                self.method.own_moments,
-            )
+        try:
+            self._take_seats()
+        except BaseException:
+            if self.spread is not None:
+                self.spread.close()
+            raise
         self.seat = next(iter(self.seats.values()))
         """The one that the run is judged by; it keeps what parts remember that belong to none."""
         if len(self.seats) > 1:
@@ -71,7 +71,7 @@ class Job:
             if self.method.turn_waits:
                 for seat in self.seats.values():
                     seat.states[WAITING] = {}
-        if not options.threads and self._found is None:
+        if not options.threads and not options.is_spread() and self._found is None:
             torch.set_num_threads(pick_threads(self.kind.width(self.policy)))
         self.step = 0
         self.seconds = 0.0
@@ -92,6 +92,27 @@ class Job:
         self._at_start: list[dict[str, Any]] = []
         for optimiser in (o for seat in self.seats.values() for o in seat.optimisers):
             optimiser.register_step_post_hook(self._moved)
+
+    def _spread(self) -> Spread | None:
+        if not self.plan.options.is_spread():
+            return None
+        from panoply.scale.spread import Spread
+
+        return Spread(self.plan.options)
+
+    def _take_seats(self) -> None:
+        for name, one in (self.plan.seats() or {"": self.plan}).items():
+            place, first = (f"seats/{name}", next(iter(self.seats.values()))) if self.seats else ("", None)
+            shared = first if self.method.one_model else None
+            self.seats[name] = Seat(
+                one,
+                self.world,
+                self._found.folder if self._found else None,
+                place,
+                shared,
+                self.method.own_moments,
+                self.spread,
+            )
 
     @property
     def policy(self) -> Policy:
@@ -189,7 +210,7 @@ class Job:
         evaluated = last or bool(options.evaluate_every and self.step % options.evaluate_every == 0)
         record: dict[str, Any] = {"step": self.step, "seconds": round(self.seconds, 3)}
         record |= {f"total_{of}": count for of, count in self.spent.items()}
-        record |= dict(metrics) | self._speed(experience) | self._failures()
+        record |= dict(metrics) | self._speed(experience) | self._failures() | self._workers()
         if evaluated:
             record |= self._evaluate()
         if self.seat.learner.watch is not None:
@@ -303,6 +324,8 @@ class Job:
             self.sinks = None
         for seat in self.seats.values():
             seat.collect.close()
+        if self.spread is not None:
+            self.spread.close()
         self.progress.close()
         self.run.release()
         torch.set_num_threads(self._threads)
@@ -367,6 +390,14 @@ class Job:
             "tokens_per_second": round(len(experience) / max(spent, 1e-9)),
             "peak_memory_mb": peak_memory(),
         }
+
+    def _workers(self) -> dict[str, float]:
+        """What workers elsewhere did in this step, a line each; how they waited."""
+        if self.spread is None:
+            return {}
+        told = self.spread.told(self.step, list(self.seats.values()))
+        self.run.log_workers(told)
+        return self.spread.metrics(told)
 
     def _failures(self) -> dict[str, int]:
         """How many answers could not be graded so far; each new reason is told once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ from panoply.policies.lora import begun_with, load_adapter, open_adapted, save_a
 from panoply.policies.value import ValueModel, outputs_of
 from panoply.slots.schedule.schedules import in_step, scheduled
 from panoply.states import handed_back
+
+if TYPE_CHECKING:
+    from panoply.scale.spread import Spread
 
 COLLECTOR, MEMBERS, WAITING = "collector", "members", "waiting"
 """The states of the collector and of a pool, and rows that wait for a seat's turn, are saved among those of parts."""
@@ -71,7 +74,7 @@ class Seat:
 
     A `model` part is called with it. `found` is a checkpoint from which it will be loaded, `place` where it is in it,
     `role_of` another seat whose model it is a role of: the weights are that one's, and so is who saves them and, unless
-    their moments are `apart`, who moves them.
+    their moments are `apart`, who moves them. `spread` are workers elsewhere, where the run has any.
     """
 
     def __init__(
@@ -82,8 +85,10 @@ class Seat:
         place: str = "",
         role_of: Seat | None = None,
         apart: bool = False,
+        spread: Spread | None = None,
     ):
         options = plan.options
+        self.spread = spread
         self.name, self.place, self.plan = plan.seat, place, plan
         self.options, self.method, self.world = options, plan.method, world
         self.kind = kind_of(world)
@@ -96,7 +101,8 @@ class Seat:
             self.policy = cast(Policy, judge.trunk)
         else:
             self.policy = self._adapted() if options.lora else self._begun_with(found)
-        self.collect: Collector = self.kind.collector(world, self.policy, options.seed, needs=needs)
+        collector = self.kind.collector if spread is None else spread.collector(self)
+        self.collect: Collector = collector(world, self.policy, options.seed, needs=needs)
         self.judges = "judged" in needs
         self.learned: Policy | ValueModel = self.policy
         """What the method's terms train: the policy, or a judge made of it."""
@@ -333,7 +339,8 @@ class Seat:
 def _by_terms(seat: Seat) -> Learner:
     options, method = seat.options, seat.method
     theirs = cast(Learner, seat.role_of.learner).mover if seat.role_of is not None else None
-    return Learner(
+    make = Learner if seat.spread is None else seat.spread.learner(seat)
+    return make(
         seat.models.joined(seat.kind.scorer(seat.learned, seat.world, method.needs())),
         method,
         more=seat.models.joined_losses(),

@@ -1,0 +1,294 @@
+"""A cluster of Ray: workers are its actors. The only file that imports ray.
+
+`local` starts Ray on this machine for as long as the run lasts, `auto` joins the cluster that this machine is in, and
+`ray://HOST:PORT` asks a distant one. Ray is told nothing but where to put workers and when to end them: it restarts
+none, since only the driver knows what a worker held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from panoply.errors import PanoplyError, Resumable, needs_extra
+from panoply.scale.cluster import Future, Handle, Held, Names, WorkerDied, standing, unwrapped
+
+try:
+    import ray
+    from ray.exceptions import (
+        GetTimeoutError,
+        ObjectStoreFullError,
+        OutOfMemoryError,
+        RayActorError,
+        RayError,
+    )
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import (
+        NodeAffinitySchedulingStrategy,
+        PlacementGroupSchedulingStrategy,
+    )
+except ImportError as error:
+    raise needs_extra("Ray", "cluster", "A run on several processes or machines") from error
+
+PATIENCE = 10.0
+"""Seconds in which a cluster must answer, and a place for a worker must be found."""
+STORE = 2**31
+"""Bytes of shared memory that a Ray started here may hold; nothing spills to disk."""
+COMPARED = ("panoply", "python", "torch")
+"""What must be the same on every machine."""
+
+
+class Rays:
+    """Workers wherever Ray puts them. `threads` is how many of a processor each computes with."""
+
+    def __init__(self, address: str = "local", threads: int = 1, store: int = STORE):
+        self.names, self.threads = Names(), threads
+        self.groups: list[Any] = []
+        self._state: Any = None
+        self.placed: list[RayWorker] = []
+        self.own = not ray.is_initialized()
+        if self.own:
+            _reach(address)
+            _start(address, store)
+        if address != "local":
+            try:
+                _check_versions()
+            except BaseException:
+                self.close()
+                raise
+
+    def place(self, role: str, n: int, make: Callable[..., Any], *args: Any, gpus: float = 0) -> list[Handle]:
+        if gpus and gpus * n > self.gpus():
+            there = f"{self.gpus()} GPU{'' if self.gpus() == 1 else 's'}"
+            raise PanoplyError(
+                f"{n} {role}s need {gpus * n:g} GPUs, and the cluster has {there}: ask for fewer, or compute with "
+                "--device cpu."
+            )
+        where: Any = self._together(n, gpus) if gpus else "SPREAD"
+        actor = ray.remote(Stage).options(
+            num_cpus=0, num_gpus=gpus, scheduling_strategy=where, max_restarts=0
+        )
+        names = self.names.take(role, n)
+        placed = [RayWorker(self, name, role, actor.remote(self.threads, make, *args)) for name in names]
+        self.placed += placed
+        return standing(list(placed))
+
+    def _together(self, n: int, gpus: float) -> Any:
+        """A place of `n` bundles, on as few machines as hold them."""
+        group = placement_group([{"GPU": gpus}] * n, strategy="PACK")
+        if not group.wait(PATIENCE):
+            remove_placement_group(group)
+            raise PanoplyError(
+                f"{gpus * n:g} GPUs are not free: others use them. Wait for them, or ask for fewer."
+            )
+        self.groups.append(group)
+        return PlacementGroupSchedulingStrategy(group)
+
+    def put(self, value: Any) -> Any:
+        with _room():
+            return ray.put(value)
+
+    def wait(self, futures: Sequence[Future], timeout: float | None = None) -> list[Future]:
+        held = {future.held: future for future in futures if isinstance(future, RayFuture)}
+        ready, _ = ray.wait(list(held), num_returns=1, timeout=timeout, fetch_local=False)
+        rest = [one for one in held if one not in set(ready)]
+        more, _ = ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=False) if rest else ([], [])
+        return [held[one] for one in (*ready, *more)]
+
+    def gpus(self) -> int:
+        return int(_resources().get("GPU", 0))
+
+    def store_bytes(self) -> int:
+        """Of the machine that this process is on; asked of Ray's inside, which may change: then it is not told."""
+        with contextlib.suppress(Exception):
+            from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+            if self._state is None:
+                self._state = get_state_from_address(None)  # type: ignore[no-untyped-call]
+            reply = get_memory_info_reply(self._state)  # type: ignore[no-untyped-call]
+            return int(reply.store_stats.object_store_bytes_used)
+        return 0
+
+    def close(self) -> None:
+        for worker in self.placed:
+            with contextlib.suppress(Exception):
+                worker.kill()
+        for group in self.groups:
+            with contextlib.suppress(Exception):
+                remove_placement_group(group)
+        self.placed, self.groups = [], []
+        if self.own and ray.is_initialized():
+            with _signals():
+                ray.shutdown()
+
+
+class Stage(Held):
+    """The actor: a worker, and how it computes."""
+
+    def __init__(self, threads: int, make: Callable[..., Any], *args: Any):
+        import torch
+
+        torch.set_num_threads(threads)
+        super().__init__(make, *args)
+
+
+class RayFuture:
+    def __init__(self, held: Any, worker: RayWorker):
+        self.held, self._worker, self.worker = held, worker, worker.name
+
+    def done(self) -> bool:
+        ready, _ = ray.wait([self.held], timeout=0, fetch_local=False)
+        return bool(ready)
+
+    def result(self, timeout: float | None = None) -> Any:
+        try:
+            with _room():
+                found = ray.get(self.held, timeout=timeout)
+        except GetTimeoutError as error:
+            raise TimeoutError(f"{self.worker} has not answered in {timeout:g} seconds.") from error
+        except RayActorError as error:
+            self._worker.gone()
+            raise WorkerDied.of(self.worker, _why(error)) from error
+        except RayError as error:
+            raise WorkerDied.of(self.worker, _why(error)) from error
+        return unwrapped(found, self.worker)
+
+
+class RayWorker:
+    def __init__(self, cluster: Rays, name: str, role: str, actor: Any):
+        self.cluster, self.name, self.role, self.node, self.actor = cluster, name, role, "", actor
+        self.dead = False
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Future:
+        with _room():
+            return RayFuture(self.actor.do.remote(method, *args, **kwargs), self)
+
+    def kill(self) -> None:
+        ray.kill(self.actor, no_restart=True)
+        self.gone()
+
+    def gone(self) -> None:
+        """Its name is free for who takes its place."""
+        if not self.dead:
+            self.dead = True
+            self.cluster.names.free(self.name)
+
+
+# ------------------------------------------------------------------ starting
+
+
+def _reach(address: str) -> None:
+    """Refuse an address at which nobody answers, before Ray tries for minutes."""
+    if (found := re.fullmatch(r"ray://(.+):(\d+)", address)) is None:
+        return
+    try:
+        socket.create_connection((found[1], int(found[2])), timeout=PATIENCE).close()
+    except OSError as error:
+        raise PanoplyError(
+            f"Nobody answers at {address} ({error.strerror or 'it takes too long'}): start Ray there, or name another "
+            "address."
+        ) from error
+
+
+def _start(address: str, store: int) -> None:
+    """Start or join Ray, quietly; signals stay with those who handle them."""
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # a worker without GPUs sees those of its machine
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    settings: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "namespace": "panoply",
+    }
+    if address == "local":
+        settings |= {"include_dashboard": False, "object_store_memory": store}
+        settings["_system_config"] = {"automatic_object_spilling_enabled": False}
+    try:
+        with _signals():
+            ray.init(address=address, **settings)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        if ray.is_initialized():
+            ray.shutdown()
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        if address == "auto":
+            raise PanoplyError(
+                "There is no Ray cluster on this machine: start one with ray start --head, join one with ray start "
+                f"--address=HOST:6379, or leave --cluster auto out. ({said}.)"
+            ) from error
+        raise PanoplyError(f"Ray could not be started ({address}): {said}.") from error
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """Ray takes SIGTERM for itself; a run is to be told, and to save."""
+    with contextlib.ExitStack() as back:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(ValueError):  # not the main thread, in which nothing is taken either
+                held = signal.getsignal(number)
+                signal.signal(number, held)
+                back.callback(signal.signal, number, held)
+        yield
+
+
+def _resources() -> dict[str, float]:
+    found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return found
+
+
+def _versions() -> dict[str, str]:
+    from panoply.run import versions
+
+    return {name: version for name, version in versions().items() if name in COMPARED}
+
+
+def _check_versions() -> None:
+    """Every machine must compute as this one does."""
+    mine, nodes = _versions(), [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    asked = {
+        node["NodeManagerHostname"]: ray.remote(_versions)
+        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+        .remote()
+        for node in nodes
+    }
+    for name, found in asked.items():
+        try:
+            theirs = ray.get(found, timeout=6 * PATIENCE)
+        except RayError as error:
+            raise PanoplyError(
+                f"The machine {name} of the cluster cannot run Panoply: {_why(error)}."
+            ) from error
+        compare_versions(mine, name, theirs)
+
+
+def compare_versions(mine: dict[str, str], name: str, theirs: dict[str, str]) -> None:
+    for what, version in mine.items():
+        if theirs.get(what) != version:
+            raise PanoplyError(
+                f"The machine {name} has {what} {theirs.get(what, 'none')}, and this one {version}: install the same "
+                "on both."
+            )
+
+
+@contextlib.contextmanager
+def _room() -> Iterator[None]:
+    try:
+        yield
+    except (ObjectStoreFullError, OutOfMemoryError) as error:
+        raise Resumable(
+            "The object store of the cluster is full: lower --staleness, make batches smaller, or start Ray with more "
+            "--object-store-memory."
+        ) from error
+
+
+def _why(error: Exception) -> str:
+    """The first line that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]
