@@ -36,6 +36,10 @@ __all__ = [
 ]
 
 
+STEADY = 8
+"""Rows of a product on a CPU from which on none depends on how many there are (measured: from 4 on)."""
+
+
 class TextEngine:
     """Samples from a model with a key-value cache.
 
@@ -45,7 +49,8 @@ class TextEngine:
     looking waits for a GPU, so left out it is 1 on a CPU, and on a GPU 16, or 32 for turns of 512 and more.
 
     A row's tokens depend on its prompt and seed alone, up to the rounding of kernels that sum differently in
-    batches of other shapes.
+    batches of other shapes. On a CPU those are the products of few rows: where none has fewer than `least` (`STEADY`),
+    filled up with rows that nobody looks at, a row comes out the same bit for bit in whatever company.
     """
 
     lacks: ClassVar[frozenset[str]] = frozenset()
@@ -61,11 +66,17 @@ class TextEngine:
         prefill_tokens: int = 16384,
         compact: float = 0.125,
         patience: int | None = None,
+        least: int = 1,
     ):
-        if min(slots, prefill_tokens, 1 if patience is None else patience) < 1:
-            raise PanoplyError("slots, prefill_tokens and patience must be at least 1.")
+        if min(slots, prefill_tokens, 1 if patience is None else patience, least) < 1:
+            raise PanoplyError("slots, prefill_tokens, patience and least must be at least 1.")
         self.model, self.tokenizer, self.slots = model, tokenizer, slots
-        self.prefill_tokens, self.compact, self.patience = prefill_tokens, compact, patience
+        self.prefill_tokens, self.compact, self.patience, self.least = (
+            prefill_tokens,
+            compact,
+            patience,
+            least,
+        )
         self._strings: dict[tuple[str, ...], StopStrings] = {}
 
     @classmethod
@@ -98,7 +109,7 @@ class TextEngine:
                 self.model, requests, sampling, on_stop, mask, strings, complete, entropy=entropy
             )
             patience = self.patience or self._patience(sampling.max_tokens)
-            return generation.run(self.slots, self.prefill_tokens, self.compact, patience)
+            return generation.run(self.slots, self.prefill_tokens, self.compact, patience, self.least)
 
     def _patience(self, longest: int) -> int:
         if self.model.device.type == "cpu":

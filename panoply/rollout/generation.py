@@ -80,12 +80,13 @@ class Generation:
         self.stops[list(sampling.stop_tokens)] = True
         self.recorder = Recorder()
 
-    def run(self, slots: int, prefill_tokens: int, compact: float, patience: int) -> Rollouts:
+    def run(self, slots: int, prefill_tokens: int, compact: float, patience: int, least: int = 1) -> Rollouts:
         longest = max(map(len, self.prompts), default=0)
         capacity = min(longest + min(self.sampling.max_tokens, _AHEAD), self.context) + 1
-        self.size, self.budget = min(slots, len(self.waiting)), prefill_tokens
+        self.size, self.budget, self.least = min(slots, len(self.waiting)), prefill_tokens, least
+        self.size = max(self.size, least) if self.size else 0
         self._allocate(capacity, min(longest + self.sampling.max_tokens, self.context) + 1, patience)
-        self.source = Prompts(self.model, self.prompts, prefill_tokens, self.prefixes)
+        self.source = Prompts(self.model, self.prompts, prefill_tokens, self.prefixes, least)
         self.slots, self.reach = Slots.empty(self.device), 0
         self.glance: Glance | None = None
         self.left: tuple[int, int] | None = None
@@ -373,7 +374,7 @@ class Generation:
             if self.feeding is not None:
                 at_first = self.feeding.newest(rows)
                 vectors = dict(zip(at_first.at.tolist(), at_first.vectors[:, None], strict=True))
-            width = feed(self.model, own, [fed[i] for i in members], starts, vectors)
+            width = feed(self.model, own, [fed[i] for i in members], starts, vectors, self.least)
             self.cache.put(rows, own, torch.arange(len(rows), device=self.device), width)
         slot = at.repeat_interleave(self._tensor([len(r) for r in replies]))
         place = [p + 1 + j for p, r in zip(positions, replies, strict=True) for j in range(len(r))]
@@ -408,6 +409,7 @@ class Generation:
             for number, prompt in zip(rows, wanted, strict=True):
                 if prompt in self.prefixes:
                     self.feeding.prefixed(number, self.prefixes[prompt])
+        self._fill_up()
         self._measure()
 
     def _turns(self, row: Tensor, streams: Tensor, token: Tensor, start: Tensor, turn: Tensor) -> Slots:
@@ -427,7 +429,13 @@ class Generation:
                 self.feeding.move(gaps, movers)
         order = torch.arange(len(kept), device=self.device).index_copy(0, gaps, movers)
         self.slots = self.slots.take(order)
+        self._fill_up()
         self._measure()
+
+    def _fill_up(self) -> None:
+        """Dead slots after the last ones, where there are fewer than `least`."""
+        if 0 < len(self.slots) < self.least:
+            self.slots = self.slots.filled_up(self.least)
 
     def _width(self) -> int:
         """How many cache slots the step is given to see; those past a row's own are masked."""

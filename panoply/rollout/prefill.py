@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from panoply.policies.attention import Cache
@@ -24,14 +25,17 @@ def feed(
     tokens: Sequence[Sequence[int]],
     starts: Sequence[int],
     vectors: Mapping[int, Tensor] | None = None,
+    least: int = 1,
 ) -> int:
     """Write tokens of unequal length into the first rows of a cache, row i from position `starts[i]` on.
 
-    Gives the number of slots then in use. Padding goes to later slots, at most to the one past those. `vectors` are
-    read in place of the first tokens of some rows.
+    Gives the number of slots then in use. Padding goes to later slots, at most to the one past those; rows are made
+    `least` tokens long with it. `vectors` are read in place of the first tokens of some rows.
     """
     width = max(start + len(row) for start, row in zip(starts, tokens, strict=True))
     filled = padded(tokens, model.device)
+    if filled.shape[1] < least:
+        filled = F.pad(filled, (0, least - filled.shape[1]))
     begin = torch.tensor(starts, device=model.device)[:, None]
     positions = (begin + torch.arange(filled.shape[1], device=model.device)).clamp(max=width)
     for low in range(0, filled.shape[1], _PIECE):
@@ -85,9 +89,10 @@ class Prompts:
         prompts: Sequence[Sequence[int]],
         budget: int,
         prefixes: Mapping[int, Tensor] | None = None,
+        least: int = 1,
     ):
         self.model, self.prompts, self.budget = model, prompts, budget
-        self.prefixes = prefixes or {}
+        self.prefixes, self.least = prefixes or {}, least
         self._ready: dict[int, tuple[Cache, int]] = {}
 
     def install(self, wanted: Sequence[int], cache: Cache, at: Tensor) -> None:
@@ -125,5 +130,5 @@ class Prompts:
             if isinstance(self.model, Decoder) and fuses and self.model.device.type == "cuda":
                 prefill(self.model, cache, tokens)
             else:
-                feed(self.model, cache, tokens, [0] * len(chunk), vectors)
+                feed(self.model, cache, tokens, [0] * len(chunk), vectors, self.least)
             self._ready |= {prompts[i]: (cache, row) for row, i in enumerate(chunk)}

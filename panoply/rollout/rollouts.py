@@ -249,6 +249,12 @@ class Slots:
         start, position = self.start.index_fill(0, at, 0), self.position.index_fill(0, at, 0)
         return replace(self.marked(at, DEAD), start=start, position=position)
 
+    def filled_up(self, size: int) -> Slots:
+        """With dead slots at the end, at the start of a row."""
+        zeros = self.row.new_zeros(size - len(self))
+        more = Slots(*(torch.cat([getattr(self, field.name), zeros]) for field in fields(self)))
+        return replace(more, status=torch.cat([self.status, zeros + DEAD]))
+
     @staticmethod
     def empty(device: torch.device) -> Slots:
         return Slots(*(torch.zeros(0, dtype=torch.long, device=device) for _ in fields(Slots)))

@@ -13,7 +13,7 @@ from panoply.policies.build import open_policy
 from panoply.policies.moving import checksum, moving
 from panoply.policies.text import TextPolicy
 from panoply.rollout import engines
-from panoply.rollout.engine import TextEngine
+from panoply.rollout.engine import STEADY, TextEngine
 from panoply.rollout.text import Collector
 from panoply.worlds.text.chain import Chain
 
@@ -138,3 +138,23 @@ def test_what_an_engine_lacks_is_refused_with_the_reason(
 def test_an_engine_that_is_none() -> None:
     with pytest.raises(PanoplyError, match="native"):
         engines.kind("nativ")
+
+
+@pytest.mark.parametrize("world", ["keydoor", "tools"])
+def test_where_no_product_is_of_few_rows_an_episode_is_the_same_in_whatever_company(world: str) -> None:
+    made = registry.find("world", world).build()
+    policy = open_policy("start", made, 0, "cpu")
+
+    def played(groups: range, least: int) -> dict[str, torch.Tensor]:
+        collect = Collector(made, policy, 0)
+        collect._engine = TextEngine(policy.model, policy.tokenizer, least=least)
+        collect.state["episodes"] = 4 * groups.start
+        found = collect.episodes(collect.numbered(groups), 4)
+        return {name: found[name] for name in ("action", "logp", "entropy")}
+
+    for least in (1, STEADY):
+        whole = played(range(8), least)
+        shares = [played(groups, least) for groups in (range(3), range(3, 4), range(4, 8))]
+        same = [torch.equal(whole[name], torch.cat([s[name] for s in shares])) for name in whole]
+        assert same[0], "the same tokens"
+        assert all(same) == (least == STEADY), "and the last bits of their log-probabilities"
