@@ -29,6 +29,7 @@ def inert(plan: Plan) -> list[Finding]:
         (f"{path}.{setting}", reason)
         for path, held in with_inner(plan.method)
         for setting, reason in findings(held.info.inert, held, plan.method, world)
+        if not (plan.options.staleness and _moved_since(held, reason))
     ]
     of_policy = kind_of(world).policy_inert(plan.policy_options, world)
     found += [
@@ -43,6 +44,13 @@ def inert(plan: Plan) -> list[Finding]:
             (f"run.{name}", "a judge is measured by the pairs it orders") for name in ("split", "greedy")
         ]
     return found
+
+
+def _moved_since(held: Part, reason: str) -> bool:
+    """Of batches that are sampled ahead: the policy is no longer who acted, so a ratio to that one moves."""
+    from panoply.slots.surrogate.ratios import STAYS
+
+    return reason == STAYS and held.settings().get("against") != "old"
 
 
 def _of_memory(plan: Plan) -> Iterator[Finding]:

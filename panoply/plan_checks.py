@@ -29,6 +29,12 @@ MOST_WEIGHTS = 10**10
 def check_plan(plan: Plan) -> None:
     """Refuse what is impossible, and what the user set although it has no effect."""
     method, options = plan.method, plan.options
+    if not plan.seat and (
+        options.is_spread() or any(f"run.{name}" in plan.chosen for name in options.spread)
+    ):
+        from panoply.scale import placement
+
+        placement.check(plan)
     for name, one in plan.seats().items():
         try:
             check_plan(one)

@@ -58,9 +58,10 @@ def test_commands_that_only_look_do_not_load_torch() -> None:
     assert not found & (HEAVY - {"numpy"})
 
 
-def test_a_run_loads_no_compiler(tmp_path: Path) -> None:
-    """torch's own takes as long to load as torch itself."""
+def test_a_run_loads_no_compiler_and_nothing_that_spreads_it(tmp_path: Path) -> None:
+    """torch's own compiler takes as long to load as torch itself."""
     small = [*tiny.words(**{"run.checkpoint_every": 1}), "--model", "fresh", "--threads", "1", "--steps", "1"]
     found = loaded(COMMAND.format(words=["train", "grpo", *small, "--quiet", "--run", str(tmp_path / "run")]))
     assert "torch._dynamo" not in found
+    assert not [name for name in found if name.startswith(("panoply.scale", "ray."))]
     assert tiny.result(tmp_path / "run")["steps"] == 1

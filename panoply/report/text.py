@@ -91,6 +91,10 @@ def planned(made: Plan) -> str:
     kind = kind_of(world)
     if said := kind.remark(options.model, world, made.lora) or kind.runs(options.model, world):
         rows.append(("model", said))
+    if options.is_spread():
+        from panoply.scale import placement
+
+        rows += placement.rows(made, needed)
     rows += _exploration(world) + _circle(made, world)
     if is_text(world) and (said := world.about()):
         rows.append(("data", said))
