@@ -80,7 +80,7 @@ class TextPolicy:
         """Random weights that depend on config and seed only: no global generator is read or moved."""
         with torch.device("meta"):
             model = Decoder(config)
-        model.to_empty(device="cpu")
+        model._apply(lambda w: torch.empty(w.shape, dtype=w.dtype))  # torch's own `to_empty` imports sympy for it
         model.tie()
         model.initialise(seed)
         return _kind(model, cls)(model.to(device=device, dtype=dtype).eval(), tokenizer)
