@@ -81,7 +81,7 @@ class TextPolicy:
         with torch.device("meta"):
             model = Decoder(config)
         # what torch's `to_empty` does, without the sympy that it imports
-        model._apply(lambda weight: torch.empty(weight.shape, dtype=weight.dtype))
+        model._apply(lambda weight: torch.empty(weight.shape, dtype=weight.dtype))  # type: ignore[no-untyped-call]
         model.tie()
         model.initialise(seed)
         return _kind(model, cls)(model.to(device=device, dtype=dtype).eval(), tokenizer)
