@@ -170,7 +170,7 @@ CLAIM = Ranks(
     also=("area", "held_out_greedy"),
     shows=(Shows("success", most=0.5),),
     waives={
-        "room": "one attempt in a hundred succeeds, so that outcomes alone hardly teach: that is the regime guidance is for"
+        "room": "one attempt in a hundred succeeds, so that outcomes alone hardly teach: guidance is for such a regime"
     },
     reworded="GRPO filled 6 % of the room, so that the gate of room is waived.",
 )
