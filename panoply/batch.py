@@ -160,6 +160,29 @@ class Totals:
             self.sums.append((list(columns), rows, total))
         self._columns = {}
 
+    def said(self) -> dict[str, Any]:
+        """As plain numbers, to be told elsewhere."""
+        return {
+            "losses": list(map(float, self.losses)),
+            "values": {name: list(map(float, parts)) for name, parts in self.values.items()},
+            "sums": [(names, rows, totals.tolist()) for names, rows, totals in self.sums],
+            "maxima": {name: float(value) for name, value in self.maxima.items()},
+        }
+
+    def hear(self, said: Mapping[str, Any]) -> None:
+        """Add what was said elsewhere of other micro-batches."""
+
+        def number(value: Any) -> Tensor:
+            return torch.tensor(value, dtype=torch.float64)
+
+        self.losses += map(number, said["losses"])
+        for name, parts in said["values"].items():
+            self.values[name] += map(number, parts)
+        self.sums += [(names, rows, number(totals)) for names, rows, totals in said["sums"]]
+        for name, value in said["maxima"].items():
+            most = number(value)
+            self.maxima[name] = torch.maximum(self.maxima[name], most) if name in self.maxima else most
+
     def means(self) -> dict[str, float]:
         sums: dict[str, float] = defaultdict(float)
         counts: dict[str, int] = defaultdict(int)

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import forks
-
 import panoply as pp
 from panoply.progress import Progress
 
@@ -74,12 +72,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def shell(*arguments: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, from which a traceback cannot hide."""
-    start = (
-        subprocess.run
-        if any(name.startswith("PYTHON") for name in more.keys() - {"PYTHONPATH"})
-        else forks.run
-    )
-    return start(
+    return subprocess.run(
         command(*arguments), cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=120
     )
 

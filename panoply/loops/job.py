@@ -22,7 +22,7 @@ from panoply.loops import saving
 from panoply.loops.health import speaks
 from panoply.loops.metrics import peak_memory
 from panoply.loops.samples import Watch, choose, sampled_episodes
-from panoply.loops.seat import WAITING, Seat, Stepped
+from panoply.loops.seat import Seat, Stepped, seated
 from panoply.planning import COLLECTED, SIGNAL, Plan, named_world
 from panoply.progress import Progress
 from panoply.records import Best
@@ -56,21 +56,16 @@ class Job:
             progress.say(remark)
         self.spread = self._spread()
         """Workers elsewhere, where the run has any."""
-        self.seats: dict[str, Seat] = {}
-        """Who learns, by name: most runs have one, without a name."""
         try:
-            self._take_seats()
+            found = self._found.folder if self._found else None
+            self.seats = seated(plan, self.world, found, self.spread)
+            """Who learns, by name: most runs have one, without a name."""
         except BaseException:
             if self.spread is not None:
                 self.spread.close()
             raise
         self.seat = next(iter(self.seats.values()))
         """The one that the run is judged by; it keeps what parts remember that belong to none."""
-        if len(self.seats) > 1:
-            self.seat.take(self.method.slots().items())
-            if self.method.turn_waits:
-                for seat in self.seats.values():
-                    seat.states[WAITING] = {}
         if not options.threads and not options.is_spread() and self._found is None:
             torch.set_num_threads(pick_threads(self.kind.width(self.policy)))
         self.step = 0
@@ -98,21 +93,7 @@ class Job:
             return None
         from panoply.scale.spread import Spread
 
-        return Spread(self.plan.options)
-
-    def _take_seats(self) -> None:
-        for name, one in (self.plan.seats() or {"": self.plan}).items():
-            place, first = (f"seats/{name}", next(iter(self.seats.values()))) if self.seats else ("", None)
-            shared = first if self.method.one_model else None
-            self.seats[name] = Seat(
-                one,
-                self.world,
-                self._found.folder if self._found else None,
-                place,
-                shared,
-                self.method.own_moments,
-                self.spread,
-            )
+        return Spread(self.plan, self._found.folder if self._found else None)
 
     @property
     def policy(self) -> Policy:
@@ -223,7 +204,7 @@ class Job:
             self.sinks.log(self.step, record)
         best = evaluated and self.best["step"] == self.step
         for seat in self.seats.values():
-            seat.snapshots.renew(self.step, best)
+            seat.renew(self.step, best)
         if last or best or self.step % options.checkpoint_every == 0:
             saving.save(self)
         self.progress.step(self, record, experience)

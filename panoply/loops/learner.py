@@ -53,7 +53,11 @@ class Scorer(Protocol):
 
 
 class Learner:
-    """`more` are terms of models that learn together with the policy, `mover` moves weights that others learn too."""
+    """`more` are terms of models that learn together with the policy, `mover` moves weights that others learn too.
+
+    `share` is called with the weights before anything keeps what belongs to them: where several processes learn
+    together, each moves some.
+    """
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class Learner:
         more: Sequence[Part] = (),
         seed: int = 0,
         mover: Mover | None = None,
+        share: Callable[[Masters], None] | None = None,
     ):
         self.policy = policy
         reduce: Part = method.slots()["reduce"]  # type: ignore[assignment]
@@ -79,13 +84,15 @@ class Learner:
         learning = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         self.masters = mover.masters if mover is not None else self._masters(learning, masters)
         self.parameters = self.masters.moving
+        if share is not None and mover is None:
+            share(self.masters)
         thoughts = getattr(getattr(policy, "model", None), "thoughts", None)
         rates = (
             {} if thoughts is None else {f"thoughts.{name}": rate for name, rate in thoughts.rates.items()}
         )
         self.mover = mover or Mover(self.masters, update, total_steps, rates=rates)
         self._alone = mover is None
-        self._keeps = mover is None or mover.borrows
+        self.keeps = mover is None or mover.borrows
         if self.mover.solver is not None and not self._alone:
             raise PanoplyError(f"{update.info.id} wants more than gradients, which learners cannot share.")
         if self.mover.solver is not None and not masters:
@@ -141,7 +148,7 @@ class Learner:
     def step(self, experience: Experience, step: int) -> dict[str, float]:
         """Move the weights once by the gradient on this mini-batch; returns metrics."""
         totals = self.passes(self.weigh(experience, step))
-        norm = self.mover.clip()  # before the first number is read, for which the host waits
+        norm = self._clip()  # before the first number is read, for which the host waits
         metrics = {**totals.means(), "gradient_norm": norm}
         _guard(metrics)
         metrics["lr"] = self.mover.set_rate(step)
@@ -152,10 +159,16 @@ class Learner:
             metrics[STOPPED] = float(abs(metrics.get("episode_kl", 0.0)) > self.mover.stop_kl)
         if self.mover.skips or far or metrics.get(STOPPED):
             return metrics
-        solver = self.mover.solver
-        self.mover.move(self._view(experience, step) if solver is not None and solver.looks else None)
+        self._move(experience, step)
         self.objective.remember()
         return metrics
+
+    def _clip(self) -> float:
+        return self.mover.clip()
+
+    def _move(self, experience: Experience, step: int) -> None:
+        solver = self.mover.solver
+        self.mover.move(self._view(experience, step) if solver is not None and solver.looks else None)
 
     def _view(self, experience: Experience, step: int) -> MiniBatchView:
         active = self.objective.active(step)
@@ -324,7 +337,7 @@ class Learner:
     def state(self) -> dict[str, Tensor]:
         """What the optimiser keeps and terms remember, as plain named tensors."""
         remembered = {f"{REMEMBERED}{name}": kept for name, kept in as_tensors(self.states).items()}
-        return {**(self.mover.state() if self._keeps else {}), **remembered}
+        return {**(self.mover.state() if self.keeps else {}), **remembered}
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
         ours = {n.removeprefix(REMEMBERED): v for n, v in named.items() if n.startswith(REMEMBERED)}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from panoply.experience import Experience
-from panoply.loops.learner import Learner, Scorer, mean_metrics
+from panoply.loops.learner import Scorer, mean_metrics
 from panoply.parts import Part
 from panoply.seeds import torch_rng
 from panoply.slots.model.model import Model
@@ -67,10 +67,10 @@ class Models:
         self.held: dict[str, Model] = {
             part.info.name: part(seat) for part in getattr(seat.method, "models", ())
         }
+        settings = {"total_steps": options.steps, "micro_tokens": options.micro_tokens}
+        make = seat.teacher
         self.learners = {
-            name: Learner(c.model, c.fit, total_steps=options.steps, micro_tokens=options.micro_tokens)
-            for name, c in self.held.items()
-            if c.fit is not None
+            name: make(name)(c.model, c.fit, **settings) for name, c in self.held.items() if c.fit is not None
         }
         self.warmup = max((c.warmup for c in self.held.values()), default=0)
         for held in self.held.values():
@@ -122,6 +122,7 @@ class Models:
             order, among = torch_rng("fit", name, self.seed, step), self.held[name].among
             rows = among(experience) if among is not None else experience
             metrics = mean_metrics([learner.step(m, step) for m in learner.minibatches(rows, order)])
+            learner.settle()
             found |= {f"{name}_{key}": value for key, value in metrics.items()}
         return found
 

@@ -70,7 +70,8 @@ class Mover:
         self.skip: float = settings.get("skip", 0.0)
         self.stop_kl: float = settings.get("stop_kl", 0.0)
         self.skip_kl: float = settings.get("skip_kl", 0.0)
-        self._norm = 0.0
+        self.norm = 0.0
+        """How long the last gradient was, before it was shortened."""
         self.schedule: Part | float = schedule or settings.get("schedule", 1.0)
         self._rates = [float(group.get("lr", 0.0)) for group in self.optimiser.param_groups]
         numbers = self.optimiser.param_groups[0]
@@ -98,13 +99,17 @@ class Mover:
 
     def clip(self) -> float:
         """Shorten the gradient where it is too long; how long it was."""
-        self._norm = self.masters.clip(self.limit)
-        return self._norm
+        return self.measured(self.masters.clip(self.limit))
+
+    def measured(self, norm: float) -> float:
+        """Take note of how long the gradient is."""
+        self.norm = norm
+        return norm
 
     @property
     def skips(self) -> bool:
         """Whether the gradient, before it was shortened, was so long that no step is taken along it."""
-        return 0 < self.skip < self._norm
+        return 0 < self.skip < self.norm
 
     def move(self, view: MiniBatchView | None = None) -> None:
         """One step of the optimiser along the gradients that the weights have."""
@@ -166,6 +171,8 @@ class Mover:
                 self.masters.load(name, value)
                 continue
             parameter = self.masters.moving[name]
+            if name in self.masters.elsewhere:
+                continue
             beside = value.dim() or self.optimiser.defaults.get(
                 "fused"
             )  # scalars of the others live on the host
@@ -196,11 +203,16 @@ class Masters:
     adapted   layers whose weights follow low-rank factors that are among the `weights`
     """
 
+    fixed = False
+    """Whether gradients have a place that lasts."""
+
     def __init__(self, weights: Mapping[str, nn.Parameter], adapted: Iterable[LowRank | LowRankExperts] = ()):
         self.adapted = list(adapted)
         self.weights = {name: w for name, w in weights.items() if w.dtype in NARROW}
         self.masters = {name: nn.Parameter(w.detach().float()) for name, w in self.weights.items()}
         self.moving: dict[str, nn.Parameter] = {**weights, **self.masters}
+        self.elsewhere: frozenset[str] = frozenset()
+        """Of `moving`, what other processes move: here it has no copy, and is moved by no gradient."""
         followed = (layer.like for layer in self.adapted)
         half = any(w.dtype == torch.float16 for w in (*self.weights.values(), *followed))
         self.scale = SCALE if half else 1.0
@@ -208,6 +220,12 @@ class Masters:
     def named(self) -> dict[str, nn.Parameter]:
         """What carries the gradient of each weight."""
         return self.moving
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Let others move these. Gradients still add up here, until they are handed over."""
+        self.elsewhere = frozenset(names)
+        for name in self.elsewhere & self.masters.keys():
+            self.masters[name].data = nothing(self.weights[name])
 
     def clear(self) -> None:
         """Forget all gradients."""
@@ -277,19 +295,27 @@ class Masters:
     @torch.no_grad()
     def publish(self) -> None:
         """Round the masters into the weights, in place: whoever holds those samples from the new policy."""
-        if self.masters:
-            torch._foreach_copy_(list(self.weights.values()), list(self.masters.values()))
+        mine = [name for name in self.masters if name not in self.elsewhere]
+        if mine:
+            torch._foreach_copy_([self.weights[n] for n in mine], [self.masters[n] for n in mine])
         for layer in self.adapted:
             layer.merge()
 
     def state(self) -> dict[str, Tensor]:
-        return {f"{name}:master": master.detach() for name, master in self.masters.items()}
+        mine = ((name, master) for name, master in self.masters.items() if name not in self.elsewhere)
+        return {f"{name}:master": master.detach() for name, master in mine}
 
     @torch.no_grad()
     def load(self, name: str, value: Tensor) -> None:
         if name in self.masters:
-            self.masters[name].copy_(value)
             self.weights[name].copy_(value)
+            if name not in self.elsewhere:
+                self.masters[name].copy_(value)
+
+
+def nothing(weight: Tensor) -> Tensor:
+    """A float32 tensor of a weight's shape without its memory: a gradient must have a place."""
+    return torch.zeros((), device=weight.device).expand(weight.shape)
 
 
 class Flat(Masters):
@@ -297,6 +323,8 @@ class Flat(Masters):
 
     The optimiser then moves one tensor: the arithmetic is the same, without the many small operations.
     """
+
+    fixed = True
 
     def __init__(self, weights: Mapping[str, nn.Parameter]):
         super().__init__({})

@@ -65,6 +65,7 @@ def learn(seat: Seat, experience: Experience, step: int) -> dict[str, float]:
             check_agreement(seat.options.dtype, found[0]["logp_gap"])
         if found[-1].get(STOPPED):
             break
+    seat.learner.settle()
     if not found:
         return {"loss": 0.0}
     metrics = mean_metrics(found)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from panoply.loops.mover import Masters
+from panoply.loops.mover import Masters, nothing
 from panoply.seeds import stable_hash
 
 TOGETHER = 1 << 26
@@ -39,7 +39,7 @@ class Rounding(Masters):
         super().__init__({})
         self.seed, self.moves = seed, (0, 0)
         self.weights = {name: w for name, w in weights.items() if w.dtype == torch.bfloat16}
-        self.masters = {name: nn.Parameter(_nothing(w)) for name, w in self.weights.items()}
+        self.masters = {name: nn.Parameter(nothing(w)) for name, w in self.weights.items()}
         self.moving = {**weights, **self.masters}
 
     def move(self, optimiser: torch.optim.Optimizer, step: int) -> None:
@@ -68,7 +68,7 @@ class Rounding(Masters):
         chance = torch.Generator(weight.device)
         chance.manual_seed(stable_hash("rounding", self.seed, *self.moves, name))
         weight.copy_(rounded(master.detach(), chance))
-        master.data = _nothing(weight)
+        master.data = nothing(weight)
 
     def _together(self) -> Iterator[set[str]]:
         names: set[str] = set()
@@ -100,8 +100,3 @@ def _once(optimiser: torch.optim.Optimizer) -> Iterator[None]:
         optimiser._optimizer_step_post_hooks.update(told)
     for hook in told.values():
         hook(optimiser, (), {})
-
-
-def _nothing(weight: Tensor) -> Tensor:
-    """A float32 tensor of a weight's shape without its memory: a gradient must have a place."""
-    return torch.zeros((), device=weight.device).expand(weight.shape)

@@ -73,6 +73,17 @@ class Watch:
         if "advantage" in learned:
             self._keep("advantage", keys, learned["advantage"][mask])
 
+    def said(self) -> dict[str, Any]:
+        """What was seen, to be told elsewhere."""
+        return {"columns": self.columns, "gates": self.gates}
+
+    def hear(self, said: Mapping[str, Any]) -> None:
+        """Add what was seen elsewhere of other decisions."""
+        for name, known in said["columns"].items():
+            self.columns.setdefault(name, {}).update(known)
+        for name, acted in said["gates"].items():
+            self.gates.setdefault(name, set()).update(acted)
+
     def _keep(self, name: str, keys: Sequence[Key], values: Tensor) -> None:
         known = {k: v for k, v in zip(keys, values.tolist(), strict=True) if not math.isnan(v)}
         self.columns.setdefault(name, {}).update(known)

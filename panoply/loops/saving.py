@@ -75,6 +75,8 @@ def _take_up(job: Job, found: checkpoint.Checkpoint) -> None:
         plain: Any = state if seat is job.seat else state["seats"][seat.name]
         seat.load(found.folder, plain, tensors)
         seat.collect.version = state["step"]
+    if job.spread is not None:
+        job.spread.resume(found.folder)
     job.step = state["step"]
     job.seconds, job.best = state["seconds"], state["best"]
     job.before, job.after = state["before"], state["after"]

@@ -116,7 +116,8 @@ class Seat:
         """Past episodes that an on-policy method learns from again; that of others is their learner's."""
         if (kept := getattr(self.method, "replay", None)) is not None and kept.info.unit == "episode":
             self.replay = kept(self.policy, options.seed)
-        others = ((self.snapshots.compares, self.snapshots.score), (self.models.held, self.models.annotate))
+        compared = self.snapshots.score if spread is None else partial(spread.compared, self)
+        others = ((self.snapshots.compares, compared), (self.models.held, self.models.annotate))
         self.annotators = [annotate for there, annotate in others if there]
         """Those who add to what was collected: columns of other selves and models, and before them past episodes."""
         if self.replay is not None:
@@ -133,6 +134,10 @@ class Seat:
         self.take(self.method.parts())
         self.norm = weight_norm(self.learned)
         """Of the weights the run began with."""
+
+    def teacher(self, model: str = "") -> Callable[..., Learner]:
+        """What makes the learner of the policy, or of a model beside it."""
+        return Learner if self.spread is None else self.spread.learner(self, model)
 
     # -------------------------------------------------------------- opening
 
@@ -202,6 +207,12 @@ class Seat:
             if held.info.state is not None and held.info.slot not in TERMS:
                 self.states[path] = held.info.state()
                 self.parts[path] = partial(self._remembering, path, held, called)
+
+    def renew(self, step: int, best: bool) -> None:
+        """After a step: other selves become what their rules say, wherever they are."""
+        self.snapshots.renew(step, best)
+        if self.spread is not None and self.snapshots.kept:
+            self.spread.renew(self, step, best)
 
     def _in_phase(self, experience: Experience) -> Experience:
         self.snapshots.begin(self.collect.version)
@@ -336,11 +347,25 @@ class Seat:
         self.memory, self.norm = kept, state["norm"]
 
 
+def seated(plan: Plan, world: Any, found: Path | None, spread: Spread | None = None) -> dict[str, Seat]:
+    """All seats of a run, by name; the first keeps what parts remember that belong to none."""
+    seats: dict[str, Seat] = {}
+    method = plan.method
+    for name, one in (plan.seats() or {"": plan}).items():
+        place, first = (f"seats/{name}", next(iter(seats.values()))) if seats else ("", None)
+        shared = first if method.one_model else None
+        seats[name] = Seat(one, world, found, place, shared, method.own_moments, spread)
+    if len(seats) > 1:
+        next(iter(seats.values())).take(method.slots().items())
+        for seat in seats.values() if method.turn_waits else ():
+            seat.states[WAITING] = {}
+    return seats
+
+
 def _by_terms(seat: Seat) -> Learner:
     options, method = seat.options, seat.method
     theirs = cast(Learner, seat.role_of.learner).mover if seat.role_of is not None else None
-    make = Learner if seat.spread is None else seat.spread.learner(seat)
-    return make(
+    return seat.teacher()(
         seat.models.joined(seat.kind.scorer(seat.learned, seat.world, method.needs())),
         method,
         more=seat.models.joined_losses(),

@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from panoply.errors import PanoplyError
 from panoply.scale.cluster import Cluster, open_cluster
 
 if TYPE_CHECKING:
+    from panoply.experience import Experience
     from panoply.kinds import Collector
     from panoply.loops.learner import Learner
     from panoply.loops.seat import Seat
-    from panoply.planning import Options
+    from panoply.planning import Plan
     from panoply.records import Worker
+    from panoply.scale.group import Group, Ranks
 
 
 class Spread:
     """The workers of one run. The driver keeps all that decides; `collector` and `learner` say who does the work."""
 
-    def __init__(self, options: Options):
-        self.options = options
+    def __init__(self, plan: Plan, found: Path | None = None):
+        options = self.options = plan.options
         self.cluster: Cluster = open_cluster(options)
         on_gpus = not options.device.startswith("cpu") and self.cluster.gpus() > 0
         self.gpus = 1 if on_gpus else 0
         """Of each worker."""
+        self.ranks: Ranks | None = None
+        """Those who learn, where they are elsewhere."""
+        if options.learners:
+            from panoply.scale.group import Ranks
+
+            try:
+                self.ranks = Ranks(self.cluster, plan, self.gpus, str(found) if found else None)
+            except BaseException:
+                self.cluster.close()
+                raise
 
     def collector(self, seat: Seat) -> Callable[..., Collector]:
         """What makes the seat's collector, called as that of its kind is."""
@@ -32,17 +46,35 @@ class Spread:
             return seat.kind.collector
         raise PanoplyError("Samplers are not there yet.")  # partial(Fleet, plan=seat.plan, spread=self)
 
-    def learner(self, seat: Seat) -> Callable[..., Learner]:
-        """What makes the seat's learner, called as `Learner` is."""
+    def learner(self, seat: Seat, model: str = "") -> Callable[..., Learner]:
+        """What makes the learner of a seat's policy, or of a model beside it, called as `Learner` is."""
         from panoply.loops.learner import Learner
 
-        if not self.options.learners:
+        if self.ranks is None:
             return Learner
-        raise PanoplyError("Learners are not there yet.")  # partial(Group, plan=seat.plan, spread=self)
+        from panoply.scale.group import Group
+
+        return partial(Group, self.ranks, (seat.name, model))
+
+    def compared(self, seat: Seat, experience: Experience) -> Experience:
+        """Experience with the columns of other selves of a seat's policy, by whoever learns."""
+        if self.ranks is None:
+            return seat.snapshots.score(experience)
+        return cast("Group", seat.learner).compare(experience)
+
+    def renew(self, seat: Seat, step: int, best: bool) -> None:
+        """After a step: other selves of a seat's policy become what their rules say."""
+        if self.ranks is not None:
+            self.ranks.all("become", seat.name, step, best)
+
+    def resume(self, folder: Path) -> None:
+        """Let learners take up the checkpoint that the driver has taken up."""
+        if self.ranks is not None:
+            self.ranks.all("resume", str(folder))
 
     def told(self, step: int, seats: list[Seat]) -> list[Worker]:
         """What the workers of all seats did in this step: `workers(step)` of a `Fleet` and of a `Group` say it."""
-        those: list[Any] = [one for seat in seats for one in (seat.collect, seat.learner)]
+        those: list[Any] = [self.ranks, *(seat.collect for seat in seats)]
         return [line for one in those if hasattr(one, "workers") for line in one.workers(step)]
 
     def metrics(self, told: list[Worker]) -> dict[str, float]:

@@ -115,7 +115,8 @@ def _tensor(found: Packed) -> Tensor:
 
 def _ragged(values: Tensor, lengths: Array) -> Ragged:
     return Ragged(
-        values, torch.cat([torch.zeros(1, dtype=torch.long), torch.from_numpy(lengths).long().cumsum(0)])
+        values,
+        torch.cat([torch.zeros(1, dtype=torch.long), torch.from_numpy(lengths.astype(np.int64)).cumsum(0)]),
     )
 
 
@@ -239,7 +240,7 @@ def _cut(tokens: Ragged, first: Tensor, lengths: Tensor) -> Ragged:
 
 
 def _table(found: Packed, context: Table | None = None) -> Table:
-    runs = {size: _Runs(torch.from_numpy(n).long()) for size, n in found.get("runs", {}).items()}
+    runs = {size: _Runs(torch.from_numpy(n.astype(np.int64))) for size, n in found.get("runs", {}).items()}
     columns: dict[str, Column] = {}
     for name, column in found["columns"].items():
         how = column["how"]

@@ -1,0 +1,277 @@
+"""A group of learners: the driver weighs a mini-batch as a whole, and others make the passes over its parts.
+
+Every term's weights are computed once, on all rows; a rank gets its rows with their weights and only sums, and then
+gradients are summed over ranks. So a method's numbers are those of one process, up to the order of floating-point sums.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from panoply.batch import Totals
+from panoply.errors import LearnersDied, PanoplyError
+from panoply.experience import Experience
+from panoply.loops.learner import REMEMBERED, Learner, in_order
+from panoply.loops.micro_batches import unit_labels, unit_tokens
+from panoply.loops.mover import Masters
+from panoply.loops.objective import Active, Weighed
+from panoply.parts import Part
+from panoply.policies.low_rank import adapters
+from panoply.scale import wire
+from panoply.scale.cluster import Cluster, Handle, WorkerDied, WorkerFailed
+from panoply.scale.meeting import MEMORY, leave
+from panoply.scale.plain import heard, to_array, to_tensor, told
+from panoply.scale.rank import Key, Rank, not_learned
+from panoply.scale.travel import packed
+
+if TYPE_CHECKING:
+    from panoply.planning import Plan
+    from panoply.records import Worker
+
+
+def deal(rows: Experience, terms: Sequence[Part], hands: int) -> list[Experience | None]:
+    """Rows to each of some hands: what a term must see whole stays together, the dearest first to whoever has least.
+
+    Inside of a hand rows keep their order. A hand may stay empty.
+    """
+    if hands == 1:
+        return [rows if len(rows) else None]
+    if not len(rows):
+        return [None] * hands
+    label = unit_labels(rows, terms)
+    costs = unit_tokens(rows, label)
+    owner = torch.empty_like(costs)
+    least = [(0, hand) for hand in range(hands)]
+    for unit in costs.argsort(descending=True, stable=True).tolist():
+        held, hand = heapq.heappop(least)
+        owner[unit] = hand
+        heapq.heappush(least, (held + int(costs[unit]), hand))
+    whose = owner[label]
+    sizes = whose.bincount(minlength=hands).tolist()
+    dealt = whose.argsort(stable=True).split(sizes)  # type: ignore[no-untyped-call]
+    return [rows.take(some) if len(some) else None for some in dealt]
+
+
+class Ranks:
+    """The learners of one run: they begin together, and where one of them dies all end."""
+
+    def __init__(self, cluster: Cluster, plan: Plan, gpus: float = 0, found: str | None = None):
+        self.cluster, self.number = cluster, plan.options.learners
+        self.handles: list[Handle] = cluster.place("learner", self.number, Rank, packed(plan), gpus=gpus)
+        self.address = f"{MEMORY}{id(self)}"
+        if plan.options.cluster != "threads":
+            self.address = self.first("address")
+        places = [(number, self.number, self.address, found) for number in range(self.number)]
+        self.each("join", places)
+        self._began = time.monotonic()
+
+    def each(self, method: str, told: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Ask every rank for its part; all answers, in the order of the ranks."""
+        asked = [handle.call(method, *args) for handle, args in zip(self.handles, told, strict=True)]
+        waiting = list(asked)
+        try:
+            while waiting:
+                for future in self.cluster.wait(waiting):
+                    future.result()
+                    waiting.remove(future)
+            return [future.result() for future in asked]
+        except (WorkerDied, WorkerFailed) as error:
+            gone = error if isinstance(error, WorkerDied) else self._gone()
+            if gone is None:
+                raise
+            self.end()
+            raise LearnersDied(f"{gone} All learners end with it.") from error
+        except PanoplyError:
+            self.end()
+            raise
+
+    def all(self, method: str, *args: Any) -> list[Any]:
+        return self.each(method, [args] * self.number)
+
+    def first(self, method: str, *args: Any) -> Any:
+        """What the first rank says, for all that every rank has."""
+        try:
+            return self.handles[0].call(method, *args).result()
+        except WorkerDied as error:
+            self.end()
+            raise LearnersDied(f"{error} All learners end with it.") from error
+
+    def _gone(self) -> WorkerDied | None:
+        """Who has died, where another only noticed that it did not answer."""
+        for handle in self.handles:
+            try:
+                handle.call("diary").result(timeout=10.0)
+            except WorkerDied as error:
+                return error
+            except TimeoutError:
+                pass
+        return None
+
+    def workers(self, step: int) -> list[Worker]:
+        """What each did in this step."""
+        now = time.monotonic()
+        took, self._began = now - self._began, now
+        found: list[Worker] = []
+        for handle, said in zip(self.handles, self.all("diary"), strict=True):
+            found.append(
+                {
+                    "step": step,
+                    "worker": handle.name,
+                    "role": handle.role,
+                    "node": handle.node,
+                    "wait": round(max(0.0, took - said["busy"]), 4),
+                    "busy": said["busy"],
+                    "tokens": said["tokens"],
+                    "memory_mb": said["memory_mb"],
+                    "version": step,
+                    "restarts": 0,
+                }
+            )
+        return found
+
+    def end(self) -> None:
+        """Let all of them go."""
+        for handle in self.handles:
+            handle.kill()
+        leave(self.address)
+
+
+class Afar(Masters):
+    """The driver's weights, which others move: nothing is kept of them here."""
+
+    def __init__(self, weights: Mapping[str, torch.nn.Parameter], adapted: Any = ()):
+        super().__init__({}, adapted)
+        self.moving = dict(weights)
+        self.scale = 1.0
+
+
+class Group(Learner):
+    """A learner whose passes are made by `ranks`, where it is known by its `key`."""
+
+    def __init__(self, ranks: Ranks, key: Key, *args: Any, **settings: Any):
+        self.ranks, self.key = ranks, key
+        super().__init__(*args, **settings)
+        if self.mover.solver is not None:
+            raise PanoplyError(
+                f"{self.mover.update.info.id} wants more than the sum of gradients that learners hand on: leave "
+                "--learners out."
+            )
+        self._step, self._behind = 0, False
+        self._known = self._versions()
+        self._version = 0
+
+    def _masters(self, learning: dict[str, torch.nn.Parameter], copies: bool) -> Masters:
+        return Afar(learning, (layer for _, layer in adapters(getattr(self.policy, "model", None))))
+
+    # -------------------------------------------------------------- a step
+
+    def weigh(self, experience: Experience, step: int) -> Weighed:
+        self._step = step
+        self._tell_changes()
+        return super().weigh(experience, step)
+
+    @torch.no_grad()
+    def scored(self, rows: Experience, active: Sequence[Active]) -> dict[str, Tensor]:
+        numbered = rows.with_columns(row=torch.arange(len(rows), device=rows["action"].device))
+        shares = _never_empty(deal(numbered, self.terms, self.ranks.number))
+        asked = [(self.key, self._step, wire.packed(share)) for share, _ in shares]
+        found: dict[str, list[Tensor]] = {}
+        for said, (share, own) in zip(self.ranks.each("scored", asked), shares, strict=True):
+            at = {"row": share["row"], "episode": share.by("episode").keys}
+            for name, column in {**heard(said), **at}.items() if own else ():
+                found.setdefault(name, []).append(column)
+        device = rows["action"].device
+        return in_order({name: torch.cat([c.to(device) for c in columns]) for name, columns in found.items()})
+
+    def passes(self, weighed: Weighed) -> Totals:
+        shares = deal(weighed.rows, self.terms, self.ranks.number)
+        prepared = told(weighed.prepared)
+        watched = to_array(self.watch.episodes) if self.watch is not None else None
+        answers = self.ranks.each(
+            "passes",
+            [
+                (self.key, self._step, None if share is None else wire.packed(share), prepared, watched)
+                for share in shares
+            ],
+        )
+        totals = Totals()
+        for said, norm, seen in answers:
+            totals.hear(said)
+            self.mover.measured(norm)
+            if self.watch is not None:
+                self.watch.hear(seen)
+        return totals
+
+    def _clip(self) -> float:
+        return self.mover.norm
+
+    def _move(self, experience: Experience, step: int) -> None:
+        self.ranks.all("move", self.key, step)
+        self._behind, self._version = True, step + 1
+        for hook in self.mover.optimiser._optimizer_step_post_hooks.values():
+            hook(self.mover.optimiser, (), {})
+
+    def gradient(self, experience: Experience, step: int = 0) -> dict[str, Tensor]:
+        self.passes(self.weigh(experience, step))
+        found = {n: to_tensor(g) for said in self.ranks.all("gradient", self.key) for n, g in said.items()}
+        return {name: found[name].to(p.device) for name, p in self.masters.named().items()}
+
+    # -------------------------------------------------------------- weights
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """The driver's weights are those that the learners have."""
+        super().settle()
+        if not self._behind:
+            return
+        self._behind = False
+        for name, array in self.ranks.first("weights", self.key).items():
+            self.masters.moving[name].copy_(to_tensor(array))
+        self.masters.publish()
+
+    def _versions(self) -> dict[str, tuple[Tensor, int]]:
+        return {name: (t, t._version) for name, t in not_learned(self.policy).items()}
+
+    def _tell_changes(self) -> None:
+        """Tell the ranks what of the driver's models has changed without being learned."""
+        now = self._versions()
+        changed = [n for n, (t, v) in now.items() if self._known[n][0] is not t or self._known[n][1] != v]
+        if changed:
+            self.ranks.all("take", self.key, {name: to_array(now[name][0]) for name in changed})
+        self._known = now
+
+    def compare(self, experience: Experience) -> Experience:
+        """Add the columns of other selves of the policy, each rank those of some rows."""
+        rows = experience.with_columns(row=torch.arange(len(experience), device=experience["action"].device))
+        shares = _never_empty(deal(rows, (), self.ranks.number))
+        asked = [(self.key[0], self._version, wire.packed(share.without("row"))) for share, _ in shares]
+        found: dict[str, list[Tensor]] = {"row": [share["row"] for share, own in shares if own]}
+        for said, (_, own) in zip(self.ranks.each("compare", asked), shares, strict=True):
+            for name, column in heard(said).items() if own else ():
+                found.setdefault(name, []).append(column)
+        columns = {name: torch.cat(parts) for name, parts in found.items()}
+        order = columns.pop("row").argsort()
+        return experience.with_columns(**{n: c.to(order.device)[order] for n, c in columns.items()})
+
+    # -------------------------------------------------------------- saving
+
+    def state(self) -> dict[str, Tensor]:
+        kept = {n: to_tensor(a) for said in self.ranks.all("state", self.key) for n, a in said.items()}
+        return {**kept, **super().state()}
+
+    def load_state(self, named: Mapping[str, Tensor]) -> None:
+        """What terms remember; the rest is taken up by the ranks, where it belongs."""
+        super().load_state({n: v for n, v in named.items() if n.startswith(REMEMBERED)})
+        self._known = self._versions()
+
+
+def _never_empty(shares: Sequence[Experience | None]) -> list[tuple[Experience, bool]]:
+    """Every rank has something to look at; whether it is its own."""
+    some = next(share for share in shares if share is not None)
+    return [(some, False) if share is None else (share, True) for share in shares]
