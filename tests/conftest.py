@@ -7,10 +7,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+import forks
 import pytest
 import torch
 
 from panoply import extensions, parts, registry
+from panoply.evidence import pool
 from panoply.policies.decoder import DecoderConfig
 from panoply.policies.text import TextPolicy
 from panoply.rollout.text import Collector
@@ -21,6 +23,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # a name that is no folder is looked up nowh
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(
     prefix="panoply-state-"
 )  # what tests run is not remembered for good
+pool.subprocess = forks  # type: ignore[assignment]  # workers of comparisons need not import torch first
+os.fsync = lambda descriptor: None  # type: ignore[assignment]  # no test cuts the power, and a disk makes them wait
 os.environ["COLUMNS"] = "100"  # what is printed is compared, whatever terminal the tests run in
 
 

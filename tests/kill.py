@@ -30,7 +30,7 @@ from typing import Any
 
 import tiny
 
-from panoply import registry
+from panoply import cli, registry
 
 RECORDS = {"run.checkpoint_every": 3, "run.evaluate_every": 7, "run.episodes_every": 2}
 CONTROL = {
@@ -51,19 +51,36 @@ class Case:
     settings: Mapping[str, Any] = field(default_factory=dict)
     world: str | None = None
     plugin: str | None = None
+    typed: bool = False
+    """Whether it is the command line's words that begin it and go on with it."""
 
     def begin(self, folder: Path) -> None:
         """Train in a folder, or go on with what is in it; what has ended stays as it is."""
         choices: dict[str, Any] = {"steps": self.steps} if self.steps else {}
         if (folder / "result.json").exists():
             return
-        if (folder / "run.json").exists() or (folder / "recipe.json").exists():
+        if self.typed:
+            self._type(folder)
+        elif (folder / "run.json").exists() or (folder / "recipe.json").exists():
             tiny.resume(folder)
         elif self.world is None and not self.recipe:
             tiny.train(folder, self.method, settings=self.settings, **choices)
         else:
             choices |= {"plugins": [str(tiny.ROOT / self.plugin)]} if self.plugin else {}
             tiny.bare(folder, self.method, world=self.world, settings=self.settings, **choices)
+
+    def _type(self, folder: Path) -> None:
+        new = [*tiny.words(**self.settings), "--model", "fresh", "--threads", "1", "--steps", str(self.steps)]
+        words = (
+            ["--resume", str(folder)]
+            if (folder / "run.json").exists()
+            else [self.method, *new, "--run", str(folder)]
+        )
+        try:
+            cli.main(["train", *words, "--quiet"])
+        except SystemExit as ended:
+            if ended.code:
+                raise
 
     @property
     def recipe(self) -> bool:

@@ -6,8 +6,10 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
+import forks
 import pytest
 import tiny
 
@@ -317,7 +319,7 @@ class TestProcess:
             str(tmp_path / "a b"),
         ]
         env = tiny.environment()
-        subprocess.run([os.sys.executable, str(script), *words], env=env, check=True, capture_output=True)  # type: ignore[attr-defined]
+        forks.run([sys.executable, str(script), *words], env=env, check=True, capture_output=True)
         stored = json.loads((tmp_path / "a b/run.json").read_text())["command"]
         assert stored.startswith("panoply train grpo --set ")
         assert " --set world.operations=2 " in stored

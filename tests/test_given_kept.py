@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import forks
 import own_model
 import pytest
 import tiny
@@ -87,7 +88,7 @@ def test_a_method_of_a_script_runs_in_the_workers_of_compare_and_can_be_evaluate
 
 
 def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return forks.run(
         [sys.executable, *words],
         cwd=folder,
         env=tiny.environment(),

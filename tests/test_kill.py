@@ -55,13 +55,15 @@ def drive(folder: str, seed: int) -> None:
     """Runs in a process of its own, which imports everything and forks."""
     kill.warm_up()
     cases = [short(name) for name in KILLS]
+    typed, moments = dataclasses.replace(short("grpo"), typed=True), ("start", "late")
     with kill.workers(os.cpu_count() or 1) as pool:
         places = [Path(folder) / name for name in KILLS]
         whole = pool.map(kill.live, cases, [p / "whole" for p in places], [0] * len(cases), [()] * len(cases))
         seeds = [seed + i for i in range(len(cases))]
         killed = pool.map(kill.live, cases, [p / "killed" for p in places], seeds, KILLS.values())
+        command = pool.submit(kill.live, typed, Path(folder) / "command/killed", seed, moments)
         assert not any(whole)
-        print(json.dumps(dict(zip(KILLS, killed, strict=True))))
+        print(json.dumps({**dict(zip(KILLS, killed, strict=True)), "command": command.result()}))
 
 
 @pytest.mark.parametrize("name", KILLS)
@@ -99,19 +101,8 @@ def test_a_killed_baseline_is_remembered(fire: tuple[Path, dict[str, list[str]]]
     assert 0 <= state["parts"]["credit"]["baseline"] <= 1
 
 
-def test_the_command_killed_and_resumed(tmp_path: Path, fire: tuple[Path, dict[str, list[str]]]) -> None:
-    """The same run through the command line, in processes of their own."""
-    seed, killed = random.randrange(10**6), tmp_path / "killed"
-    print(f"seed of the kills: {seed}")
-    case = short("grpo")
-    choices = [*tiny.words(**case.settings), "--model", "fresh", "--threads", "1", "--steps", str(case.steps)]
-
-    def start(_: Callable[[], None]) -> int:
-        planned = ["train", "grpo", *choices, "--quiet", "--run", str(killed)]
-        resumed = ["train", "--resume", str(killed), "--quiet"]
-        words = resumed if (killed / "run.json").exists() else planned
-        process = subprocess.Popen(tiny.command(*words), env=tiny.environment(), stdout=subprocess.DEVNULL)
-        return process.pid
-
-    assert kill.kill_often(start, killed, seed, kinds=["start", "late"], start_up=2.5)
-    assert kill.differences(killed, fire[0] / "grpo/whole") == []
+def test_the_command_killed_and_resumed(fire: tuple[Path, dict[str, list[str]]]) -> None:
+    """The same run through the command line."""
+    folder, kills = fire
+    assert kills["command"]
+    assert kill.differences(folder / "command/killed", folder / "grpo/whole") == []

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 import tiny
 
@@ -17,7 +18,7 @@ TOUR = tiny.ROOT / "examples/tour"
 def test_the_tour(tmp_path: Path) -> None:
     """Every station asserts what it shows."""
     pytest.importorskip("PIL")
-    done = subprocess.run(
+    done = forks.run(
         [sys.executable, str(TOUR / "tour.py"), "tour", "--quick"],
         cwd=tmp_path,
         env=tiny.environment(),

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import forks
+
 import panoply as pp
 from panoply.progress import Progress
 
@@ -72,7 +74,12 @@ def environment(**more: str) -> dict[str, str]:
 
 def shell(*arguments: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, from which a traceback cannot hide."""
-    return subprocess.run(
+    start = (
+        subprocess.run
+        if any(name.startswith("PYTHON") for name in more.keys() - {"PYTHONPATH"})
+        else forks.run
+    )
+    return start(
         command(*arguments), cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=120
     )
 

@@ -80,7 +80,8 @@ class TextPolicy:
         """Random weights that depend on config and seed only: no global generator is read or moved."""
         with torch.device("meta"):
             model = Decoder(config)
-        model.to_empty(device="cpu")
+        # what torch's `to_empty` does, without the sympy that it imports
+        model._apply(lambda weight: torch.empty(weight.shape, dtype=weight.dtype))  # type: ignore[no-untyped-call]
         model.tie()
         model.initialise(seed)
         return _kind(model, cls)(model.to(device=device, dtype=dtype).eval(), tokenizer)

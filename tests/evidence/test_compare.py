@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 import tiny
 
@@ -228,7 +229,7 @@ compare("grpo:sample.prompts=2,sample.group=2", "rloo:sample.prompts=2,sample.gr
 
 
 def test_a_killed_comparison_goes_on_with_its_half_done_runs(tmp_path: Path) -> None:
-    process = subprocess.Popen(
+    process = forks.Popen(
         [sys.executable, "-c", KILLED], cwd=tmp_path, env=tiny.environment(), stderr=subprocess.DEVNULL
     )
     half = wait_for(lambda: list(tmp_path.glob("cache/grpo*/checkpoints/step-*[1-9]*")))
@@ -239,7 +240,7 @@ def test_a_killed_comparison_goes_on_with_its_half_done_runs(tmp_path: Path) -> 
     before = len(tiny.metrics(folder))
     assert 0 < before < 80
     created = (folder / "run.json").read_bytes()
-    done = subprocess.run(
+    done = forks.run(
         [sys.executable, "-c", KILLED], cwd=tmp_path, env=tiny.environment(), capture_output=True
     )
     assert done.returncode == 0, done.stderr
@@ -311,7 +312,9 @@ def test_bad_input_is_refused_before_any_compute(
 def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """With workers that are started as they are for a user, and not forked."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pool, "subprocess", subprocess)
     words = [
         little("grpo"),
         little("rloo"),

@@ -169,6 +169,10 @@ CLAIM = Ranks(
     leads=True,
     also=("area", "held_out_greedy"),
     shows=(Shows("success", most=0.5),),
+    waives={
+        "room": "one attempt in a hundred succeeds, so that outcomes alone hardly teach: guidance is for such a regime"
+    },
+    reworded="GRPO filled 6 % of the room, so that the gate of room is waived.",
 )
 """GRPO has 32 steps of 64 episodes, 2,048 in all. Four rounds have 8 steps each and at most 128 · 2 · 2 episodes."""
 
