@@ -93,6 +93,8 @@ class Seat:
         self.options, self.method, self.world = options, plan.method, world
         self.kind = kind_of(world)
         self.role_of, self.apart = role_of, apart
+        self.found_model = str(found / place / "model") if found is not None else ""
+        """Where a checkpoint has the model, in case that which the run began with has gone."""
         needs = self.method.needs()
         judge = self._judge(needs, found) if "judged" in needs else None
         if role_of is not None:

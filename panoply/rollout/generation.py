@@ -17,7 +17,7 @@ from panoply.rollout.feeding import Feeding
 from panoply.rollout.graphs import Glance, GraphDecoder, graph_decoder
 from panoply.rollout.hosted import host_decoder
 from panoply.rollout.masks import BatchMask, View, combined
-from panoply.rollout.prefill import Prompts, chunks, feed, padded
+from panoply.rollout.prefill import Prompts, chunks, even, feed, padded
 from panoply.rollout.requests import CachedModel, Complete, OnStop, Request, Turn
 from panoply.rollout.rollouts import CONTEXT, DEAD, LENGTH, RUNNING, STOP, Recorder, Rollouts, Slots, ends
 from panoply.rollout.sampling import Draw, Sampling, draw, listed, stream, uniforms
@@ -85,6 +85,7 @@ class Generation:
         capacity = min(longest + min(self.sampling.max_tokens, _AHEAD), self.context) + 1
         self.size, self.budget, self.least = min(slots, len(self.waiting)), prefill_tokens, least
         self.size = max(self.size, least) if self.size else 0
+        capacity = even(capacity, least)
         self._allocate(capacity, min(longest + self.sampling.max_tokens, self.context) + 1, patience)
         self.source = Prompts(self.model, self.prompts, prefill_tokens, self.prefixes, least)
         self.slots, self.reach = Slots.empty(self.device), 0
@@ -369,7 +370,7 @@ class Generation:
         for chunk in chunks([len(fed[i]) for i in some], self.budget):
             members = [some[i] for i in chunk]
             rows, starts = at[self._tensor(members)], [positions[i] for i in members]
-            own = self.cache.take(rows, max(starts), reach + 1)
+            own = self.cache.take(rows, max(starts), even(reach + 1, self.least))
             vectors = None
             if self.feeding is not None:
                 at_first = self.feeding.newest(rows)
@@ -440,7 +441,7 @@ class Generation:
     def _width(self) -> int:
         """How many cache slots the step is given to see; those past a row's own are masked."""
         if self.device.type == "cpu":
-            return self.reach
+            return even(self.reach, self.least)
         return min(-(-self.reach // _GRAIN) * _GRAIN, self.cache.capacity)
 
     def _measure(self) -> None:

@@ -15,8 +15,15 @@ from panoply.policies.fused import prefill
 from panoply.policies.thoughts import Inputs
 from panoply.rollout.requests import CachedModel
 
+_EVEN = 64
+"""Sums over so many slots, or a multiple, do not depend on how many there are, if those that are not seen count 0."""
 _PIECE = 1024
 """A long row is fed in pieces of this many tokens, so that a mask has at most so many rows of queries."""
+
+
+def even(slots: int, least: int) -> int:
+    """How many slots are looked at: where rows are to be the same in whatever company, a whole number of `_EVEN`."""
+    return slots if least == 1 else -(-slots // _EVEN) * _EVEN
 
 
 def feed(
@@ -40,7 +47,7 @@ def feed(
     positions = (begin + torch.arange(filled.shape[1], device=model.device)).clamp(max=width)
     for low in range(0, filled.shape[1], _PIECE):
         piece = slice(low, low + _PIECE)
-        cache.begin(positions[:, piece], width + 1)
+        cache.begin(positions[:, piece], even(width + 1, least))
         given = {} if not vectors else {"inputs": _inputs(vectors, low, positions[:, piece].shape[1])}
         model.hidden(filled[:, piece], positions[:, piece], cache=cache, **given)
     return width
@@ -122,7 +129,7 @@ class Prompts:
     def _prefill(self, prompts: list[int]) -> None:
         for chunk in chunks([len(self.prompts[p]) for p in prompts], self.budget):
             tokens = [self.prompts[prompts[i]][:-1] for i in chunk]
-            cache = self.model.new_cache(len(chunk), max(map(len, tokens)) + 1)
+            cache = self.model.new_cache(len(chunk), even(max(map(len, tokens)) + 1, self.least))
             vectors = {
                 i: self.prefixes[prompts[p]] for i, p in enumerate(chunk) if prompts[p] in self.prefixes
             }

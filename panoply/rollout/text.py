@@ -104,8 +104,7 @@ class Collector(Given):
         """
         penalties = (repetition_penalty, presence_penalty, frequency_penalty)
         sampling = self._sampling(temperature, top_p, top_k, min_p, *penalties, max_tokens)
-        if turns is not None and turns < 1:
-            raise PanoplyError(f"An episode has at least one turn, not {turns}.")
+        check_turns(turns)
         asked, keys = self._groups(tasks, group, into)
         first = self.state["episodes"]
         seeds = [self._draw(first + i) for i in range(len(asked))]
@@ -347,18 +346,25 @@ class Collector(Given):
                 self.world, self.policy, tasks, decisions, context
             )
         experience = Experience(decisions.plus(columns), context)
-        if not log.failed:
-            return experience
-        graded = ~torch.isin(row, torch.tensor(log.failed))
+        return self._graded(experience, row, log.failed, len(tasks)) if log.failed else experience
+
+    def _graded(self, experience: Experience, row: Tensor, failed: Sequence[int], played: int) -> Experience:
+        """Without those that could not be graded: `failed` of so many that were `played`; `row` says which is whose."""
+        graded = ~torch.isin(row, torch.tensor(failed))
         if self.split == "test":
             return experience.with_columns(graded=graded.float())
-        if len(log.failed) == len(tasks):
-            why = "; ".join(self.world.failures())
-            raise Resumable(f"Not one of {len(tasks)} answers could be graded: {why}.")
+        if len(failed) == played:
+            why = "; ".join(self.failures())
+            raise Resumable(f"Not one of {played} answers could be graded: {why}.")
         return experience.take(graded)
 
     def _draw(self, episode: int) -> int:
         return stable_hash("draw", self.seed, self.split, episode)
+
+
+def check_turns(turns: int | None) -> None:
+    if turns is not None and turns < 1:
+        raise PanoplyError(f"An episode has at least one turn, not {turns}.")
 
 
 def publish(engine: Engine, policy: TextPolicy, version: int) -> None:

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from panoply.errors import PanoplyError
 from panoply.scale.cluster import Cluster, open_cluster
 
 if TYPE_CHECKING:
@@ -44,7 +43,9 @@ class Spread:
         """What makes the seat's collector, called as that of its kind is."""
         if not self.options.samplers:
             return seat.kind.collector
-        raise PanoplyError("Samplers are not there yet.")  # partial(Fleet, plan=seat.plan, spread=self)
+        from panoply.scale.fleet import Fleet
+
+        return partial(Fleet, plan=seat.plan, spread=self, source=seat.found_model)
 
     def learner(self, seat: Seat, model: str = "") -> Callable[..., Learner]:
         """What makes the learner of a seat's policy, or of a model beside it, called as `Learner` is."""

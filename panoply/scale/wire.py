@@ -105,19 +105,19 @@ def _each(column: Column) -> Packed:
     return {"how": "each", "kind": str(column.dtype), "values": _narrow(_array(column)).copy()}
 
 
+def tensor(values: Array) -> Tensor:
+    """A tensor of an array, which may have come where it cannot be written to."""
+    return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
 def _tensor(found: Packed) -> Tensor:
     kind: torch.dtype = getattr(torch, found["kind"].removeprefix("torch."))
-    values: Array = found["values"]
-    values = values.copy() if not values.flags.writeable else values
-    tensor = torch.from_numpy(values)
-    return tensor.view(kind) if kind in VIEWED else tensor.to(kind)
+    values = tensor(found["values"])
+    return values.view(kind) if kind in VIEWED else values.to(kind)
 
 
 def _ragged(values: Tensor, lengths: Array) -> Ragged:
-    return Ragged(
-        values,
-        torch.cat([torch.zeros(1, dtype=torch.long), torch.from_numpy(lengths.astype(np.int64)).cumsum(0)]),
-    )
+    return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.long), tensor(lengths).long().cumsum(0)]))
 
 
 # ------------------------------------------------------------------ decisions
@@ -240,7 +240,7 @@ def _cut(tokens: Ragged, first: Tensor, lengths: Tensor) -> Ragged:
 
 
 def _table(found: Packed, context: Table | None = None) -> Table:
-    runs = {size: _Runs(torch.from_numpy(n.astype(np.int64))) for size, n in found.get("runs", {}).items()}
+    runs = {size: _Runs(tensor(n).long()) for size, n in found.get("runs", {}).items()}
     columns: dict[str, Column] = {}
     for name, column in found["columns"].items():
         how = column["how"]
