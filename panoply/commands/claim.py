@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from panoply.commands.parser import Commands, add_json, add_plugins, command, load_plugins
+from panoply.commands.parser import Commands, add_cluster, add_json, add_plugins, command, load_plugins
 from panoply.errors import PanoplyError, plain
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ EXAMPLES = """\
   panoply claim gigpo                  measure one: tune both sides, pair by seed, decide
   panoply claim --family agents        all of a family
   panoply claim --all                  everything that is not up to date; the same command goes on
+  panoply claim --all --cluster auto   the same with runs on all machines of a Ray cluster
   panoply claim --check gigpo          run it again; does the stored verdict still stand?
   panoply claim --replicate gigpo      the same on new seeds, added to its replications
 
@@ -49,6 +50,7 @@ def add(commands: Commands) -> None:
         help="the most seeds to go to while undecided (default 20)",
     )
     option("--workers", type=int, metavar="N", help="processes at a time (default: the cores there are)")
+    add_cluster(parser)
     option("--store", metavar="DIR", default="results/claims", help="where verdicts are kept")
     add_plugins(parser)
     option("--quiet", action="store_true", help="print only the result")
@@ -70,7 +72,7 @@ def _claim(chosen: argparse.Namespace) -> int:
     if nothing_named:
         return _list(found, chosen)
     watch = pool.Watch() if chosen.quiet or chosen.json else None
-    desk = Desk(workers=chosen.workers, watch=watch, most=chosen.most)
+    desk = Desk(workers=chosen.workers, cluster=chosen.cluster, watch=watch, most=chosen.most)
     if chosen.check and chosen.replicate:
         raise PanoplyError(
             "--check repeats the same seeds and --replicate takes new ones: name one of the two."

@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 
-from panoply.commands.parser import Commands, add_json, add_plugins, command, settings
+from panoply.commands.parser import Commands, add_cluster, add_json, add_plugins, command, settings
 
 EXAMPLES = """\
   panoply compare grpo rloo dapo --world chain --seeds 5        a table with intervals
@@ -47,6 +47,7 @@ def add(commands: Commands) -> None:
     option("--reward", metavar="FILE.py:NAME", action="append", help="functions of yours; may be repeated")
     option("--preset", help="tiny, or published for the papers' numbers (default: the world's)")
     option("--workers", type=int, metavar="N", help="processes at a time (default: the cores there are)")
+    add_cluster(parser)
     option("--out", metavar="DIR", help="where the result goes (default runs/DATE-compare-WORLD)")
     add_plugins(parser)
     option("--quiet", action="store_true", help="print only the result")
@@ -68,6 +69,7 @@ def _compare(chosen: argparse.Namespace) -> int:
         budget=chosen.budget,
         metric=chosen.metric,
         workers=chosen.workers,
+        cluster=chosen.cluster,
         folder=chosen.out,
         watch=pool.Watch() if chosen.quiet or chosen.json else None,
         command=shlex.join(["panoply", *sys.argv[1:]])

@@ -86,6 +86,11 @@ def add_machine(parser: Parser) -> None:
     parser.add_argument("--threads", type=int, help="CPU threads; a run stores how many it had")
 
 
+def add_cluster(parser: Parser) -> None:
+    parser.add_argument("--cluster", metavar="WHERE", help="make runs on a Ray cluster: auto (the one this machine is "
+                        "in), ray://HOST:PORT, or local (one that is started here)")  # fmt: skip
+
+
 def machine(chosen: argparse.Namespace) -> dict[str, Any]:
     """Where to compute, as far as it was said."""
     found = {name: getattr(chosen, name) for name in ("device", "dtype", "threads")}

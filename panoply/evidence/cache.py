@@ -23,7 +23,7 @@ from panoply.evidence.closure import PACKAGE, closure
 from panoply.files import is_file, read_json
 from panoply.given import without_places
 from panoply.kinds import is_text
-from panoply.planning import Plan
+from panoply.planning import Options, Plan
 from panoply.recipe_plans import RecipePlan
 from panoply.run import Run, versions
 
@@ -44,6 +44,8 @@ def identity(plan: Plan | RecipePlan) -> str:
         del data[irrelevant]
     for name in ("sinks", "keep", "checkpoint_every", "episodes_every"):
         del data["run"][name]
+    for name in Options.placed:
+        data["run"].pop(name, None)
     facts = {
         "plan": without_places(data),
         "code": [file_hash(path) for path in _code(plan)],

@@ -14,8 +14,8 @@ from pathlib import Path
 import panoply
 
 PACKAGE = Path(panoply.__file__).parent
-SILENT = ("cli", "commands", "evidence", "progress", "report", "sinks", "ui")
-"""What only shows or asks, and does not compute."""
+SILENT = ("cli", "commands", "evidence", "progress", "report", "scale", "sinks", "ui")
+"""What only shows or asks, and does not compute; and what computes the same elsewhere."""
 
 
 def closure(modules: Iterable[str]) -> list[Path]:

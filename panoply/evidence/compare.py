@@ -181,6 +181,7 @@ def compare(
     budget: str | None = None,
     metric: str = "success",
     workers: int | None = None,
+    cluster: str | None = None,
     folder: str | Path | None = None,
     cache: str | Path = CACHE,
     watch: pool.Watch | None = None,
@@ -193,6 +194,7 @@ def compare(
     `{"mine": grpo().but(…)}` gives it a name. Where no world is named it is the first
     method's home, or `chain`. `budget` is `episodes=N`, `decisions=N`, `decode_steps=N`, `steps=N`, `seconds=N` or
     `signal:NAME=N`; as many episodes as the first method takes by default, where none is given.
+    `cluster` is where runs are made, as that of `panoply.train`; here where it is left out.
     `choices` are those of `panoply.train`, the same for all.
     """
     extensions.check_not_loading()
@@ -228,7 +230,7 @@ def compare(
         scores.check(metric, order.plan.world())
     if len(worlds) > 1 and any(measured_in(order.plan) == "return" for order in orders.values()):
         raise PanoplyError("Returns of several worlds are not on one scale: compare in one world at a time.")
-    pool.run_all(list(orders.values()), Path(cache), workers, watch)
+    pool.run_all(list(orders.values()), Path(cache), workers, watch, cluster)
     pool.check_any(list(orders.values()), "this comparison")
     results = [_result(arm, worlds, orders, metric, fixed) for arm in arms]
     failed = {o.name: o.problem for o in orders.values() if o.problem is not None}

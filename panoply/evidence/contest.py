@@ -32,6 +32,8 @@ class Desk:
 
     cache: Path = CACHE
     workers: int | None = None
+    cluster: str | None = None
+    """Where runs are made, if not on this machine: as `--cluster` of a run says it."""
     watch: pool.Watch | None = None
     most: int = SEEDS[-1]
     """The most seeds to go to."""
@@ -170,7 +172,7 @@ class Contest:
 
     def make(self, heats: Sequence[Heat]) -> None:
         every = [order for _, side in heats for order in side.values()]
-        pool.run_all(every, self.desk.cache, self.desk.workers, self.desk.watch)
+        pool.run_all(every, self.desk.cache, self.desk.workers, self.desk.watch, self.desk.cluster)
         pool.check_any(every, f"the claim on {self.labels[0]}")
         self.lost |= {o.name: o.problem for o in every if o.problem is not None}
 

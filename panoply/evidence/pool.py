@@ -203,11 +203,15 @@ class _Worker:
 
 
 def run_all(
-    orders: Sequence[Order], root: Path, workers: int | None = None, watch: Watch | None = None
+    orders: Sequence[Order],
+    root: Path,
+    workers: int | None = None,
+    watch: Watch | None = None,
+    cluster: str | None = None,
 ) -> None:
     """Make every run that is not in the cache yet, several at a time; failures are noted in the orders.
 
-    Orders for the same plan are one run.
+    Orders for the same plan are one run. `cluster` is where runs are made: here, or as `--cluster` of a run says.
     """
     watch = watch or default_watch()
     root.mkdir(parents=True, exist_ok=True)
@@ -215,11 +219,13 @@ def run_all(
     same = {order.folder: [o for o in orders if o.folder == order.folder] for order in orders}
     if not waiting:
         return
-    news: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
-    staff = [_Worker(news) for _ in range(max(1, min(workers or cores(), len(waiting))))]
+    news: queue.Queue[tuple[Any, dict[str, Any] | None]] = queue.Queue()
+    hired = _hired(cluster, workers, len(waiting))
+    staff: list[Any] = []
     try:
-        for worker in staff:
-            worker.take(waiting.pop(0))
+        while waiting and len(staff) < hired.number:
+            staff.append(hired.worker(news))
+            staff[-1].take(waiting.pop(0))
         while any(w.order is not None for w in staff):
             running = [w.order for w in staff if w.order is not None]
             watch.show(orders, running)
@@ -236,7 +242,7 @@ def run_all(
             worker.order = None
             if waiting and told is None:
                 worker.stop()
-                staff[staff.index(worker)] = worker = _Worker(news)
+                staff[staff.index(worker)] = worker = hired.worker(news)
             if waiting:
                 worker.take(waiting.pop(0))
         watch.show(orders, [])
@@ -246,6 +252,28 @@ def run_all(
         watch.close()
         for worker in staff:
             worker.stop()
+        hired.close()
+
+
+class _Here:
+    """So many processes of this machine."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def worker(self, news: queue.Queue[tuple[Any, dict[str, Any] | None]]) -> _Worker:
+        return _Worker(news)
+
+    def close(self) -> None: ...
+
+
+def _hired(cluster: str | None, workers: int | None, most: int) -> Any:
+    """Who makes runs: processes here, or workers of a cluster (`scale/staff.py`)."""
+    if cluster is None:
+        return _Here(max(1, min(workers or cores(), most)))
+    from panoply.scale.staff import staff
+
+    return staff(cluster, workers, most)
 
 
 def _look_up(orders: Sequence[Order], root: Path, watch: Watch) -> list[Order]:
@@ -265,7 +293,7 @@ def _look_up(orders: Sequence[Order], root: Path, watch: Watch) -> list[Order]:
     return list(waiting.values())
 
 
-def _close(orders: Sequence[Order], told: dict[str, Any] | None, worker: _Worker, watch: Watch) -> None:
+def _close(orders: Sequence[Order], told: dict[str, Any] | None, worker: Any, watch: Watch) -> None:
     """Note how a run ended, in every order for it."""
     problem = worker.last_words() if told is None else told.get("why")
     for order in orders:

@@ -258,6 +258,7 @@ def claim(
     *,
     most: int = SEEDS[-1],
     workers: int | None = None,
+    cluster: str | None = None,
     cache: str | Path = CACHE,
     watch: pool.Watch | None = None,
 ) -> Claimed:
@@ -266,6 +267,7 @@ def claim(
     method   a name, or a value such as `grpo().but(credit=…)`
     says     `Learns("…", over="grpo", world="chain", budget="episodes=20k")`; else what the method carries
     most     the most seeds to go to while undecided
+    cluster  where its runs are made, as that of `panoply.train`; here where it is left out
     """
     extensions.check_not_loading()
     id, differing = method_of(method)
@@ -278,7 +280,7 @@ def claim(
     else:
         ((entry, says),) = claimed([id])
     entry = dataclasses.replace(entry, id=entry.id + CHANGED) if differing else entry
-    desk = Desk(cache=Path(cache), workers=workers, watch=watch, most=most)
+    desk = Desk(cache=Path(cache), workers=workers, cluster=cluster, watch=watch, most=most)
     return Claimed(put_to_test(entry, says, desk, method=method if differing else None))
 
 

@@ -85,6 +85,9 @@ class Cluster(Protocol):
     def gpus(self) -> int:
         """How many there are in all."""
 
+    def cores(self) -> int:
+        """Of processors, in all."""
+
     def store_bytes(self) -> int:
         """How much of what was put or returned is held at present."""
 
@@ -224,6 +227,9 @@ class Threads:
 
     def gpus(self) -> int:
         return 0
+
+    def cores(self) -> int:
+        return 1
 
     def store_bytes(self) -> int:
         return 0

@@ -104,6 +104,9 @@ class Rays:
     def gpus(self) -> int:
         return int(_resources().get("GPU", 0))
 
+    def cores(self) -> int:
+        return int(_resources().get("CPU", 1))
+
     def store_bytes(self) -> int:
         """Of the machine that this process is on; asked of Ray's inside, which may change: then it is not told."""
         with contextlib.suppress(Exception):

@@ -37,20 +37,53 @@ def packed(plan: Plan) -> dict[str, Any]:
                 f"The reward function '{word.partition(':')[2]}' lives in this process, where others cannot ask it: "
                 "put it into a file, --reward FILE.py:NAME."
             )
-    files: dict[str, bytes] = {}
     data = plan.to_json()
-    for name in ("method", "world", "plugins"):
-        _walked(data[name], lambda found: _take(found, files))
-    return {"plan": data, "files": files, "seat": plan.seat, "gifts": sorted(plan.gifts)}
+    return {"plan": data, "files": files_in(data), "seat": plan.seat, "gifts": sorted(plan.gifts)}
 
 
 def unpacked(parcel: Mapping[str, Any]) -> Plan:
     """The plan that was packed; its plug-ins are loaded here."""
-    data, files = dict(parcel["plan"]), parcel["files"]
-    for name in ("method", "world", "plugins"):
-        data[name] = _walked(data[name], lambda found: _put(found, files))
-    plan = Plan.from_json(data)
+    plan = Plan.from_json(Unpacked(parcel["files"]).here(parcel["plan"]))
     return dataclasses.replace(plan, seat=parcel["seat"], gifts=frozenset(parcel["gifts"]))
+
+
+def files_in(data: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files that a plan, or a recipe's, names as JSON, by their paths. Folders of models are not among them."""
+    files: dict[str, bytes] = {}
+    _walked(data, lambda found: _take(found, files))
+    return files
+
+
+class Unpacked:
+    """Files that came along, laid down where they are not there already."""
+
+    def __init__(self, files: Mapping[str, bytes]):
+        self.files = files
+        self.laid: dict[str, str] = {}
+        """Where each lies now, by where it lay."""
+
+    def here(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Values that name the files where they lie here."""
+        found: dict[str, Any] = _walked(data, self._put)
+        return found
+
+    def back(self, text: str) -> str:
+        """A text that names them where they lay before."""
+        for before, now in self.laid.items():
+            text = text.replace(now, before)
+        return text
+
+    def _put(self, found: re.Match[str]) -> str:
+        path = found["path"]
+        if path not in self.files or _same(path, self.files[path]):
+            return found[0]
+        digest = hashlib.sha256(self.files[path]).hexdigest()[:16]
+        target = given.room() / digest / Path(path).name
+        if not target.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(self.files[path])
+        self.laid[path] = str(target)
+        return f"{found['before']}{target}{found['after']}"
 
 
 def _take(found: re.Match[str], files: dict[str, bytes]) -> str:
@@ -64,19 +97,6 @@ def _take(found: re.Match[str], files: dict[str, bytes]) -> str:
             )
         files[path] = read_bytes(path)
     return found[0]
-
-
-def _put(found: re.Match[str], files: Mapping[str, bytes]) -> str:
-    """Where a file that came along lies here."""
-    path = found["path"]
-    if path not in files or _same(path, files[path]):
-        return found[0]
-    digest = hashlib.sha256(files[path]).hexdigest()[:16]
-    target = given.room() / digest / Path(path).name
-    if not target.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(files[path])
-    return f"{found['before']}{target}{found['after']}"
 
 
 def _same(path: str, content: bytes) -> bool:
