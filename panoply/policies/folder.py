@@ -153,19 +153,39 @@ def _fitting(model: Decoder, weights: dict[str, Tensor], folder: Path) -> dict[s
 
 
 def _write_decoder(model: Decoder, folder: Path, shard_bytes: int) -> None:
-    raw = model.config.to_hf()
+    write_config(model, folder)
+    write_weights(weights_of(model, model.config.tied), folder, shard_bytes)
+
+
+def write_config(model: Decoder | Foreign, folder: Path) -> None:
+    """`config.json` alone: what others need to know of a model before they have its weights."""
+    raw = model.config.to_hf() if isinstance(model, Decoder) else dict(model.bare.config.to_dict())
     raw["dtype"] = raw["torch_dtype"] = DTYPE_NAMES.get(model.dtype, "float32")
     (folder / "config.json").write_text(json.dumps(raw, indent=2, sort_keys=True) + "\n")
-    write_weights(weights_of(model, model.config.tied), folder, shard_bytes)
 
 
 def weights_of(model: Decoder, headless: bool) -> dict[str, Tensor]:
     """A decoder's weights under their names on disk, adapters merged, with its head or without."""
+    return {n: w.cpu().contiguous() for n, w in _on_disk(model, headless).items()}
+
+
+def _on_disk(model: Decoder, headless: bool) -> dict[str, Tensor]:
     own = {n: w for n, w in plain_weights(model).items() if not n.startswith("thoughts.")}
     named = to_disk(own, model.config.layout.sparse)
-    return {
-        n: w.detach().cpu().contiguous() for n, w in named.items() if n != "lm_head.weight" or not headless
-    }
+    return {n: w.detach() for n, w in named.items() if n != "lm_head.weight" or not headless}
+
+
+def whole_weights(model: Decoder | Foreign) -> dict[str, Tensor]:
+    """What a folder of the model would hold, where it lies: for others who know the layout, and not ours.
+
+    How transformers names weights on disk only transformers knows, so its models are written, and read again.
+    """
+    if isinstance(model, Decoder):
+        return _on_disk(model, model.config.tied)
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        model.write(Path(folder), SHARD_BYTES)
+        return read_weights(weight_files(Path(folder)), model.dtype, "cpu")
 
 
 def write_weights(weights: Mapping[str, Tensor], folder: Path, shard_bytes: int) -> None:
