@@ -96,8 +96,8 @@ class Cluster(Protocol):
 
 
 def open_cluster(options: Options) -> Cluster:
-    """The cluster that a run's options name."""
-    if options.cluster == "threads":
+    """The cluster that a run's options name; where only the engine is another, nobody is placed in it."""
+    if options.cluster == "threads" or not (options.learners or options.samplers):
         return Threads()
     from panoply.scale.rays import Rays
 

@@ -9,6 +9,7 @@ from panoply.errors import PanoplyError
 from panoply.footprint import Dimensions
 from panoply.kinds import is_text, kind_of
 from panoply.planning import Options, Plan
+from panoply.rollout import engines
 from panoply.scale.timing import Card, Load, expected
 
 LEARNS = ("on_policy", "dataset")
@@ -40,6 +41,10 @@ def check(plan: Plan) -> None:
         )
     if options.engine != "native" and not (is_text(plan.world()) and regimes & set(PLAYS)):
         raise PanoplyError(f"--engine has no effect: {plan.method_id} on {plan.world_id} samples no text.")
+    if options.engine != "native":
+        world: Any = plan.world()
+        for method in [one.method for one in plan.seats().values()] or [plan.method]:
+            engines.check(options.engine, method, world)
     if options.inflight and options.samplers and not is_text(plan.world()):
         raise PanoplyError("--inflight has no effect: only answers are written while weights change.")
 

@@ -42,7 +42,11 @@ class Spread:
     def collector(self, seat: Seat) -> Callable[..., Collector]:
         """What makes the seat's collector, called as that of its kind is."""
         if not self.options.samplers:
-            return seat.kind.collector
+            own: Any = seat.kind.collector
+            if self.options.engine != "native":
+                own = partial(own, engine=self.options.engine)
+            made: Callable[..., Collector] = own
+            return made
         from panoply.scale.fleet import Fleet
 
         return partial(Fleet, plan=seat.plan, spread=self, source=seat.found_model)

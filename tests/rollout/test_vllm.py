@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from panoply.rollout import engines, vllm
 from panoply.rollout.engine import CONTEXT, LENGTH, STOP, Request, Rollouts, Sampling, Turn
 from panoply.rollout.text import Collector
 from panoply.rollout.vllm import VllmEngine, counted
+from tests import tiny
 from tests.vllm_kit import LLM, stand_in
 
 __all__ = ["stand_in"]
@@ -353,7 +356,17 @@ def test_a_layout_that_vllm_does_not_serve(stand_in: type[LLM], monkeypatch: pyt
         VllmEngine.of(policy)
 
 
-# ------------------------------------------------------------------ in a collector
+# ------------------------------------------------------------------ in a collector, and in a run
+
+
+def test_a_run_learns_from_what_it_samples(stand_in: type[LLM], tmp_path: Path) -> None:
+    done = tiny.train(tmp_path / "run", steps=2, engine="vllm")
+    rows = [json.loads(line) for line in (done.run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["step0_gap"] < 1e-5 for row in rows)
+    assert all("entropy" not in row for row in rows)
+    stored = json.loads((done.run / "run.json").read_text())["plan"]["run"]
+    assert stored["engine"] == "vllm"
 
 
 @pytest.mark.parametrize("world", ["chain", "keydoor"])
