@@ -1,9 +1,10 @@
-"""Which Python a run folder may have run: only what this user has named or allowed before.
+"""Which Python a run folder may have run, and which servers asked: only what this user has named or allowed before.
 
 A run folder is data but for the Python files that its `run.json` names: plug-ins, reward functions, and modules of
-Gymnasium environments. Whoever made the folder chose them. So a file runs without being asked about only if a command
-of this user's has named it, and if it still says what it said then. Everything else is named, and refused, until
-`--trust` (in Python `trust=True`) allows it.
+Gymnasium environments; and for the addresses of environments that others serve (`openenv:http://…`). Whoever made the
+folder chose them. So a file runs without being asked about only if a command of this user's has named it, and if it
+still says what it said then; and so is a server asked. Everything else is named, and refused, until `--trust` (in
+Python `trust=True`) allows it.
 
 What was run is remembered by its hash, a line each, in `$XDG_STATE_HOME/panoply/trusted` (`~/.local/state/panoply/`).
 """
@@ -26,12 +27,16 @@ from panoply.files import BadFile, is_file, read_bytes
 _given: ContextVar[bool] = ContextVar("trust", default=False)
 OURS = ("logged:", *(f"{library}:" for library in LIBRARIES))
 """Names of worlds whose Python is this library's, or one's that it knows."""
+SERVED = "openenv:"
+"""So begins the name of a world that is on a server."""
+NO_FILES = ("module ", SERVED)
+"""What is known by its name and not by what is in it."""
 _known: set[str] = set()
 """What this process has run, also where the file that remembers cannot be written."""
 
 
 class Untrusted(PanoplyError):
-    """Python that a record of others names, and that this user has not run before."""
+    """Python or a server that a record of others names, and that this user has not named before."""
 
 
 @contextlib.contextmanager
@@ -51,11 +56,16 @@ def check(where: str | Path, record: Mapping[str, Any]) -> None:
         remember(record)
         return
     strange = [name for name in named if not _is_known(name)]
-    if strange:
-        listed = ", ".join(map(plain, strange))
+    servers = [name for name in strange if name.startswith(SERVED)]
+    if code := [plain(name) for name in strange if name not in servers]:
         raise Untrusted(
-            f"{plain(where)} has Python run that you have not run before, or that has changed since: {listed}. "
-            "Read it, and allow it with --trust (in Python trust=True)."
+            f"{plain(where)} has Python run that you have not run before, or that has changed since: "
+            f"{', '.join(code)}. Read it, and allow it with --trust (in Python trust=True)."
+        )
+    if servers:
+        raise Untrusted(
+            f"{plain(where)} has a server asked that you have not named before: {', '.join(map(plain, servers))}. "
+            "It sees all that the policy says; allow it with --trust (in Python trust=True)."
         )
 
 
@@ -77,7 +87,10 @@ def remember_key(key: str | None, name: str) -> None:
 
 
 def code_in(record: Any) -> set[str]:
-    """The Python that a plan, or a recipe's choices, name: files as paths, modules of environments as `module X`."""
+    """What a plan, or a recipe's choices, name of others' Python and servers.
+
+    Files are paths, modules of environments `module X`, and servers their worlds' names, `openenv:http://…`.
+    """
     found: set[str] = set()
     waiting = [("", record)]
     while waiting:
@@ -89,6 +102,8 @@ def code_in(record: Any) -> set[str]:
         elif isinstance(value, str):
             if name == "plugins":
                 found.add(value)
+            elif value.startswith(SERVED):
+                found.add(re.sub(r"@\d+$", "", value))
             elif file := re.fullmatch(r"(?:(?:own|agent):)?(.+\.py)(:.*)?", value, re.DOTALL):
                 found.add(file[1])
             elif name in ("id", "env", "world") and ":" in value and not value.startswith(OURS):
@@ -97,16 +112,17 @@ def code_in(record: Any) -> set[str]:
 
 
 def _is_known(name: str) -> bool:
-    if not name.startswith("module ") and not is_file(name):
-        return True  # nothing can be run; that it is missing is said where it is needed
-    if not name.startswith("module ") and not os.path.isabs(name):
-        return False  # it would be another file in another folder
+    if not name.startswith(NO_FILES):
+        if not is_file(name):
+            return True  # nothing can be run; that it is missing is said where it is needed
+        if not os.path.isabs(name):
+            return False  # it would be another file in another folder
     key = _key(name)
     return key is not None and (key in _known or key in _stored())
 
 
 def _key(name: str) -> str | None:
-    if name.startswith("module "):
+    if name.startswith(NO_FILES):
         return hashlib.sha256(name.encode()).hexdigest()
     with contextlib.suppress(BadFile):
         return hashlib.sha256(read_bytes(name)).hexdigest()

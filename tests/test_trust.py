@@ -145,6 +145,35 @@ def test_what_of_a_plan_is_code() -> None:
     }
     assert code_in(plan) == {"/a/mine", "/a/r.py", "module evil", "module os"}
     assert code_in({"world": {"id": "logged:cartpole-mixed@1"}}) == set()
+    served = {"world": {"id": "openenv:http://there:80/x@1"}, "run": {"held_out_world": "openenv:ws://b"}}
+    assert code_in(served) == {"openenv:http://there:80/x", "openenv:ws://b"}
+
+
+def test_a_server_that_others_named_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even that it answers is found out before it is allowed; another address is asked about again."""
+    asked: list[str] = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda address, **_: asked.append(address))
+    run = tiny.train(tmp_path / "run", steps=1).run
+    config = json.loads((run / "run.json").read_text())
+    config["plan"]["world"] = {"id": "openenv:http://there.invalid:80@1"}
+    (run / "run.json").write_text(json.dumps(config))
+    (run / "result.json").unlink()
+    for refused in (
+        lambda: pp.evaluate(run, problems=2, attempts=1),
+        lambda: pp.train(resume=run),
+        lambda: pp.play(run),
+    ):
+        with pytest.raises(
+            Untrusted, match=r"a server asked .*openenv:http://there\.invalid:80\. It sees all"
+        ):
+            refused()
+    assert not asked
+    with trust.trusting(True):
+        trust.check("run.json", config["plan"])
+    forget(monkeypatch)
+    trust.check("run.json", config["plan"])  # it is remembered
+    with pytest.raises(Untrusted, match="server"):
+        trust.check("run.json", {"world": {"id": "openenv:http://elsewhere.invalid:80"}})
 
 
 def test_a_relative_path_could_mean_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
