@@ -3,23 +3,31 @@
     panoply train grpo --world agent:examples/agent.py:play --model DIR
 
 In training `play` is called with the seed of an episode, and returns what was earned. The same function works against
-`panoply serve RUN`, which prints the address and the key.
+`panoply serve RUN`, which prints an address and a key; what was said there is learned from, too:
+
+    panoply serve DIR --record episodes.jsonl
+    OPENAI_BASE_URL=… OPENAI_API_KEY=… python examples/agent.py 64
+    panoply train grpo --data episodes.jsonl --model DIR --steps 4
 """
 
 import json
+import os
+import sys
 import urllib.request
 
 LETTERS = "abcdefgh"
 
 
-def ask(base_url: str, api_key: str, messages: list[dict[str, str]]) -> str:
+def post(url: str, api_key: str, body: dict) -> dict:
     """What any client of OpenAI's does."""
-    body = json.dumps({"model": "policy", "messages": messages, "max_tokens": 8}).encode()
     headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
-    with urllib.request.urlopen(
-        urllib.request.Request(f"{base_url}/chat/completions", body, headers)
-    ) as answer:
-        return json.load(answer)["choices"][0]["message"]["content"]
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as answer:
+        return json.load(answer)
+
+
+def ask(base_url: str, api_key: str, messages: list[dict[str, str]]) -> str:
+    body = {"model": "policy", "messages": messages, "max_tokens": 8}
+    return post(f"{base_url}/chat/completions", api_key, body)["choices"][0]["message"]["content"]
 
 
 def play(seed: int, base_url: str, api_key: str) -> float:
@@ -32,3 +40,11 @@ def play(seed: int, base_url: str, api_key: str) -> float:
         messages.append({"role": "assistant", "content": said})
         earned += 0.5 * said.strip().lower().startswith(letter)
     return earned
+
+
+if __name__ == "__main__":  # against panoply serve: every seed four times, so that episodes can be compared
+    base, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+    for number in range(int(sys.argv[1])):
+        name = f"{os.getpid()}-{number}"
+        earned = play(number // 4, f"{base}/episodes/{name}", key)
+        post(f"{base}/rewards", key, {"episode": name, "reward": earned})

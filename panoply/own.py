@@ -17,6 +17,7 @@ from panoply.given import is_rows, keep, rows_file
 from panoply.parts import Part
 from panoply.regimes import Method
 from panoply.rewards import here
+from panoply.serving.record import is_record
 from panoply.which import model_folder
 
 
@@ -131,18 +132,26 @@ def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None,
             raise PanoplyError("Only reward functions, FILE.py:NAME, can be several.")
         found = {**found, "reward": named[0]} if named else found
         return world, spoken_with(world, found, found.get("model"))
+    if is_record(data):
+        if tools or functions or world not in ("recorded", "recorded@1", None):
+            raise PanoplyError(
+                f"{data} is a record of episodes, with their world and their rewards: leave others out."
+            )
+        return "recorded", {
+            **{k: v for k, v in found.items() if k != "data"},
+            "reward": named[0] if named else None,
+            "settings": {**_own_file(data, found.get("model")), **(found.get("settings") or {})},
+        }
     if world not in ("jsonl", "jsonl@1", "own-tools", None):
         raise PanoplyError(f"--data {data} is a world of its own: leave --world {world} out.")
-    if not found.get("model"):
-        raise PanoplyError("Your own data needs a model of your own: name its folder with --model.")
+    of_file = _own_file(data, found.get("model"))
     split = [word.rpartition("=") if "=" in word else (word, "", "1") for word in functions]
     try:
         weights = tuple(float(weight) for _, _, weight in split)
     except ValueError as error:
         raise PanoplyError("A reward's weight is a number: --reward FILE.py:NAME=0.5.") from error
     made = {
-        "world.data": os.path.abspath(data),
-        "world.model": str(model_folder(found["model"]).resolve()),
+        **of_file,
         "world.rewards": tuple(s if here.is_here(s) else os.path.abspath(s) for s, _, _ in split),
         "world.weights": weights,
         **({"world.tools": tuple(tools)} if tools else {}),
@@ -158,6 +167,13 @@ def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None,
         "reward": others[0] if others else None,
         "settings": {**made, **(found.get("settings") or {})},
     }
+
+
+def _own_file(data: str, model: Any) -> dict[str, Any]:
+    """The settings of a world that is a file, read with a model's tokenizer."""
+    if not model:
+        raise PanoplyError("Your own data needs a model of your own: name its folder with --model.")
+    return {"world.data": os.path.abspath(data), "world.model": str(model_folder(model).resolve())}
 
 
 def spoken_with(world: str | None, choices: Mapping[str, Any], model: Any) -> dict[str, Any]:

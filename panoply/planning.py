@@ -324,7 +324,10 @@ def make_plan(
     fixed = {slot for slot, source in (slots or {}).items() if not isinstance(source, str)}
     for path, value in _asked(asked, resolved.method).items():
         if path not in resolved.chosen and path.split(".")[0] not in fixed:
-            resolved = dataclasses.replace(resolved, method=compose.assign(resolved.method, path, value))
+            made = compose.assign(resolved.method, path, value)
+            for inside in [p for p in given if p.startswith(f"{path}.")]:  # of a part that was put in
+                made = compose.assign(made, inside, given[inside])
+            resolved = dataclasses.replace(resolved, method=made)
     run_defaults = _split(dict(asked), "run.") | _split(dict(numbers), "run.")
     kind = kind_of(world_entry.build)
     asked_for = resolved.method.settings().get(ANSWER) if ANSWER in resolved.chosen else None

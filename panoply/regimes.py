@@ -62,7 +62,7 @@ class OnPolicy(Method):
 
     @property
     def acts_alone(self) -> bool:
-        alone = super().acts_alone and not {"dealt", "delayed"} & self.sample.info.gives
+        alone = super().acts_alone and not {"dealt", "delayed", "recorded"} & self.sample.info.gives
         return alone and self.replay is None and not self.looks_back
 
     @property

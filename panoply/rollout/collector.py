@@ -16,6 +16,7 @@ from panoply.errors import PanoplyError
 from panoply.experience import (
     DEMONSTRATION,
     OPEN,
+    REPLAY,
     TEACHER,
     TERMINATED,
     TRUNCATED,
@@ -229,6 +230,13 @@ class Given(InOrder[Task]):
         given = zip(tasks, answers, strict=True)
         lessons = [self.world.turns(task, answer) for task, answer in given]
         return self._given(tasks, lessons, into=into, source=source, played=True)
+
+    def told(self, tasks: Sequence[Task], lessons: Sequence[Sequence[Lesson]], into: Tensor) -> Experience:
+        """Episodes that a policy played elsewhere, turn by turn, without `logp` and signals, which whoever knows adds.
+
+        into   keys of groups that they join, one each
+        """
+        return self._given(tasks, lessons, into=into, source=REPLAY)
 
     def teacher_pairs(self, tasks: Sequence[Task]) -> Experience:
         """A good answer and a bad one to each task for which the world has them, and what else is known of the pair.
