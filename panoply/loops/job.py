@@ -171,7 +171,10 @@ class Job:
         states = [seat.collect.state for seat in self.seats.values()]
         units = [of for of in COLLECTED if any(of in state for state in states)]
         units += [of for of in self.most if of.startswith(SIGNAL)]
-        return {of: sum(state.get(of, 0) for state in states) for of in units}
+        found = {of: sum(state.get(of, 0) for state in states) for of in units}
+        if "episodes" in found:  # numbers that were given to nobody
+            found["episodes"] -= sum(state.get("skipped", 0) for state in states)
+        return found
 
     def watch(self, seat: Seat, experience: Experience) -> None:
         """In a step whose episodes are recorded: choose some, of which the learner is to note all it does to them."""

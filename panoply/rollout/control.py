@@ -79,18 +79,25 @@ class ControlCollector(InOrder[Start]):
             raise PanoplyError(
                 "top_p, top_k, min_p and penalties act on a vocabulary; a control policy has none."
             )
-        waiting = self._games(tasks, group, into)
+        return self._experience(
+            *self._played(self._games(tasks, group, into), temperature, max_tokens), temperature
+        )
+
+    def _played(
+        self, waiting: Sequence[Episode], temperature: Temperature, limit: int | None
+    ) -> tuple[StepBuffer, Rows]:
+        """Episodes from their beginning to their end, or to a limit of turns, as many side by side as there is room."""
         size = min(len(waiting), MOST - MOST % self.world.seats)
         rows = Rows(self, self._envs(size))
         queue = iter(waiting)
         rows.begin(np.arange(size), [next(queue) for _ in range(size)])
         buffer = StepBuffer(size, BLOCK)
         while rows.live.any():
-            ended = rows.step(buffer, temperature, max_tokens)
+            ended = rows.step(buffer, temperature, limit)
             if ended is not None:
                 coming = [(row, episode) for row, episode in zip(ended.tolist(), queue, strict=False)]
                 rows.begin(np.array([row for row, _ in coming], dtype=int), [e for _, e in coming])
-        return self._experience(buffer, rows, temperature)
+        return buffer, rows
 
     @contextmanager
     def against(self, others: Mapping[int, ControlPolicy]) -> Iterator[None]:
@@ -158,13 +165,16 @@ class ControlCollector(InOrder[Start]):
         if rows is not None and rows.at is kept and rows.envs.size == size:
             rows.refresh()
             return rows
-        self._open = rows = Rows(self, self.world.envs(size))
+        self._open = rows = self._rows(size)
         if kept is None or len(kept) != size:
             rows.begin(np.arange(size), self._next_episodes(size))
         else:
             episodes = [Episode(e, g, Start(task, seed)) for e, g, task, seed, _ in kept]
             rows.replay(episodes, [length for *_, length in kept], self.state["actions"].numpy())
         return rows
+
+    def _rows(self, size: int) -> Rows:
+        return Rows(self, self.world.envs(size))
 
     def _envs(self, size: int) -> Envs:
         if size not in self._batches:

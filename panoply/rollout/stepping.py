@@ -31,6 +31,14 @@ class StepBuffer:
         self._room = steps
         self._columns: dict[str, Array] = {}
 
+    @classmethod
+    def of(cls, columns: dict[str, Array]) -> StepBuffer:
+        """What was written elsewhere, [steps, size, …] each."""
+        steps, size = next(iter(columns.values())).shape[:2]
+        made = cls(size, steps)
+        made._columns, made.length = dict(columns), steps
+        return made
+
     def write(self, name: str, values: Array) -> None:
         """A value for every row at the current step."""
         column = self._columns.get(name)
@@ -49,6 +57,9 @@ class StepBuffer:
             self._room *= 2
             doubled = {name: np.concatenate([c, np.zeros_like(c)]) for name, c in self._columns.items()}
             self._columns = doubled
+
+    def names(self) -> list[str]:
+        return list(self._columns)
 
     def has(self, name: str) -> bool:
         return name in self._columns

@@ -45,8 +45,10 @@ def check(plan: Plan) -> None:
         world: Any = plan.world()
         for method in [one.method for one in plan.seats().values()] or [plan.method]:
             engines.check(options.engine, method, world)
-    if options.inflight and options.samplers and not is_text(plan.world()):
-        raise PanoplyError("--inflight has no effect: only answers are written while weights change.")
+    if options.staleness and options.samplers and not is_text(plan.world()):
+        raise PanoplyError(
+            f"--staleness cannot be {options.staleness}: only answers are sampled ahead, and {plan.world_id} has none."
+        )
 
 
 def _idle(options: Options) -> list[tuple[str, str]]:

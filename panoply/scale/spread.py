@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from panoply.kinds import is_text
 from panoply.scale.cluster import Cluster, open_cluster
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class Spread:
                 own = partial(own, engine=self.options.engine)
             made: Callable[..., Collector] = own
             return made
+        if not is_text(seat.world):
+            from panoply.scale.fragments import Fragments
+
+            return partial(Fragments, plan=seat.plan, spread=self, source=seat.found_model)
         from panoply.scale.fleet import Fleet
 
         return partial(Fleet, plan=seat.plan, spread=self, source=seat.found_model)

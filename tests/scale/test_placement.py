@@ -35,7 +35,7 @@ def needed(parameters: int = SEVEN, trainable: int = SEVEN) -> Cost:
         ("sac", "Pendulum-v1", {"learners": 2}, "--learners cannot be 2: sac@1 learns from transitions"),
         ("ppo", "CartPole-v1", {"engine": "vllm"}, "--engine has no effect: ppo@1 on CartPole-v1@1 samples no text."),
         ("hapo", "chain", {"engine": "vllm"}, "run.engine cannot be vllm: it does not say how sure"),
-        ("ppo", "CartPole-v1", {"samplers": 1, "staleness": 1, "inflight": True}, "only answers are written"),
+        ("ppo", "CartPole-v1", {"samplers": 1, "staleness": 1}, "--staleness cannot be 1: only answers"),
         ("grpo", "chain", {"learners": -1}, "run.learners must be from 0 to 4096, not -1."),
         ("grpo", "chain", {"cluster": "there", "learners": 1}, "run.cluster is local, auto, threads or an address"),
     ],
