@@ -4,8 +4,8 @@
     forks.Popen([sys.executable, "-m", module], …)      like subprocess.Popen: real pipes, a real number, real kills
 
 For tests that need a process but are not about its start: loading torch takes two seconds of a core. What is imported
-before the fork is in READY; everything else, all methods and worlds too, each imports as it needs it. The workers of
-comparisons are such forks as well (conftest.py), also those of a comparison that itself runs in a fork.
+before the fork is in READY, and GRPO has made a step; everything else, other methods and worlds too, each imports as it
+needs it. The workers of comparisons are such forks as well (conftest.py), also those of a comparison in a fork.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Popen(subprocess.Popen[Any]):
     def _execute_child(
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any,
         startupinfo: Any, creationflags: Any, shell: Any, p2cread: int, p2cwrite: int, c2pread: int, c2pwrite: int,
-        errread: int, errwrite: int, *_: Any,
+        errread: int, errwrite: int, *rest: Any,
     ) -> None:  # fmt: skip
         assert args[0] == sys.executable
         assert not any((preexec_fn, pass_fds, shell)), "that needs a new Python"
@@ -154,6 +154,8 @@ def serve(at: str) -> None:
         importlib.import_module(module)
     sys.modules["panoply.evidence.pool"].subprocess = sys.modules[__name__]  # type: ignore[attr-defined]
     os.fsync = lambda descriptor: None  # type: ignore[assignment]  # as in conftest.py
+    with tempfile.TemporaryDirectory() as folder:
+        run_once(Path(folder))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(at)
@@ -168,6 +170,14 @@ def serve(at: str) -> None:
             listener.close()
             _mind(line, at)
         line.close()
+
+
+def run_once(folder: Path) -> None:
+    """Have what a first run loads late, the compiled kernels above all, before the first fork, and no threads."""
+    import tiny
+
+    tiny.train(folder / "first", steps=1)
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork would be without the other threads"
 
 
 def _mind(line: socket.socket, at: str) -> NoReturn:
@@ -197,6 +207,8 @@ def _be(order: dict[str, Any], streams: list[int]) -> NoReturn:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    if order["session"]:
+        os.setsid()
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])

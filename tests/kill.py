@@ -28,9 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import forks
 import tiny
 
-from panoply import cli, registry
+from panoply import cli
 
 RECORDS = {"run.checkpoint_every": 3, "run.evaluate_every": 7, "run.episodes_every": 2}
 CONTROL = {
@@ -97,7 +98,8 @@ CASES: dict[str, Case] = {
     "sft": Case("sft", 45, {**RECORDS, "update": "sgd", "update.momentum": 0.9}),
     # A pole that falls slowly: episodes are longer than a block of noise, and end at odd times.
     "ppo": Case(
-        "ppo", 45, {**CONTROL, "sample.length": 40, "world.half": 4.0, "world.force": 2.0}, "cartpole"
+        "ppo", 45,
+        {**CONTROL, "sample.length": 40, "world.half": 4.0, "world.force": 2.0, "update.epochs": 2}, "cartpole",
     ),
     "sac": Case(
         "sac", 24, {**CONTROL, "sample.envs": 3, "sample.length": 12, "replay.batch": 16, "replay.warmup": 60},
@@ -273,8 +275,8 @@ def warm_up() -> None:
         "torch._dynamo",  # torch.optim imports it on first use, which takes seconds
     ):  # fmt: skip
         importlib.import_module(module)
-    for entry in (*registry.entries("method"), *registry.entries("world")):
-        assert entry.build
+    with tempfile.TemporaryDirectory() as folder:
+        forks.run_once(Path(folder))
 
 
 # ------------------------------------------------------------------ the same to the last bit

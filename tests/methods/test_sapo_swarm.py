@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 import tiny
 import torch
@@ -372,8 +373,9 @@ class Killer(swarm.Watch):
             os.kill(node.process.pid, signal.SIGKILL)
 
 
-def test_a_swarm_survives_a_kill_and_strangers(tmp_path: Path) -> None:
+def test_a_swarm_survives_a_kill_and_strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of their own; one is killed by force, and somebody else has left rubbish in the folder."""
+    monkeypatch.setattr(swarm, "subprocess", forks)
     place = tmp_path / "three"
     steps = 24
     settings = {**SMALL, "run.checkpoint_every": 5}
