@@ -77,7 +77,8 @@ def fitting(method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
 def preset_of(entry: registry.Entry, names: Presets) -> Mapping[str, Any]:
     """The settings of the first of these presets that a method has."""
     wanted = (names,) if isinstance(names, str) else names or ()
-    return next((entry.presets[name] for name in wanted if name in entry.presets), {})
+    presets = entry.presets if wanted else {}
+    return next((presets[name] for name in wanted if name in presets), {})
 
 
 def _set_in(method: Method, slot: str, before: Mapping[str, Any]) -> set[str]:

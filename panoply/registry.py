@@ -386,6 +386,10 @@ def _modules(package: str) -> Iterator[str]:
 
 def import_all() -> None:
     """Import every built-in method, world and part."""
-    for package in ("panoply.methods", "panoply.worlds", "panoply.slots"):
-        for module in _modules(package):
-            importlib.import_module(module)
+    for module in _built_in():
+        importlib.import_module(module)
+
+
+@functools.cache
+def _built_in() -> tuple[str, ...]:
+    return tuple(m for of in ("methods", "worlds", "slots") for m in _modules(f"panoply.{of}"))

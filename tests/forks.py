@@ -61,6 +61,7 @@ class Popen(subprocess.Popen[Any]):
             "words": args[1:],
             "cwd": str(cwd or os.getcwd()),
             "env": dict(os.environ if env is None else env),
+            "session": bool(rest[5]),  # start_new_session
         }
         streams = [
             given if given != -1 else own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -210,6 +211,7 @@ class Slow:
         return found
 
 
+@functools.cache
 def world_for(method: str) -> str:
     """The first world that serves a method: `chain`, its home, or the first by name, those of text before others."""
     refused = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -63,7 +64,7 @@ def small(name: str, device: str = "cpu", **more: Any) -> Plan:
     }
     if isinstance(built, ControlWorld):
         fitting["policy.hidden"] = (8,)
-    run: dict[str, Any] = {"held_out": 4, "steps": 2, "threads": 1, "device": device}
+    run: dict[str, Any] = {"held_out": 2, "steps": 2, "threads": 1, "device": device}
     run |= {"checkpoint_every": 1, "keep": 9, "evaluate_every": 0}
     if "judged" not in plain.method.needs():
         run["greedy"] = False
@@ -86,12 +87,13 @@ def test_method(name: str, tmp_path: Path) -> None:
     trained = pp.train(plan, run=tmp_path / "whole", progress=Progress())
     assert Run.open(trained.run).status() == "finished"
     checkpoints = [c / "model" for c in sorted((trained.run / "checkpoints").iterdir())]
-    weights = [open_folder(folder).fingerprint() for folder in checkpoints]
-    assert weights[-1] == trained.fingerprint
+    weights = [[file.read_bytes() for file in sorted(f.glob("*.safetensors"))] for f in checkpoints]
+    assert open_folder(checkpoints[-1]).fingerprint() == trained.fingerprint
     logged = metrics(trained.run)
     if plan.options.model == "start":  # new weights may earn nothing, and then nothing moves
         agreed = [row.get("degenerate_groups") == 1 and row.get("gradient_norm") == 0 for row in logged]
-        assert len(set(weights)) == 3 - sum(agreed) > 1, "a step did not move the weights"
+        moved = sum(before != after for before, after in itertools.pairwise(weights))
+        assert moved == 2 - sum(agreed) > 0, "a step did not move the weights"
     assert [row["step"] for row in logged] == [1, 2]
     assert all(torch.tensor(row["loss"]).isfinite() for row in logged)
 
