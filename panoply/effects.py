@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from panoply.kinds import is_text, kind_of
 from panoply.parts import Finding, Part
@@ -24,7 +24,8 @@ def inert(plan: Plan) -> list[Finding]:
     """Settings without effect in this plan, by their whole paths, with the reason."""
     world = plan.world()
     if seats := plan.seats():
-        return [(f"{name}.{path}", reason) for name, one in seats.items() for path, reason in inert(one)]
+        theirs = [(f"{name}.{path}", reason) for name, one in seats.items() for path, reason in inert(one)]
+        return [*of_several(plan), *theirs]
     found = [
         (f"{path}.{setting}", reason)
         for path, held in with_inner(plan.method)
@@ -51,6 +52,17 @@ def _moved_since(held: Part, reason: str) -> bool:
     from panoply.slots.surrogate.ratios import STAYS
 
     return reason == STAYS and held.settings().get("against") != "old"
+
+
+def of_several(plan: Plan) -> list[Finding]:
+    """Of a method of several learners: settings of the parts that belong to none of them, its turn and its game."""
+    return [
+        (f"{path}.{setting}", reason)
+        for path, held in plan.method.slots().items()
+        for setting, reason in findings(
+            cast(Part, held).info.inert, cast(Part, held), plan.method, plan.world()
+        )
+    ]
 
 
 def _of_memory(plan: Plan) -> Iterator[Finding]:

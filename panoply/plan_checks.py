@@ -9,7 +9,7 @@ from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any, cast
 
 from panoply import registry, selves
-from panoply.effects import findings, inert, with_inner
+from panoply.effects import findings, inert, of_several, with_inner
 from panoply.errors import PanoplyError, unknown
 from panoply.kinds import Kind, kind_of
 from panoply.parts import Part, show_value
@@ -133,6 +133,9 @@ def _check_own(plan: Plan) -> None:
         for need in sorted(n for n in held.needs() if n.startswith("world:")):
             if need.removeprefix("world:") not in world.access | {world.medium}:
                 raise PanoplyError(_refusal(plan, f"{path} ({held.info.name})", need.removeprefix("world:")))
+    for path, reason in of_several(plan):
+        if path in plan.chosen:
+            raise PanoplyError(f"{path} has no effect: {reason}.")
 
 
 def _check_shared(seats: Mapping[str, Method], apart: bool) -> None:

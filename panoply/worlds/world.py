@@ -77,6 +77,21 @@ class Correction:
     """Of every token of it: whether it stands for what was misread in a picture."""
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """What came of an episode in which a question was to be written whose answer was given."""
+
+    question: Task | None
+    """A task that is graded by the answer that was given, whether it is the right one or not; None where nothing was
+    asked."""
+    documents: tuple[Any, ...] = ()
+    """What was found on the way, as the world's `reading` takes it; plain JSON."""
+    searches: tuple[str, ...] = ()
+    """What was searched for, in order."""
+    tells: bool = False
+    """Whether the answer stands in the question."""
+
+
 class Play(ABC):
     """One episode under way. `state` is a hash of the world's own state, by which recurring states are found."""
 
@@ -142,7 +157,8 @@ class TextWorld(Measuring, ABC):
     number, who answer: `written_by`), `modes` (ways to answer that can be asked for: `ways`, `in_mode`, `mode`),
     `lines` (an expert's text by lines, and what may stand before each: `lines`, `before_line`), `masks` (its model
     fills in masks), `looks` (vectors may stand between two of its tokens), `instructions` (what stands before a
-    problem can be changed: `instruct`, and be written: `instruction`, `revised`), `fork`."""
+    problem can be changed: `instruct`, and be written: `instruction`, `revised`), `proposals` (questions are written by
+    a policy too: `proposal`, `proposed`, `reading`), `fork`."""
     keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of its decisions beside those that all have: `domain`, where `part_of` tells kinds of problem apart."""
     preset: ClassVar[str] = "tiny"
@@ -394,6 +410,18 @@ class TextWorld(Measuring, ABC):
     def scores(self, task: Task, answer: Sequence[int]) -> list[float] | None:
         """What an answer to such a task gives each of the answers it was shown; None where that cannot be read."""
         raise PanoplyError(f"{self.name} has no question that asks for scores of answers.")
+
+    def proposal(self, task: Task) -> Task:
+        """A task to write a question, given nothing but the answer to this one."""
+        raise PanoplyError(f"{self.name} lets nobody write questions.")
+
+    def proposed(self, task: Task, said: Sequence[int]) -> Proposal:
+        """What came of an episode of such a task, in which all of this was said."""
+        raise PanoplyError(f"{self.name} lets nobody write questions.")
+
+    def reading(self, question: Task, documents: Sequence[Any]) -> Task:
+        """The task to answer a question from these documents alone; its `gold` answer is that of a perfect reader."""
+        raise PanoplyError(f"{self.name} has no documents to read.")
 
     def corrected(self, task: Task, answer: Sequence[int]) -> Correction:
         """What an expert, who is shown an answer, would have said in its place."""
