@@ -10,6 +10,7 @@ from panoply.worlds.text.add import Add
 from panoply.worlds.text.chain import Chain
 from panoply.worlds.text.copies import Copies
 from panoply.worlds.text.digits import Digits
+from panoply.worlds.text.graph import Graph
 from panoply.worlds.text.grids import Grids
 from panoply.worlds.text.guess import Guess
 from panoply.worlds.text.hops import Hops
@@ -49,6 +50,7 @@ WORLDS: list[TextWorld] = [
     Tools(kind="calculator"),
     Guess(),
     Stream(),
+    Graph(),
     Program(),
     Guess(kind="gatekeeper"),
     Guess(kind="slots"),

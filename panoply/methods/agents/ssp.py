@@ -315,7 +315,7 @@ CLAIM = Ranks(
     "it, where the proposer is paid best for what has another answer, and than GRPO on given questions of one hop.",
     ("", "no gate=ssp:game.gate=rules", "given questions=grpo"),
     "graph",
-    "decisions=60000",
+    "decisions=16000",
     leads=True,
     tune={},
     fixed="two roles move one optimiser, whose rate stands in both: all have 3e-4, GRPO's own for such a model",
