@@ -41,6 +41,7 @@ SMALL = {
     "models.generalist.support": 4,
     "sample.warmup": 0,
     "sample.cold": 1,
+    "game.clear": 2,
     "data.batch": 8,
     "data.prompts": 8,
     "data.answers": 4,

@@ -149,6 +149,7 @@ EXCEPTIONS = {
     "select.spear/and_wins.fresh": "so small a memory is learned from, and emptied, in the next step",
     "reward.atom-searcher/mixed.malformed": "the start hardly ever writes a turn without grammar",
     "reward.atom-searcher/mixed.otherwise": "the start hardly ever writes a turn without grammar",
+    "turn.filled.episodes": "one number for all is the same as that number for each",
     "replay.episodes.size": "what a few small steps collect fits into any memory",
 }
 """Settings that a few small steps do not feel, with the reason. All others do something, or are refused."""
