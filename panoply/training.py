@@ -18,7 +18,7 @@ from panoply.handle import Course, Step, Steps
 from panoply.kinds import kind_of
 from panoply.own import functions_by_name, in_words, is_data_file, judged_by, own_data
 from panoply.parts import Part
-from panoply.planning import Plan, make_plan, plan_data
+from panoply.planning import Options, Plan, make_plan, plan_data
 from panoply.policies import hub
 from panoply.regimes import REGIMES
 from panoply.report.shown import Shown
@@ -359,16 +359,22 @@ def _train_recipe(
 
 
 def _resume(folder: Path, progress: Progress, choices: dict[str, Any]) -> Course:
-    """`plugins` and `reward` hand over again what the run cannot find by itself; everything else is as planned."""
+    """`plugins` and `reward` hand over again what the run cannot find by itself; everything else is as planned.
+
+    But for where the work is done: a run may go on with another number of learners, or on another cluster.
+    """
     from panoply.loops.recipe import stored_recipe
 
-    for name in (n for n, value in choices.items() if n not in ("plugins", "reward") and value is not None):
+    given = {name: value for name, value in choices.items() if value is not None}
+    elsewhere = {name: given.pop(name) for name in Options.placed if name in given}
+    for name in given.keys() - {"plugins", "reward"}:
         raise PanoplyError(f"A run is resumed as it was planned: leave {name} out.")
     for plugin in choices.get("plugins") or ():
         extensions.load_plugin(plugin)
     recipe = stored_recipe(folder)
     if recipe is not None:
         name, world, stored = recipe
+        stored = {**stored, **elsewhere}
         return _train_recipe(name, world, folder, progress, stored)
     run = Run.open(folder)
     if run.status() == "finished":
@@ -378,7 +384,7 @@ def _resume(folder: Path, progress: Progress, choices: dict[str, Any]) -> Course
             f"{folder / changed[0]}, which the run was made with, is gone or has been changed: restore it, or start a "
             "new run."
         )
-    made = run.plan()
+    made = _placed(run.plan(), elsewhere)
     words = tuple(made.world_options.get("rewards", ()))
     here.hand_over(words, functions_by_name(choices.get("reward")))
     for word in filter(here.is_here, words):
@@ -389,6 +395,19 @@ def _resume(folder: Path, progress: Progress, choices: dict[str, Any]) -> Course
         return (yield from _train(made, run, progress, new=False))
 
     return course()
+
+
+def _placed(made: Plan, elsewhere: Mapping[str, Any]) -> Plan:
+    """The same plan with its work done elsewhere."""
+    from panoply.plan_checks import check_plan
+
+    if not elsewhere:
+        return made
+    options = dataclasses.replace(made.options, **elsewhere)
+    chosen = made.chosen - {f"run.{name}" for name in Options.placed}
+    placed = dataclasses.replace(made, options=options, chosen=chosen | {f"run.{name}" for name in elsewhere})
+    check_plan(placed)
+    return placed
 
 
 def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Course:

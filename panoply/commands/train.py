@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
-from panoply.commands.choices import add_choices, choices
+from panoply.commands.choices import PLACES, add_choices, choices
 from panoply.commands.parser import Commands, add_json, add_trust, command
 from panoply.errors import PanoplyError
 
@@ -52,7 +53,7 @@ def _train(chosen: argparse.Namespace) -> int:
         from_scratch=chosen.from_scratch,
         trust=chosen.trust,
         progress=Progress() if chosen.quiet or chosen.json else None,
-        **({} if chosen.resume else choices(chosen)),
+        **(_placed(chosen) if chosen.resume else choices(chosen)),
     )
     if chosen.json:
         facts = {"run": str(result.run), "before": result.before, "after": result.after}
@@ -62,9 +63,15 @@ def _train(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _placed(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Where the work of a resumed run is done, which need not be where it was."""
+    return {name: value for name, value in choices(chosen).items() if name in PLACES}
+
+
 def _refuse_choices(chosen: argparse.Namespace) -> None:
     """A resumed run is the one that was planned; a choice that would be ignored is refused."""
     found = {name for name, value in choices(chosen).items() if value not in ({}, [], ())}
+    found -= _placed(chosen).keys()
     found |= {name for name in ("world", "run", "from_scratch") if getattr(chosen, name)}
     if found:
         word = {"settings": "set", "plugins": "plugin", "sinks": "sink"}.get(name := min(found), name)

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from panoply.records import Worker
 
 
+GAP = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 2e-1}
+"""The largest mean difference between what driver and learners say that is rounding and not a fault."""
+
+
 def deal(rows: Experience, terms: Sequence[Part], hands: int) -> list[Experience | None]:
     """Rows to each of some hands: what a term must see whole stays together, the dearest first to whoever has least.
 
@@ -157,14 +161,11 @@ class Group(Learner):
     def __init__(self, ranks: Ranks, key: Key, *args: Any, **settings: Any):
         self.ranks, self.key = ranks, key
         super().__init__(*args, **settings)
-        if self.mover.solver is not None:
-            raise PanoplyError(
-                f"{self.mover.update.info.id} wants more than the sum of gradients that learners hand on: leave "
-                "--learners out."
-            )
-        self._step, self._behind = 0, False
+        self._step, self._version = 0, 0
+        self._behind = False
+        """Whether the learners have moved since the driver took over their weights."""
+        self._agreed = False
         self._known = self._versions()
-        self._version = 0
 
     def _masters(self, learning: dict[str, torch.nn.Parameter], copies: bool) -> Masters:
         return Afar(learning, (layer for _, layer in adapters(getattr(self.policy, "model", None))))
@@ -189,7 +190,31 @@ class Group(Learner):
         device = rows["action"].device
         return in_order({name: torch.cat([c.to(device) for c in columns]) for name, columns in found.items()})
 
+    @torch.no_grad()
+    def _agree(self, weighed: Weighed) -> None:
+        """Before the first passes: driver and learners must say the same of some rows.
+
+        They have made the same models of the same plan; a part that changed the driver's in the meantime, in a way
+        that nobody is told of, would otherwise let them learn something else in silence.
+        """
+        rows, self._agreed = weighed.rows, True
+        if not len(rows):
+            return
+        rows = rows.take(unit_labels(rows, self.terms) == 0)
+        here = self.now(self._beside(rows), weighed.active)
+        there = heard(self.ranks.first("scored", self.key, self._step, wire.packed(rows)))
+        for name, column in here.items():
+            gap = float((column.cpu().float() - there[name].float()).abs().mean())
+            if gap > GAP[column.dtype]:
+                raise PanoplyError(
+                    f"Learners and the driver disagree on '{name}' of unchanged weights by {gap:.2g}: a part has "
+                    "changed the policy where learners do not see it, so that this method cannot be spread. Leave "
+                    "--learners out."
+                )
+
     def passes(self, weighed: Weighed) -> Totals:
+        if not self._agreed:
+            self._agree(weighed)
         shares = deal(weighed.rows, self.terms, self.ranks.number)
         prepared = told(weighed.prepared)
         watched = to_array(self.watch.episodes) if self.watch is not None else None

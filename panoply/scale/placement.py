@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from panoply.costs import Cost, device_memory
 from panoply.errors import PanoplyError
 from panoply.footprint import Dimensions
@@ -11,6 +13,7 @@ from panoply.kinds import is_text, kind_of
 from panoply.planning import Options, Plan
 from panoply.rollout import engines
 from panoply.scale.timing import Card, Load, expected
+from panoply.slots.update.solver import Solver
 
 LEARNS = ("on_policy", "dataset")
 """Regimes whose updates are sums over rows, which several can share."""
@@ -39,6 +42,8 @@ def check(plan: Plan) -> None:
             f"--learners cannot be {options.learners}: {plan.method_id} learns from transitions, in small steps that "
             "one process makes faster than several. --samplers play for it."
         )
+    if options.learners:
+        _check_updates(plan)
     if options.engine != "native" and not (is_text(plan.world()) and regimes & set(PLAYS)):
         raise PanoplyError(f"--engine has no effect: {plan.method_id} on {plan.world_id} samples no text.")
     if options.engine != "native":
@@ -49,6 +54,17 @@ def check(plan: Plan) -> None:
         raise PanoplyError(
             f"--staleness cannot be {options.staleness}: only answers are sampled ahead, and {plan.world_id} has none."
         )
+
+
+def _check_updates(plan: Plan) -> None:
+    """Learners hand on sums of gradients: who wants to look at the mini-batch, or at all weights, cannot be shared."""
+    for one in plan.seats().values() or [plan]:
+        update: Any = one.method.slots()["update"]
+        if isinstance(update([torch.nn.Parameter(torch.zeros(1))]), Solver):
+            raise PanoplyError(
+                f"--learners cannot be {plan.options.learners}: {update.info.id} of {plan.method_id} wants more than "
+                "the sum of gradients that learners hand on."
+            )
 
 
 def _idle(options: Options) -> list[tuple[str, str]]:
