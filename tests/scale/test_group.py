@@ -1,0 +1,216 @@
+"""Several learners do what one process does: dealt rows, summed gradients, whole runs, deaths, other numbers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from methods.test_conformance import small
+from spread import apart, logged, spread
+
+import panoply as pp
+from panoply.errors import PanoplyError, Resumable
+from panoply.experience import Experience, Table
+from panoply.planning import Plan
+from panoply.progress import Progress
+from panoply.run import Run
+from panoply.scale.cluster import ThreadWorker
+from panoply.scale.group import deal
+
+TINY: dict[str, Any] = {
+    "sample.prompts": 4,
+    "sample.group": 4,
+    "data.batch": 8,
+    "update.epochs": 1,
+    "update.minibatches": 1,
+    "update.lr": 1e-6,
+    "models.critic.warmup": 0,
+    "policy.hidden": (8,),
+    "sample.envs": 2,
+    "sample.length": 16,
+}
+
+
+def tiny(method: str, world: str = "chain", *, model: str = "start", **more: Any) -> Plan:
+    """Two steps whose second is felt in no more than rounding of the first."""
+    settings = {**TINY, **more.pop("settings", {})}
+    known = {
+        *pp.plan(method, world).method.settings(),
+        *(f"policy.{n}" for n in ("hidden",) if world != "chain"),
+    }
+    kept = {k: v for k, v in settings.items() if k in known or (k.startswith("world.") and world == "chain")}
+    run = {"held_out": 4, "steps": 2, "threads": 1, "device": "cpu", "evaluate_every": 0, **more}
+    return pp.plan(method, world, settings=kept, model=model, **run)
+
+
+def fingerprint(folder: Path) -> str:
+    return str(Run.open(folder).result()["fingerprint"])
+
+
+# ------------------------------------------------------------------ dealing
+
+
+def rows_of(lengths: list[int], group: list[int]) -> Experience:
+    """Episodes of so many tokens, in groups."""
+    episode = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    of = torch.tensor(group)[episode]
+    columns = {"episode": episode, "group": of, "context": episode, "action": torch.zeros_like(episode)}
+    return Experience(Table(columns), Table({"observation": torch.zeros(len(lengths), 1)}))
+
+
+class Whole:
+    """A term that must see a unit whole."""
+
+    def __init__(self, unit: str):
+        self.units = (unit,)
+
+
+def test_the_dearest_unit_goes_first_to_whoever_has_least() -> None:
+    rows = rows_of([2, 9, 3, 3, 4, 1], [0, 0, 1, 1, 2, 2])
+    dealt = deal(rows, [Whole("episode")], 2)  # type: ignore[list-item]
+    held = [hand["episode"].unique_consecutive().tolist() for hand in dealt if hand is not None]
+    assert held == [[1, 0], [4, 2, 3, 5]] or [sorted(h) for h in held] == [[0, 1], [2, 3, 4, 5]]
+    assert [len(hand) for hand in dealt if hand is not None] == [11, 11]
+    assert all(
+        hand["episode"].tolist() == sorted(hand["episode"].tolist()) for hand in dealt if hand is not None
+    )
+
+
+def test_a_unit_is_never_cut_and_a_hand_may_stay_empty() -> None:
+    rows = rows_of([2, 9, 3, 3], [0, 0, 1, 1])
+    first, second, third = deal(rows, [Whole("group")], 3)  # type: ignore[list-item]
+    assert first is not None
+    assert second is not None
+    assert third is None
+    assert [set(hand["group"].tolist()) for hand in (first, second)] == [{0}, {1}]
+    assert deal(rows, [Whole("batch")], 2)[1] is None  # type: ignore[list-item]
+    assert deal(rows, [Whole("episode")], 1)[0] is rows  # type: ignore[list-item]
+    nobody = deal(rows.take(torch.zeros(len(rows), dtype=torch.bool)), [Whole("episode")], 2)  # type: ignore[list-item]
+    assert nobody == [None, None]
+
+
+# ------------------------------------------------------------------ runs
+
+
+def test_one_learner_is_one_process_bit_for_bit(tmp_path: Path) -> None:
+    plan = tiny("grpo", settings={"update.epochs": 2, "update.lr": 1e-3})
+    one = logged(plan, tmp_path / "one")
+    assert one[-1]["gradient_norm"] > 0
+    assert logged(spread(plan, learners=1), tmp_path / "elsewhere") == one
+    assert fingerprint(tmp_path / "elsewhere") == fingerprint(tmp_path / "one")
+
+
+FAMILIES = {
+    "dynamic sampling": tiny("dapo"),
+    "a critic, and minibatches": tiny("ppo", settings={"update.minibatches": 2}),
+    "statistics of observations": tiny("ppo", "CartPole-v1"),
+    "a prepare, and pairs": tiny("kto"),
+    "groups": tiny("gspo"),
+    "pairs and a reference": tiny("dpo"),
+    "adapters": tiny("grpo", lora=2),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_two_learners_learn_what_one_process_does(name: str, tmp_path: Path) -> None:
+    plan = FAMILIES[name]
+    one = logged(plan, tmp_path / "one")
+    assert all(row["gradient_norm"] > 0 for row in one)
+    gap, where = apart(one, logged(spread(plan), tmp_path / "two"))
+    assert gap <= 1, where
+
+
+def test_recorded_episodes_are_watched_by_whoever_learns_of_them(tmp_path: Path) -> None:
+    plan = tiny("ppo", episodes_every=1, steps=1)
+    logged(plan, tmp_path / "one")
+    logged(spread(plan), tmp_path / "two")
+    one, two = (Run.open(tmp_path / name).episodes() for name in ("one", "two"))
+    assert any("ratio" in episode for episode in one)
+    for first, second in zip(one, two, strict=True):
+        assert first.keys() == second.keys()
+        assert first["gates"] == second["gates"]
+        if "ratio" in first:
+            assert first["ratio"] == pytest.approx(second["ratio"], abs=2e-6)
+
+
+# ------------------------------------------------------------------ checkpoints and deaths
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two learners."""
+    folder = tmp_path_factory.mktemp("learners") / "whole"
+    logged(spread(tiny("grpo", checkpoint_every=1, keep=9, settings={"update.lr": 1e-3})), folder)
+    return folder
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_run_goes_on_with_another_number_of_learners(whole: Path, tmp_path: Path, number: int) -> None:
+    stopped = tmp_path / "stopped"
+    shutil.copytree(whole, stopped)
+    shutil.rmtree(stopped / "checkpoints" / "step-0000002")
+    (stopped / "result.json").unlink()
+    pp.train(resume=stopped, learners=number, progress=Progress())
+    one, two = (Run.open(folder).metrics() for folder in (whole, stopped))
+    assert one[-1]["gradient_norm"] > 0
+    assert [row["step"] for row in two] == [1, 2]
+    assert one[-1]["loss"] == pytest.approx(two[-1]["loss"], abs=1e-6)
+    assert one[-1]["gradient_norm"] == pytest.approx(two[-1]["gradient_norm"], rel=1e-6)
+    assert two[-1]["lr"] == one[-1]["lr"]
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_a_learner_that_is_killed_changes_nothing(
+    learners: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = spread(
+        tiny("grpo", checkpoint_every=1, settings={"update.lr": 1e-3}), learners=learners, restarts=1
+    )
+    undisturbed = logged(plan, tmp_path / "whole")
+    assert undisturbed[-1]["gradient_norm"] > 0
+    call, killed = ThreadWorker.call, list[str]()
+
+    def fatal(worker: ThreadWorker, method: str, *args: Any, **kwargs: Any) -> Any:
+        last = f"learner-{learners - 1}"
+        if method == "move" and args[1] == 1 and worker.name == last and not killed:
+            killed.append(worker.name)
+            worker.kill()
+        return call(worker, method, *args, **kwargs)
+
+    monkeypatch.setattr(ThreadWorker, "call", fatal)
+    assert logged(plan, tmp_path / "killed") == undisturbed
+    assert killed
+    assert fingerprint(tmp_path / "killed") == fingerprint(tmp_path / "whole")
+
+    killed.clear()
+    never = spread(plan, learners=learners, restarts=0)
+    with pytest.raises(Resumable, match=r"The worker learner-\d died.*--resume"):
+        logged(never, tmp_path / "never")
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("method", "world", "says"),
+    [
+        ("trpo", "CartPole-v1", "update.natural of trpo@1 wants more than the sum of gradients"),
+        ("n-pg-igt", "CartPole-v1", "wants more than the sum of gradients"),
+        ("nash-mp", "chain", "wants more than the sum of gradients"),
+        ("sac", "Pendulum-v1", "learns from transitions"),
+        ("iql", "Pendulum-v1", "learns from transitions"),
+    ],
+)
+def test_what_cannot_be_spread_is_refused_by_plan(method: str, world: str, says: str) -> None:
+    with pytest.raises(PanoplyError, match=rf"--learners cannot be 2: .*{says}"):
+        pp.plan(method, world, learners=2)
+
+
+def test_a_policy_that_only_the_driver_changes_is_noticed(tmp_path: Path) -> None:
+    """Imitation of looks gives the policy thoughts when data is first asked for, where learners do not see it."""
+    plan = small("monet-imagine")
+    with pytest.raises(PanoplyError, match="Learners and the driver disagree on 'logp' of unchanged weights"):
+        logged(spread(plan), tmp_path / "run")
