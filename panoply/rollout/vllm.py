@@ -21,8 +21,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -72,6 +72,9 @@ class VllmEngine:
         self.version = -1
         self.comparable: bool | None = None
         """Whether the weights that vLLM holds can be counted; None before it was given any."""
+        self.between: Callable[[], int] | None = None
+        """Asked before every token: it may publish newer weights, and says of which version those are that draw from
+        then on. Rows go on from the keys and values that they have, as with vLLM's own `pause_generation("keep")`."""
         self._strings: dict[tuple[str, ...], StopStrings] = {}
         share = memory or (BESIDE if model.device.type == "cuda" else ALONE)
         self.llm = _started(model, slots, share)
@@ -167,6 +170,8 @@ class _Row:
     limit: int = 0
     """Tokens of this turn at most."""
     logp: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    """Of the weights that drew each token, of all turns."""
 
 
 class _Generation:
@@ -185,7 +190,8 @@ class _Generation:
         self.on_stop, self.complete, self.strings = on_stop, complete, strings
         self.core, self.context = engine.llm.llm_engine, engine.model.config.max_positions
         self.recorder, self.running = Recorder(), dict[str, _Row]()
-        self.looks = complete is not None or strings is not None
+        self.between, self.version = engine.between, engine.version
+        self.looks = complete is not None or strings is not None or self.between is not None
         self.temperature = float(sampling.temperature)  # type: ignore[arg-type]
 
     def run(self) -> Rollouts:
@@ -193,17 +199,21 @@ class _Generation:
         numbers = [prompts.setdefault(tuple(r.prompt), len(prompts)) for r in self.requests]
         of = [i for i, r in enumerate(self.requests) for _ in r.seeds]
         seeds = [seed for r in self.requests for seed in r.seeds]
+        starts = [list(self.requests[i].prompt) for i in of]
+        whole = enumerate(zip(of, seeds, starts, strict=True))
+        rows = [_Row(row, i, seed, prompt, len(prompt)) for row, (i, seed, prompt) in whole]
         try:
-            for row, (i, seed) in enumerate(zip(of, seeds, strict=True)):
-                prompt = list(self.requests[i].prompt)
-                self._begin(_Row(row, i, seed, prompt, len(prompt)))
+            for row in rows:
+                self._begin(row)
             while self.running:
-                if ended := [row for out in self.core.step() for row in self._hear(out)]:
+                if self.between is not None:
+                    self.version = self.between()
+                if ended := [end for out in self.core.step() for end in self._hear(out)]:
                     self._end(ended)
         except BaseException:
             self._drop(list(self.running))
             raise
-        return self.recorder.result(
+        found = self.recorder.result(
             {},
             torch.tensor([numbers[i] for i in of], dtype=torch.long),
             torch.tensor([len(self.requests[i].prompt) for i in of], dtype=torch.long),
@@ -211,6 +221,10 @@ class _Generation:
             tuple(self.requests[i].key for i in of),
             {},
         )
+        if self.between is None:
+            return found
+        versions = torch.tensor([version for row in rows for version in row.versions], dtype=torch.long)
+        return replace(found, decisions=found.decisions.plus({"version": versions}))
 
     def _begin(self, row: _Row) -> None:
         """A turn of a row, as a request of its own. Its prompt is found in the cache, if these weights have read it."""
@@ -247,6 +261,7 @@ class _Generation:
         for token, told in zip(said.token_ids, said.logprobs or (), strict=True):
             row.tokens.append(int(token))
             row.logp.append(float(told[token].logprob))
+            row.versions.append(self.version)
             if self.looks and self._is_complete(row.tokens[row.start :]):
                 self._drop([name])
                 yield row, STOP
@@ -291,9 +306,8 @@ class _Generation:
     def _record(self, row: _Row, reason: int) -> None:
         n = len(row.logp)
         here = torch.full((n,), row.row), torch.arange(row.start, row.start + n), torch.full((n,), row.turn)
-        action = torch.tensor(row.tokens[row.start :], dtype=torch.long)
         tempered = None if self.temperature == 1 else torch.full((n,), self.temperature or 1.0)
-        drawn = Draw(action, torch.tensor(row.logp), tempered)
+        drawn = Draw(torch.tensor(row.tokens[row.start :]), torch.tensor(row.logp), tempered)
         self.recorder.step(*here, torch.ones(n, dtype=torch.bool), drawn)
         self.recorder.turn(*(torch.tensor([value]) for value in (row.row, row.turn, reason)))
 

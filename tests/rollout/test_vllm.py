@@ -226,6 +226,33 @@ def test_rows_that_are_left_behind_by_an_error_are_dropped(served: Any) -> None:
     assert gap(policy, engine.generate(asked(), PLAIN)) < 5e-5
 
 
+def test_new_weights_in_the_midst_of_answers(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each decision says which weights drew it; the next turn reads its whole context with the new ones."""
+    policy, engine = served
+    first, looks = engine.version, []
+
+    def between() -> int:
+        looks.append(engine.version)
+        if len(looks) == 4:
+            move(policy, fresh(seed=1))
+            published(engine, policy)
+        return engine.version
+
+    monkeypatch.setattr(engine, "between", between)
+    asked_, long = [Request(PROMPTS[2], [1])], Sampling(max_tokens=6)
+    found = engine.generate(asked_, long, lambda ended: [[1, 2] if t.turn == 0 else None for t in ended])
+    assert found.decisions.tensor("version").tolist() == [first] * 3 + [first + 1] * 9
+    scored = {}
+    for name, own in (("old", fresh()), ("new", policy)):
+        whole = found.decisions.plus({"episode": found.decisions.tensor("context")})
+        with torch.no_grad():
+            scored[name] = own.score(Experience(whole, found.context))["logp"]
+    logp = found.decisions.tensor("logp")
+    assert torch.allclose(scored["old"][:3], logp[:3], atol=5e-5)
+    assert torch.allclose(scored["new"][6:], logp[6:], atol=5e-5)
+    assert not torch.allclose(scored["old"][3:6], logp[3:6], atol=1e-2)
+
+
 # ------------------------------------------------------------------ weights
 
 
