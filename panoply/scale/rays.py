@@ -71,7 +71,8 @@ class Rays:
                 "--device cpu."
             )
         where: Any = self._together(n, gpus) if gpus else "SPREAD"
-        actor = ray.remote(Stage).options(
+        named: Any = type(role.capitalize(), (Stage,), {})  # as `ps` and Ray's own pages show it
+        actor = ray.remote(named).options(
             num_cpus=0, num_gpus=gpus, scheduling_strategy=where, max_restarts=0
         )
         names = self.names.take(role, n)

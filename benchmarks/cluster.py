@@ -1,0 +1,192 @@
+"""What spreading a run gains: simulated for 8 to 1,024 GPUs, and measured on this machine's two cores.
+
+    python -m benchmarks.cluster simulate            seconds a step by number of GPUs, for 7B and 32B (a few minutes)
+    python -m benchmarks.cluster                     the cells on this machine; those that are there already are kept
+    python -m benchmarks.cluster --cell ahead        one cell again
+    python -m benchmarks.cluster table               what was found, as Markdown
+
+Simulated is the model that `panoply plan` prints (`panoply/scale/timing.py`): 512 prompts with 16 answers each, of
+lognormal lengths (mean 4,000, at most 16,384 tokens), on H200s. Its rates were measured on one; that decoding reaches
+60 % of its byte floor and learning 50 % (42 % of 32B, whose blocks are computed again), that weights travel at 8.25
+GB/s and that the driver takes 2 s, is assumed. The best split of learners and samplers is searched for.
+
+Measured is GRPO on `chain`, with as many epochs as make learning take as long as sampling (`balance`). `alone-1` and
+`alone-2` are one process on one thread and on two; `pair` is one learner and one sampler, which shows what Ray costs;
+`ahead` two samplers and a learner with batches sampled one step ahead. Three steps warm up, then ten are timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from panoply.checkpoint import write_atomically
+from panoply.scale.timing import Card, Load, expected
+
+RESULTS = Path("results/bench-cluster")
+WARM, TIMED = 3, 10
+
+# ------------------------------------------------------------------ simulated
+
+SEVEN = Load(7.62e9, kv=57_344, mixing=28 * 3584, answers=8192, mean=4000, most=16_384)
+LARGE = Load(
+    32.8e9, kv=262_144, mixing=64 * 5120, answers=8192, mean=4000, most=16_384, recomputed=True, parallel=2
+)
+MODELS = {"7B": (SEVEN, Card()), "32B": (LARGE, Card(learning=0.42))}
+MODES = {"sync": (0, False), "lag 1": (1, False), "in flight ≤ 1": (1, True), "in flight ≤ 4": (4, True)}
+GPUS = {"7B": (8, 16, 32, 64, 128, 256, 512, 1024), "32B": (32, 64, 128, 256, 512, 1024)}
+SPLITS = (0.375, 0.4, 0.5, 0.6, 0.67, 0.75, 0.84)
+"""Shares of samplers that are tried."""
+
+
+def best(load: Load, card: Card, gpus: int, staleness: int, inflight: bool) -> tuple[float, int]:
+    """Seconds of a step with the best split, and its samplers; 0 where all do both by turns."""
+    if not staleness:
+        return expected(load, card, gpus, 0).seconds, 0
+    tried = {round(gpus * share / load.parallel) * load.parallel for share in SPLITS}
+    found = [
+        (expected(load, card, gpus - n, n, staleness, inflight).seconds, n) for n in tried if 0 < n < gpus
+    ]
+    return min(found)
+
+
+def simulate() -> None:
+    found: dict[str, Any] = {}
+    for model, (load, card) in MODELS.items():
+        for gpus in GPUS[model]:
+            row = {mode: best(load, card, gpus, *how) for mode, how in MODES.items()}
+            found.setdefault(model, {})[str(gpus)] = row
+            print(
+                model, gpus, {mode: f"{seconds:.0f} ({n})" for mode, (seconds, n) in row.items()}, flush=True
+            )
+        many = replace(load, answers=4 * load.answers)
+        row = {mode: best(many, card, 1024, *how) for mode, how in MODES.items()}
+        found[model]["1024, four times the prompts"] = row
+    _store("simulated", found)
+
+
+# ------------------------------------------------------------------ measured
+
+WORK = {
+    "world.operations": 6,
+    "sample.prompts": 64,
+    "sample.group": 8,
+    "run.held_out": 1,
+    "run.evaluate_every": 0,
+    "run.episodes_every": 0,
+    "run.checkpoint_every": 1000,
+}
+CELLS: dict[str, dict[str, Any]] = {
+    "balance": {"threads": 1},
+    "alone-1": {"threads": 1},
+    "alone-2": {"threads": 2},
+    "pair": {"threads": 1, "learners": 1, "samplers": 1},
+    "ahead": {"threads": 1, "learners": 1, "samplers": 2, "staleness": 1},
+}
+
+
+def measure(name: str) -> None:
+    """One cell, in this process."""
+    import panoply
+    from panoply.run import versions
+
+    epochs = 1 if name == "balance" else json.loads((RESULTS / "balance.json").read_text())["epochs"]
+    settings = {**WORK, "update.epochs": epochs}
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        steps = panoply.steps(
+            "grpo",
+            "chain",
+            run=Path(folder) / "run",
+            steps=WARM + TIMED,
+            settings=settings,
+            device="cpu",
+            progress=panoply.Progress(),
+            **CELLS[name],
+        )
+        rows += [dict(step.metrics) for step in steps]
+    ends = [row["seconds"] for row in rows]
+    seconds = [after - before for before, after in zip(ends[WARM - 1 :], ends[WARM:], strict=False)]
+    facts = {
+        "steps": [round(s, 4) for s in seconds],
+        "median": statistics.median(seconds),
+        "phases": {
+            k: statistics.median([r[k] for r in rows[WARM:] if k in r]) for k in rows[-1] if "seconds_" in k
+        },
+        "epochs": epochs,
+        "versions": versions(),
+        "chosen": CELLS[name],
+    }
+    if name == "balance":
+        ratio = facts["phases"]["seconds_sample"] / facts["phases"]["seconds_learn"]
+        facts["epochs"] = max(1, round(ratio))
+    _store(name, facts)
+
+
+def cells(names: list[str], again: bool) -> None:
+    for name in names:
+        if again or not (RESULTS / f"{name}.json").is_file():
+            subprocess.run([sys.executable, "-m", "benchmarks.cluster", "one", "--cell", name], check=True)
+        facts = json.loads((RESULTS / f"{name}.json").read_text())
+        print(f"{name:10} {facts['median']:.3f} s a step, {facts['epochs']} epochs", flush=True)
+
+
+# ------------------------------------------------------------------ shown
+
+
+def table() -> str:
+    """What was found, as Markdown."""
+    pieces = []
+    if (RESULTS / "simulated.json").is_file():
+        found = json.loads((RESULTS / "simulated.json").read_text())
+        for model, rows in found.items():
+            lines = [f"| {model}, GPUs | {' | '.join(MODES)} |", "|---" * (1 + len(MODES)) + "|"]
+            for gpus, row in rows.items():
+                told = [f"{row[m][0]:,.0f}" + (f" ({row[m][1]})" if row[m][1] else "") for m in MODES]
+                lines.append(f"| {gpus} | {' | '.join(told)} |")
+            pieces.append("\n".join(lines))
+    known = {n: json.loads(p.read_text()) for n in CELLS if (p := RESULTS / f"{n}.json").is_file()}
+    if {"alone-1", "alone-2", "pair", "ahead"} <= known.keys():
+        took = {name: facts["median"] for name, facts in known.items()}
+        lines = ["| | seconds a step |", "|---|---|"]
+        lines += [f"| {name} | {seconds:.3f} |" for name, seconds in took.items() if name != "balance"]
+        one = min(took["alone-1"], took["alone-2"])
+        lines.append(
+            f"\nTwo samplers ahead of one learner are {one / took['ahead']:.2f} times as fast as one process. Ray "
+            f"takes {took['pair'] / took['alone-1'] - 1:+.1%} of a step with one learner and one sampler."
+        )
+        pieces.append("\n".join(lines))
+    return "\n\n".join(pieces)
+
+
+def _store(name: str, facts: Any) -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    write_atomically(RESULTS / f"{name}.json", json.dumps(facts, indent=1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="?", default="cells", choices=["cells", "one", "simulate", "table"])
+    parser.add_argument("--cell", action="append", choices=list(CELLS))
+    chosen = parser.parse_args()
+    if chosen.what == "simulate":
+        simulate()
+    elif chosen.what == "one":
+        measure(chosen.cell[0])
+    elif chosen.what == "cells":
+        cells(chosen.cell or list(CELLS), again=bool(chosen.cell))
+    if chosen.what != "one":
+        print(f"\n{table()}")
+
+
+if __name__ == "__main__":
+    main()
