@@ -143,8 +143,13 @@ def test_a_prompt_without_the_version_would_be_answered_from_the_old_weights(
     assert gap(policy, engine.generate(asked(), PLAIN)) > 0.1
 
 
-def test_a_row_depends_on_its_seed_and_turns_have_streams_of_their_own(served: Any) -> None:
+def test_a_row_depends_on_its_seed_and_turns_have_streams_of_their_own(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, engine = served
+    core, seeds = engine.llm.llm_engine, []
+    add = core.add_request
+    monkeypatch.setattr(core, "add_request", lambda *args: (seeds.append(args[2].seed), add(*args)))
     warm = Sampling(temperature=1.9, max_tokens=8)
     one, other = (engine.generate([Request(PROMPTS[2], [seed, seed + 1])], warm) for seed in (5, 5))
     rows = one.completions()
@@ -152,11 +157,11 @@ def test_a_row_depends_on_its_seed_and_turns_have_streams_of_their_own(served: A
     assert rows[0] != rows[1]
     again = engine.generate([Request(PROMPTS[2], [6, 5])], warm).completions()
     assert again == [rows[1], rows[0]]
-    turns = engine.generate(
-        [Request(PROMPTS[2], [5])], warm, lambda ended: [PROMPTS[2] if t.turn == 0 else None for t in ended]
+    assert len(set(seeds)) == 2
+    engine.generate(
+        [Request(PROMPTS[2], [5])], warm, lambda ended: [[1] if t.turn == 0 else None for t in ended]
     )
-    said = turns.decisions.tensor("action").tolist()
-    assert said[:8] != said[8:]
+    assert seeds[-2] != seeds[-1]
 
 
 # ------------------------------------------------------------------ turns
