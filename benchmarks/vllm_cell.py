@@ -133,7 +133,7 @@ def measure(cell: str, shape: Shape, steps: int, warm: int) -> dict[str, Any]:
         assert len(rows) == shape.sampled
         times |= {"learn": _now() - before, "step": _now() - whole, "gap": metrics["logp_gap"]}
         found.append(times)
-        print(json.dumps({"cell": cell, "step": step, **times}), flush=True)
+        print(json.dumps({"cell": cell, "number": step, **times}), flush=True)
     kept = found[warm:]
     median = {name: statistics.median(f[name] for f in kept) for name in kept[0]}
     return {

@@ -276,6 +276,23 @@ def test_adapters_come_merged(stand_in: type[LLM]) -> None:
     assert gap(fresh(), found) > 0.1
 
 
+def test_a_model_that_transformers_runs_is_served(stand_in: type[LLM], tmp_path: Path) -> None:
+    """Its weights go to vLLM by the names that they have on disk, which only transformers knows."""
+    pytest.importorskip("transformers")
+    from panoply.policies.foreign import load_foreign
+
+    fresh(seed=3).save(tmp_path / "model")
+    policy = TextPolicy(load_foreign(tmp_path / "model", torch.float32, "cpu"), fresh().tokenizer)
+    engine = VllmEngine.of(policy)
+    for _ in range(2):
+        published(engine, policy)
+        assert engine.comparable
+        assert gap(policy, engine.generate(asked(), PLAIN)) < 5e-5
+        with torch.no_grad():
+            for weight in policy.parameters():
+                weight.add_(0.02)
+
+
 def test_weights_that_vllm_did_not_take_are_noticed(stand_in: type[LLM]) -> None:
     policy = fresh()
     engine = VllmEngine.of(policy)
@@ -391,8 +408,9 @@ def test_a_layout_that_vllm_does_not_serve(stand_in: type[LLM], monkeypatch: pyt
 # ------------------------------------------------------------------ in a collector, and in a run
 
 
-def test_a_run_learns_from_what_it_samples(stand_in: type[LLM], tmp_path: Path) -> None:
-    done = tiny.train(tmp_path / "run", steps=2, engine="vllm")
+@pytest.mark.parametrize("where", [{}, {"samplers": 2, "cluster": "threads"}], ids=["here", "there"])
+def test_a_run_learns_from_what_it_samples(stand_in: type[LLM], tmp_path: Path, where: Any) -> None:
+    done = tiny.train(tmp_path / "run", steps=2, engine="vllm", **where)
     rows = [json.loads(line) for line in (done.run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["step0_gap"] < 1e-5 for row in rows)
