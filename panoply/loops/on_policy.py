@@ -7,7 +7,7 @@ from typing import cast
 import torch
 
 from panoply.errors import PanoplyError
-from panoply.experience import REPLAY, Experience
+from panoply.experience import OWN, REPLAY, Experience
 from panoply.loops.job import Job
 from panoply.loops.learner import STOPPED, Learner, mean_metrics
 from panoply.loops.seat import Seat, Stepped
@@ -22,7 +22,7 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
     method, learner = cast(OnPolicy, seat.method), cast(Learner, seat.learner)
     with job.phase("sample"):
         asked = -seat.collect.state["tasks"]
-        collected = learner.sampled(step, lambda: cast(Experience, seat.parts["sample"](seat.collect)))
+        collected = learner.sampled(step, lambda: seat.sampled(step))
         asked += seat.collect.state["tasks"]
     with job.phase("score"):
         for annotate in seat.annotators:
@@ -55,9 +55,12 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
 def learn(seat: Seat, experience: Experience, step: int) -> dict[str, float]:
     """Epochs of mini-batches. Metrics are the mean over them, and of the first one the agreement with the sampler."""
     found: list[dict[str, float]] = []
-    others = "actor" in experience or bool((experience["source"] == REPLAY).any())
-    if others:  # other selves, or earlier ones, acted too
-        check_agreement(seat.options.dtype, seat.snapshots.gap(experience))
+    now = seat.collect.version
+    late = "version" in experience and bool((experience["version"] != now)[experience["source"] == OWN].any())
+    others = late or "actor" in experience or bool((experience["source"] == REPLAY).any())
+    gap = seat.snapshots.gap(experience, now) if others else None  # other selves, or earlier ones, acted too
+    if gap is not None:
+        check_agreement(seat.options.dtype, gap)
     order = torch_rng("minibatches", seat.options.seed, step)
     for minibatch in seat.learner.minibatches(experience, order):
         found.append(seat.learner.step(minibatch, step))
@@ -71,7 +74,10 @@ def learn(seat: Seat, experience: Experience, step: int) -> dict[str, float]:
     metrics = mean_metrics(found)
     metrics["updates"] = len(found)
     if "logp_gap" in found[0]:
-        metrics["step0_gap"] = found[0]["logp_gap"]
+        if not late:
+            metrics["step0_gap"] = found[0]["logp_gap"]
+        elif gap is not None:
+            metrics["step0_gap"] = gap
         metrics["step0_ratio_max"] = found[0]["ratio_max"]
         moved = [f for f in found if "ratio_off" in f]  # a mini-batch without any advantage has no ratios
         if len(found) > 1:

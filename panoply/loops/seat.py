@@ -36,6 +36,7 @@ from panoply.slots.schedule.schedules import in_step, scheduled
 from panoply.states import handed_back
 
 if TYPE_CHECKING:
+    from panoply.scale.ahead import Ahead
     from panoply.scale.spread import Spread
 
 COLLECTOR, MEMBERS, WAITING = "collector", "members", "waiting"
@@ -129,6 +130,8 @@ class Seat:
         self.collect.models = self.models.asked()
         self.members = Pool(self.policy) if "members" in needs else None
         self.collect.members = self.members
+        self.ahead: Ahead | None = None if spread is None else spread.ahead(self)
+        """Who samples batches before it is their step's turn, where that is asked for."""
         self.learner: Teaches = LEARNERS[self.method.regime](self)
         self.parts: dict[str, Callable[..., Any]] = {}
         """What a step calls, by path: the method's parts, those that remember with what they remember."""
@@ -200,6 +203,12 @@ class Seat:
         return found
 
     # -------------------------------------------------------------- a step
+
+    def sampled(self, step: int) -> Experience:
+        """What the sample part collects for a step, now or ahead of it."""
+        if self.ahead is not None:
+            return self.ahead.batch(step)
+        return cast(Experience, self.parts["sample"](self.collect))
 
     def take(self, parts: Iterable[tuple[str, Any]]) -> None:
         """Have parts ready to be called; what terms remember is their learner's."""
@@ -304,6 +313,7 @@ class Seat:
             **self.snapshots.state(),
             **(self.members.state() if self.members is not None else {}),
             **(self.replay.state() if self.replay is not None else {}),
+            **(self.ahead.state() if self.ahead is not None else {}),
         }
 
     def save(self, folder: Path) -> None:
@@ -336,9 +346,11 @@ class Seat:
             load_adapter(cast(Any, self.policy), own if own.is_dir() else folder / "model")
         else:
             self.learned.load_weights(folder / "model")
-        elsewhere = ("part:", "model:", "snapshot:", PREFIX, episodes.PREFIX)
+        elsewhere = ("part:", "model:", "snapshot:", "ahead:", PREFIX, episodes.PREFIX)
         self.learner.load_state({k: v for k, v in tensors.items() if not k.startswith(elsewhere)})
         self.snapshots.load_state(tensors)
+        if self.ahead is not None:
+            self.ahead.load_state(tensors)
         if self.members is not None:
             self.members.load_state(tensors)
         if self.replay is not None:

@@ -26,7 +26,8 @@ def several_step(job: Job, step: int) -> Stepped:
     learning = [seat for name, seat in job.seats.items() if name in turn]
     if method.one_model and method.game is not None:
         for seat in learning[1:]:  # before the first of them moves the weights that they share
-            check_agreement(seat.options.dtype, seat.snapshots.gap(seat.collect.dealt))
+            if (gap := seat.snapshots.gap(seat.collect.dealt, seat.collect.version)) is not None:
+                check_agreement(seat.options.dtype, gap)
     done: dict[str, Stepped] = {}
     for seat in learning:
         if method.one_model and method.game is not None and done:

@@ -84,15 +84,19 @@ class Snapshots:
         return experience.with_columns(**{name: column.to(beside) for name, column in columns.items()})
 
     @torch.no_grad()
-    def gap(self, experience: Experience) -> float:
+    def gap(self, experience: Experience, now: int) -> float | None:
         """Where several may act: the mean |Δ log-probability| between sampling and scoring, each by who acted.
 
-        The largest over actors, on a few episodes of each.
+        The largest over actors, on a few episodes of each; of the learner on episodes that it has played as it is
+        `now`. None where there are none.
         """
-        gaps = [0.0]
+        gaps: list[float] = []
         experience = experience.take(experience["source"] == OWN)
         for number, name in enumerate([selves.LEARNER, *self.actors]):
             rows = experience.take(experience["actor"] == number) if "actor" in experience else experience
+            if name == selves.LEARNER and "version" in rows:
+                whole = rows.by("episode").min(rows["version"]) == now  # earlier weights stay in what it has read
+                rows = rows.take(rows.by("episode").rows(whole))
             if not len(rows):
                 continue
             episodes = rows.by("episode")
@@ -100,7 +104,7 @@ class Snapshots:
             policy = self.policy if name == selves.LEARNER else self.policy_of(name)
             scored = policy.score(rows, frozenset())["logp"]
             gaps.append(float((scored - rows["logp"].to(scored.device)).abs().mean()))
-        return max(gaps)
+        return max(gaps, default=None)
 
     # -------------------------------------------------------------- over time
 

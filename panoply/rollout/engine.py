@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -78,6 +78,9 @@ class TextEngine:
             least,
         )
         self._strings: dict[tuple[str, ...], StopStrings] = {}
+        self.between: Callable[[], int] | None = None
+        """Asked whenever the host looks: it may publish newer weights, and says of which version those are that draw
+        from then on. Decisions then have a `version` each, and what stands in the cache stays as it was."""
 
     @classmethod
     def of(cls, policy: TextPolicy, **options: Any) -> TextEngine:
@@ -109,7 +112,9 @@ class TextEngine:
                 self.model, requests, sampling, on_stop, mask, strings, complete, entropy=entropy
             )
             patience = self.patience or self._patience(sampling.max_tokens)
-            return generation.run(self.slots, self.prefill_tokens, self.compact, patience, self.least)
+            return generation.run(
+                self.slots, self.prefill_tokens, self.compact, patience, self.least, self.between
+            )
 
     def _patience(self, longest: int) -> int:
         if self.model.device.type == "cpu":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -80,7 +80,15 @@ class Generation:
         self.stops[list(sampling.stop_tokens)] = True
         self.recorder = Recorder()
 
-    def run(self, slots: int, prefill_tokens: int, compact: float, patience: int, least: int = 1) -> Rollouts:
+    def run(
+        self,
+        slots: int,
+        prefill_tokens: int,
+        compact: float,
+        patience: int,
+        least: int = 1,
+        between: Callable[[], int] | None = None,
+    ) -> Rollouts:
         longest = max(map(len, self.prompts), default=0)
         capacity = min(longest + min(self.sampling.max_tokens, _AHEAD), self.context) + 1
         self.size, self.budget, self.least = min(slots, len(self.waiting)), prefill_tokens, least
@@ -93,6 +101,8 @@ class Generation:
         self.left: tuple[int, int] | None = None
         self.admit()
         while len(self.slots):
+            if between is not None:
+                self.recorder.version = between()
             self.steps(patience)
             self.settle(compact)
         return self.recorder.result(

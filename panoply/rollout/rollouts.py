@@ -62,6 +62,9 @@ class Rollouts:
 class Recorder:
     """Collects what happens in the order it happens; `result` sorts it by row once."""
 
+    version: int | None = None
+    """Of the weights that draw, where they change in the midst of answers."""
+
     def __init__(self) -> None:
         self._steps: dict[str, list[Tensor]] = {}
         self._allowed: list[Ragged] = []
@@ -84,6 +87,7 @@ class Recorder:
         columns = {"context": row, "position": position, "turn": turn, "live": live}
         columns |= {} if start is None else {"within": position - start}
         columns |= {"action": draw.action, "logp": draw.logp}
+        columns |= {} if self.version is None else {"version": torch.full_like(row, self.version)}
         for name in ("temperature", "entropy", "cut", "kept"):
             if (column := getattr(draw, name)) is not None:
                 columns[name] = column

@@ -336,7 +336,7 @@ class Collector(Given):
             **{name: column[row] for name, column in self._of_tasks(tasks).items()},
             "group": torch.tensor(groups)[row],
             "episode": episode[row],
-            "version": torch.full_like(row, self.version),
+            **({} if "version" in decisions else {"version": torch.full_like(row, self.version)}),
             "source": torch.full_like(row, OWN),
             **({"actor": torch.full_like(row, self.actor)} if self.selves and self.selves.actors else {}),
             **log.columns(row, turn, decisions.tensor("end")),

@@ -12,6 +12,7 @@ from panoply.errors import PanoplyError
 from panoply.policies.moving import Weights
 from panoply.scale.cluster import Cluster, Future, Handle, WorkerDied
 from panoply.scale.weights import Parcel, Publisher
+from panoply.selves import LEARNER
 
 S = TypeVar("S")
 THRICE = 3
@@ -99,7 +100,7 @@ class Crew(Generic[S]):
 
     @staticmethod
     def _check(member: Member, sent: Future | None, published: Published) -> None:
-        member.version = published.version if published.who == "learner" else member.version
+        member.version = published.version if published.who == LEARNER else member.version
         if sent is not None and (found := sent.result()) != published.checksum:
             raise PanoplyError(
                 f"{member.handle.name} has other weights ({found}) than it was given ({published.checksum}) at step "
@@ -210,6 +211,8 @@ class Crew(Generic[S]):
         member.busy += answer["busy"]
         member.tokens += answer["tokens"]
         member.memory_mb = answer["memory_mb"]
+        if answer.get("has") is not None:  # it has taken newer weights itself
+            member.has[LEARNER], member.version = answer["has"], answer["version"]
 
     def workers(self, step: int, seconds: float) -> list[dict[str, Any]]:
         """A line for each, of what it did since the last call, `seconds` ago."""

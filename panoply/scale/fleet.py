@@ -7,6 +7,7 @@ What does not go to samplers is played here, by the driver's own copy of the pol
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections import Counter
@@ -61,6 +62,10 @@ class Fleet(Collector):
         super().__init__(world, policy, seed, split, needs)
         self._steady()
         self.own, options = policy, plan.options
+        self.names = tuple(moving(policy))
+        """Of the weights that travel."""
+        self.board: str | None = None
+        """Where samplers look for newer weights in the midst of answers, where they do."""
         cluster, parcel = spread.cluster, travel.packed(plan)
         self.crew: Crew[Share] = Crew(
             cluster,
@@ -74,6 +79,15 @@ class Fleet(Collector):
         self._published: dict[str, Published] = {}
         self._why: Counter[str] = Counter()
         self._told = time.perf_counter()
+
+    def beside(self, world: Any, policy: TextPolicy) -> Fleet:
+        """Another with the same samplers, in a world and with a policy of its own."""
+        made = copy.copy(self)
+        made.world, made.policy, made.own = world, policy, policy
+        made._published, made.selves = {}, None
+        made.__dict__.pop("_complete", None)
+        made._steady()
+        return made
 
     def _steady(self) -> None:
         """What is drawn here is the same in whatever company, too."""
@@ -96,15 +110,13 @@ class Fleet(Collector):
 
     def _carried(self) -> Weights | None:
         """The weights of who acts, under the names that those of the learner have; None where it is made otherwise."""
-        names = moving(self.own)
-        if self.policy is self.own:
-            return names
+        names = self.names
         if not hasattr(self.policy.model, "named_parameters"):
             return None
         theirs: dict[str, Tensor] = dict(self.policy.named_parameters()) | dict(
             self.policy.model.named_buffers()
         )
-        return {name: theirs[name] for name in names} if names.keys() <= theirs.keys() else None
+        return {name: theirs[name] for name in names} if set(names) <= theirs.keys() else None
 
     def _acting(self) -> Published:
         """Who acts, whose weights are sent before anybody is asked; only where they have changed."""
@@ -136,6 +148,8 @@ class Fleet(Collector):
         whole = {
             "who": published.who,
             "counted": self.counted,
+            "version": published.version,
+            "board": self.board,
             "how": {**how, "temperature": _table(sampling)},
         }
         shares = dealt(tasks, sizes, [keys[at] for at in starts(sizes)], first, len(self.crew.members), whole)
@@ -168,7 +182,7 @@ class Fleet(Collector):
         found = in_order(found, self.world.markov)
         self._count(found.decisions)
         row = found["episode"] - first
-        more_columns: dict[str, Column] = {"version": torch.full_like(row, self.version)}
+        more_columns: dict[str, Column] = {}
         if self.selves and self.selves.actors:
             more_columns["actor"] = torch.full_like(row, self.actor)
         if "answer_likelihood" in self.needs:

@@ -12,6 +12,7 @@ from panoply.footprint import Dimensions
 from panoply.kinds import is_text, kind_of
 from panoply.planning import Options, Plan
 from panoply.rollout import engines
+from panoply.scale import ahead
 from panoply.scale.timing import Card, Load, expected
 from panoply.slots.update.solver import Solver
 
@@ -54,6 +55,7 @@ def check(plan: Plan) -> None:
         raise PanoplyError(
             f"--staleness cannot be {options.staleness}: only answers are sampled ahead, and {plan.world_id} has none."
         )
+    ahead.check(plan)
 
 
 def _check_updates(plan: Plan) -> None:

@@ -7,8 +7,10 @@ and in whatever company.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +28,7 @@ from panoply.rollout.requests import Request
 from panoply.rollout.sampling import Sampling
 from panoply.rollout.text import Collector
 from panoply.scale import travel, wire
-from panoply.scale.weights import Parcel, opened
+from panoply.scale.weights import Files, Parcel, opened
 from panoply.selves import LEARNER
 from panoply.worlds.world import Signals, earned
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 Share = Mapping[str, Any]
 """What one sampler is asked for: tasks, how many episodes of each, their numbers and groups, and how to sample."""
+PAUSE = 0.02
+"""Seconds between two looks for newer weights."""
 FAILED = "failed"
 """The column of rows whose episode could not be graded, on their way to the driver, who leaves them out."""
 
@@ -57,7 +61,7 @@ class Sampler:
         if who not in self.players:
             self.players[who] = self._player(self.players[LEARNER].policy.copy())
         player = self.players[who]
-        player.version = version
+        player.version, player.has = version, None
         weights = opened(parcel, content, player.policy.device)
         return player._engine.publish(weights, version)
 
@@ -72,6 +76,8 @@ class Sampler:
             "why": why,
             "longest": player.longest,
             "signal": player.signal,
+            "has": player.has,
+            "version": player.version,
             **self._spent(began, len(found)),
         }
 
@@ -136,13 +142,39 @@ class Player(Collector):
         self.longest: list[int] = []
         """Of every call of the engine, the tokens of its longest row."""
         self.signal = 0.0
+        self.has: str | None = None
+        """The checksum of weights that it has taken itself."""
+        self._again = 0.0
 
     def played(self, share: Share) -> Experience:
         self.longest, self.signal, self.counted = [], 0.0, share["counted"]
         self.state |= {"episodes": share["first"], "groups": 0}
-        how = dict(share["how"])
+        self.version, how = share["version"], dict(share["how"])
         how["temperature"] = schedule(how["temperature"])
-        return self.episodes(share["tasks"], share["sizes"], into=torch.tensor(share["keys"]), **how)
+        if share["board"] is None:
+            return self.episodes(share["tasks"], share["sizes"], into=torch.tensor(share["keys"]), **how)
+        engine: Any = self._engine
+        engine.between = partial(self._look, share["board"])
+        try:
+            return self.episodes(share["tasks"], share["sizes"], into=torch.tensor(share["keys"]), **how)
+        finally:
+            engine.between = None
+
+    def _look(self, board: str) -> int:
+        """In the midst of answers: take newer weights where there are any, and say of which version they are."""
+        now = time.monotonic()
+        if now >= self._again:
+            self._again = now + PAUSE
+            newest = Files.newest(board)
+            if newest is not None and newest[0] > self.version:
+                with contextlib.suppress(FileNotFoundError):  # newer ones have taken its place
+                    weights, sent = Files.read(newest[1])
+                    if (found := self._engine.publish(weights, newest[0])) != sent:
+                        raise PanoplyError(
+                            f"Weights of step {newest[0]} arrived as others ({found}, not {sent})."
+                        )
+                    self.version, self.has = newest[0], sent
+        return self.version
 
     def generate(self, *args: Any, **kwargs: Any) -> Rollouts:
         before = self.state["decode_steps"]

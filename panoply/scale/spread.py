@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from panoply.loops.seat import Seat
     from panoply.planning import Plan
     from panoply.records import Worker
+    from panoply.scale.ahead import Ahead
     from panoply.scale.group import Group, Ranks
 
 
@@ -29,6 +30,7 @@ class Spread:
         on_gpus = not options.device.startswith("cpu") and self.cluster.gpus() > 0
         self.gpus = 1 if on_gpus else 0
         """Of each worker."""
+        self.aheads: list[Ahead] = []
         self.ranks: Ranks | None = None
         """Those who learn, where they are elsewhere."""
         if options.learners:
@@ -55,6 +57,18 @@ class Spread:
         from panoply.scale.fleet import Fleet
 
         return partial(Fleet, plan=seat.plan, spread=self, source=seat.found_model)
+
+    def ahead(self, seat: Seat) -> Ahead | None:
+        """Who samples a seat's batches before it is their step's turn, where that is asked for."""
+        if not self.options.staleness:
+            return None
+        from panoply.scale.ahead import Ahead
+        from panoply.scale.fleet import Fleet
+
+        options = self.options
+        made = Ahead(seat, cast(Fleet, seat.collect), options.staleness, options.steps, options.inflight)
+        self.aheads.append(made)
+        return made
 
     def learner(self, seat: Seat, model: str = "") -> Callable[..., Learner]:
         """What makes the learner of a seat's policy, or of a model beside it, called as `Learner` is."""
@@ -97,4 +111,6 @@ class Spread:
         return found | {"store_bytes": self.cluster.store_bytes()}
 
     def close(self) -> None:
+        for one in self.aheads:
+            one.close()
         self.cluster.close()

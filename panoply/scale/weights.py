@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from panoply.errors import PanoplyError
-from panoply.policies.moving import Weights
+from panoply.policies.moving import Weights, checksum
 from panoply.scale import wire
 
 Parcel = dict[str, Any]
@@ -72,9 +73,8 @@ class Files:
     def parcel(self, weights: Weights, version: int) -> Parcel:
         place = self.folder / f"{version:09d}.safetensors"
         hidden = place.with_suffix(".part")
-        save_file(
-            {name: weight.detach().cpu().contiguous().clone() for name, weight in weights.items()}, hidden
-        )
+        kept = {name: weight.detach().cpu().contiguous().clone() for name, weight in weights.items()}
+        save_file(kept, hidden, metadata={"checksum": checksum(kept)})
         hidden.replace(place)
         for old in sorted(self.folder.glob("*.safetensors"))[: -self.keep]:
             old.unlink(missing_ok=True)
@@ -86,6 +86,12 @@ class Files:
     def close(self) -> None:
         if self.own:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    @staticmethod
+    def read(path: Path) -> tuple[Weights, str]:
+        """Weights, and the checksum that they had when they were written."""
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()["checksum"]  # noqa: SIM118
 
     @staticmethod
     def newest(folder: str | Path) -> tuple[int, Path] | None:
@@ -141,8 +147,7 @@ def _stored(parcel: Parcel, content: Any, device: Any) -> Weights:
 
 
 def _file(parcel: Parcel, content: Any, device: Any) -> Weights:
-    found: Weights = load_file(parcel["path"])
-    return found
+    return Files.read(parcel["path"])[0]
 
 
 def _received(parcel: Parcel, content: Any, device: Any) -> Weights:
