@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 import torch
@@ -22,7 +23,8 @@ def on_policy_step(job: Job, seat: Seat, step: int) -> Stepped:
     method, learner = cast(OnPolicy, seat.method), cast(Learner, seat.learner)
     with job.phase("sample"):
         asked = -seat.collect.state["tasks"]
-        collected = learner.sampled(step, lambda: seat.sampled(step))
+        sample = seat.parts["sample"] if seat.ahead is None else partial(seat.ahead.batch, step)
+        collected = learner.sampled(step, lambda: cast(Experience, sample(seat.collect)))
         asked += seat.collect.state["tasks"]
     with job.phase("score"):
         for annotate in seat.annotators:

@@ -204,12 +204,6 @@ class Seat:
 
     # -------------------------------------------------------------- a step
 
-    def sampled(self, step: int) -> Experience:
-        """What the sample part collects for a step, now or ahead of it."""
-        if self.ahead is not None:
-            return self.ahead.batch(step)
-        return cast(Experience, self.parts["sample"](self.collect))
-
     def take(self, parts: Iterable[tuple[str, Any]]) -> None:
         """Have parts ready to be called; what terms remember is their learner's."""
         for path, held in parts:

@@ -95,7 +95,9 @@ class Snapshots:
         for number, name in enumerate([selves.LEARNER, *self.actors]):
             rows = experience.take(experience["actor"] == number) if "actor" in experience else experience
             if name == selves.LEARNER and "version" in rows:
-                whole = rows.by("episode").min(rows["version"]) == now  # earlier weights stay in what it has read
+                whole = (
+                    rows.by("episode").min(rows["version"]) == now
+                )  # earlier weights stay in what it has read
                 rows = rows.take(rows.by("episode").rows(whole))
             if not len(rows):
                 continue

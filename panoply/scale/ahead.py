@@ -106,8 +106,10 @@ class Ahead:
 
     # -------------------------------------------------------------- taking
 
-    def batch(self, step: int) -> Experience:
-        """The batch of a step. What is remembered on the seat is then what was true after it was sampled."""
+    def batch(self, step: int, collect: Any = None) -> Experience:
+        """The batch of a step, in place of what the sample part would make of `collect` now.
+
+        What is remembered on the seat is then what was true after it was sampled."""
         now = self._now(step)
         if not self.flight:
             self._start(step)

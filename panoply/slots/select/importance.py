@@ -15,7 +15,12 @@ def _impossible(held: Any, method: Any, world: Any) -> list[Finding]:
     against = None if surrogate is None else surrogate.settings().get("against")
     if against == "old":
         return []
-    return [("", "it weighs by π_old/π_behaviour, so that the surrogate must begin at π_old: surrogate.against=old")]
+    return [
+        (
+            "",
+            "it weighs by π_old/π_behaviour, so that the surrogate must begin at π_old: surrogate.against=old",
+        )
+    ]
 
 
 @part(
