@@ -100,6 +100,10 @@ def test_what_documents_do_not_support_is_rejected(gate: Any) -> None:
         assert len(first.data["documents"]) == 2 + 4 * 2, "its own, and those of four others"
         assert set(good.documents) < set(first.data["documents"])
         assert first.data["documents"][:2] != list(good.documents), "shuffled"
+        supported(reads, offered, passed, gate, 99, np.random.default_rng(0))
+        assert len(reads.asked_for[0][0].data["documents"]) == 2 * len(offered), (
+            "as many as there are, its own once"
+        )
 
 
 def test_without_noise_nonsense_passes_among_few_documents() -> None:
