@@ -267,12 +267,24 @@ def summary(job: Job, record: Mapping[str, Any]) -> str:
     held_out = rates(record, "held_out_")
     if held_out:
         words.append(f"held out {list(held_out.values())[-1]:.3f}")
+    words += workers(job, record)
     if job.step:
         left = (job.plan.options.steps - job.step) * job.seconds / job.step
         if job.plan.options.minutes is not None:
             left = min(left, max(0.0, job.plan.options.minutes * 60 - job.seconds))
         words.append(f"{job.seconds:.0f} s, {left:.0f} s left")
     return "  ".join(words)
+
+
+def workers(job: Job, record: Mapping[str, Any]) -> list[str]:
+    """Of a run that is spread: who works, how long each side waited in a step, and how old what was learned from is."""
+    found = []
+    for role, number in (("learner", job.plan.options.learners), ("sampler", job.plan.options.samplers)):
+        if (waited := record.get(f"seconds_wait_{role}s")) is not None:
+            found.append(f"{number} {role}{'s' * (number > 1)} waiting {waited:.1f} s")
+    if record.get("lag"):
+        found.append(f"lag {record['lag']:.3g}")
+    return found
 
 
 def answers(job: Job, experience: Experience, most: int = 5) -> list[tuple[bool, str]]:

@@ -44,6 +44,8 @@ class Run:
         self.config = config
         self.made: Plan
         """Of a run that was just created: its plan, which names what was handed over where it lies now."""
+        self.restarts = 0
+        """How often learners elsewhere were started again, in this process."""
         self._lock: IO[str] | None = None
         self._streams: dict[str, IO[str]] = {}
 

@@ -419,6 +419,7 @@ def _train(made: Plan, run: Run, progress: Progress, new: bool = True) -> Course
             if not left:
                 raise Resumable(f"{error} Go on with panoply train --resume {run.folder}.") from error
             progress.say(f"{error} Learners are started again from the newest checkpoint.")
+            run.restarts += 1
             run.acquire()
     raise AssertionError
 

@@ -58,6 +58,8 @@ class Job:
         """Workers elsewhere, where the run has any."""
         try:
             found = self._found.folder if self._found else None
+            if self.spread is not None:
+                self.spread.check_shared(run.folder)
             self.seats = seated(plan, self.world, found, self.spread)
             """Who learns, by name: most runs have one, without a name."""
         except BaseException:
@@ -380,6 +382,9 @@ class Job:
         if self.spread is None:
             return {}
         told = self.spread.told(self.step, list(self.seats.values()))
+        for line in told:
+            if line["role"] == "learner":  # the driver counts them: all end where one does
+                line["restarts"] = self.run.restarts
         self.run.log_workers(told)
         return self.spread.metrics(told)
 

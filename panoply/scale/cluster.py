@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import importlib
+import os
 import pickle
 import platform
 import threading
@@ -151,6 +152,9 @@ class Failure(NamedTuple):
 STAND = "stand"
 """What a new worker is asked first: where it is, or why it could not be made."""
 
+SEES = "sees"
+"""Whether a folder is there, where a worker is."""
+
 
 class Held:
     """The worker where it is: makes its calls as a run makes its steps, and turns what is raised into words."""
@@ -167,6 +171,8 @@ class Held:
             return self.failure
         if method == STAND:
             return platform.node()
+        if method == SEES:
+            return os.path.isdir(args[0])
         try:
             with without_denormals():
                 return getattr(self.worker, method)(*args, **kwargs)

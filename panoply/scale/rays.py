@@ -225,7 +225,7 @@ def _start(address: str, store: int) -> None:
         if address == "auto":
             raise PanoplyError(
                 "There is no Ray cluster on this machine: start one with ray start --head, join one with ray start "
-                f"--address=HOST:6379, or leave --cluster auto out. ({said}.)"
+                "--address=HOST:6379, or leave --cluster auto out."
             ) from error
         raise PanoplyError(f"Ray could not be started ({address}): {said}.") from error
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from panoply.errors import PanoplyError
 from panoply.kinds import is_text
 from panoply.scale.cluster import Cluster, open_cluster
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from panoply.kinds import Collector
     from panoply.loops.learner import Learner
     from panoply.loops.seat import Seat
-    from panoply.planning import Plan
+    from panoply.planning import Options, Plan
     from panoply.records import Worker
     from panoply.scale.ahead import Ahead
     from panoply.scale.group import Group, Ranks
@@ -27,8 +29,11 @@ class Spread:
     def __init__(self, plan: Plan, found: Path | None = None):
         options = self.options = plan.options
         self.cluster: Cluster = open_cluster(options)
-        on_gpus = not options.device.startswith("cpu") and self.cluster.gpus() > 0
-        self.gpus = 1 if on_gpus else 0
+        try:
+            self.gpus = gpus_each(options, self.cluster.gpus())
+        except PanoplyError:
+            self.cluster.close()
+            raise
         """Of each worker."""
         self.aheads: list[Ahead] = []
         self.ranks: Ranks | None = None
@@ -41,6 +46,15 @@ class Spread:
             except BaseException:
                 self.cluster.close()
                 raise
+
+    def check_shared(self, folder: Path) -> None:
+        """Learners on other machines read checkpoints: refuse a run folder that they do not see."""
+        for handle in [] if self.ranks is None else self.ranks.handles:
+            if handle.node != platform.node() and not handle.call("sees", str(folder.resolve())).result():
+                raise PanoplyError(
+                    f"The run folder {folder} is not on {handle.node}, where {handle.name} is: name one on a disk that "
+                    "all machines share, --run DIR."
+                )
 
     def collector(self, seat: Seat) -> Callable[..., Collector]:
         """What makes the seat's collector, called as that of its kind is."""
@@ -114,3 +128,17 @@ class Spread:
         for one in self.aheads:
             one.close()
         self.cluster.close()
+
+
+def gpus_each(options: Options, there: int) -> int:
+    """How many GPUs a worker has: one each where the run is on GPUs and the cluster has as many as workers."""
+    if options.device.startswith("cpu") or (options.device == "auto" and not there):
+        return 0
+    workers = {"learners": options.learners, "samplers": options.samplers}
+    asked = " and ".join(f"{n} {role[:-1] if n == 1 else role}" for role, n in workers.items() if n)
+    if sum(workers.values()) > there:
+        raise PanoplyError(
+            f"{asked} must have a GPU each, and the cluster has {there or 'none'}: ask for fewer, or compute with "
+            "--device cpu."
+        )
+    return 1

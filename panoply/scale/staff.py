@@ -56,7 +56,7 @@ class Runner:
 
 def staff(where: str, workers: int | None, most: int) -> Staff:
     """As many as there is work for, at most one for each core of the cluster."""
-    cluster = open_cluster(Options(cluster=where))
+    cluster = open_cluster(Options(cluster=where, samplers=1))
     try:
         return Staff(cluster, max(1, min(workers or cluster.cores(), most)))
     except BaseException:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import panoply
+from panoply import progress
 from panoply.costs import Activations, Cost
 from panoply.errors import PanoplyError
 from panoply.planning import Options, Plan
 from panoply.scale import placement, timing
+from panoply.scale.cluster import Threads
+from panoply.scale.spread import Spread, gpus_each
 from panoply.scale.travel import packed, unpacked
 
 SEVEN = 7_000_000_000
@@ -85,6 +89,43 @@ def test_the_plan_says_where_all_lies() -> None:
     assert "2 learners and 3 samplers in the Ray cluster that this machine is in, sampling 1" in said
     assert "all weights (whole): 1.3 MB" in said
     assert "0.9 MB to and from each learner, 0.4 MB of weights to each sampler" in " ".join(said.split())
+
+
+def test_a_worker_has_a_gpu_or_there_are_too_few() -> None:
+    eight = Options(learners=4, samplers=4)
+    assert [gpus_each(eight, 8), gpus_each(eight, 0), gpus_each(Options(learners=9, device="cpu"), 8)] == [
+        1,
+        0,
+        0,
+    ]
+    with pytest.raises(
+        PanoplyError, match="4 learners and 4 samplers must have a GPU each, and the cluster has 7: ask"
+    ):
+        gpus_each(eight, 7)
+    with pytest.raises(PanoplyError, match="1 learner must have a GPU each, and the cluster has none"):
+        gpus_each(Options(learners=1, device="cuda"), 0)
+
+
+def test_a_run_folder_that_a_learner_does_not_see_is_refused(tmp_path: Path) -> None:
+    cluster = Threads()
+    handles = cluster.place("learner", 2, dict)
+    spread: Any = SimpleNamespace(ranks=SimpleNamespace(handles=handles))
+    Spread.check_shared(spread, tmp_path / "not here")  # on this machine it is what it is
+    handles[1].node = "far"
+    Spread.check_shared(spread, tmp_path)
+    with pytest.raises(
+        PanoplyError, match="The run folder .* is not on far, where learner-1 is: name one on a disk"
+    ):
+        Spread.check_shared(spread, tmp_path / "not here")
+    cluster.close()
+
+
+def test_a_line_of_progress_names_workers_waiting_and_lag() -> None:
+    options = Options(learners=2, samplers=1, staleness=1)
+    job: Any = SimpleNamespace(plan=SimpleNamespace(options=options))
+    record = {"seconds_wait_learners": 0.26, "seconds_wait_samplers": 3.0, "lag": 1.0}
+    assert progress.workers(job, record) == ["2 learners waiting 0.3 s", "1 sampler waiting 3.0 s", "lag 1"]
+    assert progress.workers(job, {"loss": 1.0}) == []
 
 
 def test_the_simulation_by_hand() -> None:

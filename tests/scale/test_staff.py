@@ -12,7 +12,8 @@ import tiny
 import panoply as pp
 from panoply.evidence import cache, pool, scores
 from panoply.run import Run
-from panoply.scale import staff
+from panoply.scale import rays, staff
+from panoply.scale.cluster import Threads
 from panoply.scale.travel import Unpacked, files_in
 
 
@@ -104,3 +105,21 @@ def test_paths_of_files_that_travelled_come_back_as_they_were(tmp_path: Path) ->
     assert opened.back(str(there)) == str(
         {**record, "world": {**record["world"], "rewards": [f"own:{file}:good"]}}
     )
+
+
+def test_a_staff_is_of_the_cluster_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Named(Threads):
+        def __init__(self, address: str, threads: int):
+            super().__init__()
+            self.address = address
+
+        def cores(self) -> int:
+            return 3
+
+    monkeypatch.setattr(rays, "Rays", Named)
+    hired: Any = staff.staff("ray://head:10001", None, most=2)
+    assert (hired.cluster.address, hired.number) == ("ray://head:10001", 2)
+    hired.close()
+    hired = staff.staff("auto", None, most=9)
+    assert (hired.cluster.address, hired.number) == ("auto", 3)
+    hired.close()
