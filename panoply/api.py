@@ -292,13 +292,15 @@ def sample(
     return [policy.tokenizer.decode(c) for c in rollouts.completions()]
 
 
-def has_turns(source: Source) -> bool:
-    """Whether this is a run on a world of several turns, whose episodes can be played."""
+def has_turns(source: Source, single: bool = False) -> bool:
+    """Whether this is a run on a world of several turns, or a `single` one, whose episodes can be played."""
+    from panoply.kinds import is_text
     from panoply.rollout.playing import several_turns
 
     source = os.fspath(source)
+    played = is_text if single else several_turns
     with contextlib.suppress(Untrusted):  # its model can be sampled from without its world
-        return os.path.isfile(os.path.join(source, "run.json")) and several_turns(_world(source, None, {}))
+        return os.path.isfile(os.path.join(source, "run.json")) and played(_world(source, None, {}))
     return False
 
 

@@ -280,6 +280,9 @@ class TestUse:
         shown = panoply("sample", str(run), "1+2*3=", "-n", "3", "--max-tokens", "5")
         assert len(shown.splitlines()) == 3
         assert all(line.startswith("1+2*3=") for line in shown.splitlines())
+        unasked = panoply("sample", str(run))
+        assert unasked.startswith("prompt  ")
+        assert "\nearned  success " in unasked
         greedy = panoply("sample", str(run), "1+2*3=", "--temperature", "0")
         assert greedy == panoply("sample", str(run), "1+2*3=", "--temperature", "0", "--seed", "5")
 

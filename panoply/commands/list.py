@@ -58,7 +58,7 @@ def _list(chosen: argparse.Namespace) -> int:
         print(json.dumps(parts, indent=1) if chosen.json else _listed_parts())
         return 0
     kinds = [kind for kind, plural in PLURAL.items() if chosen.what in ("all", plural)]
-    every = [w for w in registry.works() if w.kind in kinds]
+    every = [w for kind in kinds for w in registry.works(kind)]
     if not every:
         raise PanoplyError(f"There are no {chosen.what} yet: a plug-in may register some.")
     found = chosen_of(every, chosen)

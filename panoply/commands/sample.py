@@ -21,7 +21,7 @@ EXAMPLES = """\
   panoply sample runs/RUN "3+4*2+1*5+6*2+7="     what the policy writes
   panoply sample runs/RUN "7*8+1=" --which last  of the last checkpoint, not the best
   panoply sample DIR "7*8+1=" -n 4 --temperature 0
-  panoply sample runs/TOOLS-RUN                  play a held-out problem turn by turn, tools included
+  panoply sample runs/RUN                        a held-out problem: what is written and earned, turn by turn
   panoply sample runs/PPO-RUN --video out.gif    film a held-out episode of a control policy"""
 
 
@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
     option(
         "prompt",
         nargs="?",
-        help="in a world of several turns, one of its problems (default: the first held out)",
+        help="in a world of several turns, one of its problems (default: the first one held out of the run's world)",
     )
     add_which(parser)
     option("--video", metavar="FILE", help="film an episode: FILE.gif, or FILE.mp4 with imageio and ffmpeg")
@@ -78,7 +78,7 @@ def _sampled(chosen: argparse.Namespace) -> int:
     common = {"n": chosen.n, "temperature": temperature, "max_tokens": chosen.max_tokens, "seed": chosen.seed}
     common |= machine(chosen)
     taken = take(chosen.source, chosen.which)
-    if chosen.world or api.has_turns(chosen.source):
+    if chosen.world or api.has_turns(chosen.source, single=chosen.prompt is None):
         which = {"world": chosen.world, "which": chosen.which}
         shown = [played(episode) for episode in api.play(chosen.source, chosen.prompt, **which, **common)]
     elif chosen.prompt is None:
