@@ -76,6 +76,8 @@ class Models:
         for held in self.held.values():
             if held.thinks:
                 cast(Any, seat.policy).think(held.model)
+            if held.steers:
+                cast(Any, seat.policy).steer(held.model)
 
     @property
     def thoughts(self) -> Thoughts | None:

@@ -292,6 +292,16 @@ class Cache:
                 target[:, :width].index_copy_(0, at, given[:, :width].index_select(0, rows))
 
 
+class Above:
+    """The layers of a cache from `first` on, as a second model's own."""
+
+    def __init__(self, cache: Cache, first: int):
+        self.cache, self.first = cache, first
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return self.cache.append(self.first + layer, k, v)
+
+
 def _zeros(like: Tensor, rows: int, capacity: int, heads: int, size: int) -> Tensor:
     """[rows, capacity, heads, size]; on a CPU a head's positions lie together, as its batched products want them.
 

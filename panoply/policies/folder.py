@@ -21,7 +21,10 @@ from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.expert_files import from_disk, to_disk
 from panoply.policies.low_rank import plain_weights
-from panoply.policies.thoughts import SETTINGS, write_thoughts
+from panoply.policies.steering import SETTINGS as VALUES
+from panoply.policies.steering import Steered, write_values
+from panoply.policies.thoughts import SETTINGS as THOUGHTS
+from panoply.policies.thoughts import write_thoughts
 from panoply.policies.weights import INDEX, WHOLE, check_fit, read_weights, weight_files
 
 if TYPE_CHECKING:
@@ -78,7 +81,7 @@ class Writes(Protocol):
 
 
 def save_model(
-    model: Decoder | Writes,
+    model: Decoder | Steered | Writes,
     folder: str | Path,
     shard_bytes: int = SHARD_BYTES,
     files_beside: Mapping[str, bytes] | None = None,
@@ -104,6 +107,9 @@ def save_model(
         if isinstance(model, Decoder):
             _write_decoder(model, staging, shard_bytes)
             write_thoughts(model.thoughts, staging)
+        elif isinstance(model, Steered):
+            _write_decoder(model.base, staging, shard_bytes)
+            write_values(model.values, staging)
         else:
             model.write(staging, shard_bytes)
         for name, content in (files_beside or {}).items():
@@ -234,7 +240,7 @@ def _keep_others(folder: Path, staging: Path) -> None:
     if not folder.is_dir():
         return
     for item in folder.iterdir():
-        if item.suffix == ".safetensors" or item.name in (INDEX, SETTINGS):
+        if item.suffix == ".safetensors" or item.name in (INDEX, THOUGHTS, VALUES):
             continue
         if item.is_dir():
             shutil.copytree(item, staging / item.name, symlinks=True)

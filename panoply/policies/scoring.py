@@ -81,7 +81,10 @@ class Head:
 
     def free_logits(self, states: Tensor, weight: Tensor, rows: slice) -> Tensor:
         """The same by plain operations, for autograd: of the `states` of some rows."""
-        z = states @ weight.t()
+        return self.drawn_from(states @ weight.t(), rows)
+
+    def drawn_from(self, z: Tensor, rows: slice) -> Tensor:
+        """The same of the product, of some rows, or of what stands in its place."""
         z = z.to(torch.promote_types(z.dtype, torch.float32))
         if self.softcap:
             z = torch.tanh(z / self.softcap) * self.softcap

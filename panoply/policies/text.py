@@ -22,6 +22,7 @@ from panoply.policies.layout import Rows, lay_out
 from panoply.policies.low_rank import copied, plain
 from panoply.policies.penalties import NEUTRAL, Said
 from panoply.policies.scoring import Head, scored
+from panoply.policies.steering import Steered, TokenValues, of_values_alone, read_values
 from panoply.policies.thoughts import Thoughts, read_thoughts
 from panoply.policies.tokenizer import Tokenizer
 
@@ -39,7 +40,7 @@ class TextPolicy:
 
     def __init__(
         self,
-        model: Decoder | Foreign,
+        model: Decoder | Foreign | Steered,
         tokenizer: Tokenizer,
         *,
         shared: bool = True,
@@ -66,6 +67,8 @@ class TextPolicy:
         policy = _kind(model, cls)(model, Tokenizer.load(words), files_beside=generation_config(folder))
         if (thoughts := read_thoughts(Path(folder), model.config.width)) is not None:
             policy.think(thoughts)
+        if (values := read_values(Path(folder), model)) is not None:
+            policy.steer(values)
         return policy
 
     @classmethod
@@ -107,6 +110,23 @@ class TextPolicy:
         thoughts.know(self.tokenizer, self.model.config.vocab_size)
 
     @property
+    def values(self) -> TokenValues | None:
+        """Values of tokens, by which it acts."""
+        return self.model.values if isinstance(self.model, Steered) else None
+
+    def steer(self, values: TokenValues) -> None:
+        """Act by the model's logits and β times values of tokens from now on; the model itself learns no more."""
+        if isinstance(self.model, Steered):
+            raise PanoplyError(
+                "The model is steered by values of tokens already: start from the model that was steered."
+            )
+        if not isinstance(self.model, Decoder) or self.masked or self.thoughts is not None:
+            raise PanoplyError(
+                "Values of tokens need a model that runs natively, goes on from the left, and reads tokens alone."
+            )
+        self.model = Steered(self.model, values)
+
+    @property
     def context_length(self) -> int:
         return self.model.config.max_positions
 
@@ -128,7 +148,7 @@ class TextPolicy:
     @torch.no_grad()
     def load_weights(self, folder: str | Path) -> None:
         """Overwrite the weights in place with those of a folder of the same layout."""
-        saved = dict(TextPolicy.load(folder, self.model.head_weight.dtype, self.device).named_parameters())
+        saved = dict(TextPolicy.load(folder, self.model.dtype, self.device).named_parameters())
         for name, parameter in self.model.named_parameters():
             parameter.copy_(saved[name])
 
@@ -142,6 +162,10 @@ class TextPolicy:
 
         A copy is no beginning for that: with adapters it shares what is frozen, which would learn with it.
         """
+        if isinstance(self.model, Steered):
+            raise PanoplyError(
+                "A model that is steered by values of tokens begins as no other: take one that is not."
+            )
         return type(self)(plain(self.model), self.tokenizer, files_beside=self.files_beside)
 
     @torch.no_grad()
@@ -157,6 +181,8 @@ class TextPolicy:
         `divergence:Q@SNAPSHOT` compares the whole distribution with that of a snapshot (see `remember`).
         """
         outputs = [taps.parse(n) for n in sorted(needs) if n != "logp" and not n.startswith(divergence.NEED)]
+        if isinstance(self.model, Steered) and of_values_alone(outputs, needs):
+            return self._of_values(self.model, experience, outputs)
         depths = sorted({output.block for output in outputs if output.block is not None})
         found: dict[str, list[Tensor]] = {}
         order = []
@@ -176,6 +202,14 @@ class TextPolicy:
             }
         back = torch.cat(order).argsort()
         return {name: torch.cat(columns)[back] for name, columns in found.items()} | whole
+
+    def _of_values(
+        self, model: Steered, experience: Experience, outputs: Sequence[taps.Output]
+    ) -> dict[str, Tensor]:
+        """What values of tokens say of each decision: the model that they steer need not be read."""
+        last = TextPolicy(model.values.trunk, self.tokenizer, shared=self.shared).states(experience)
+        seen = taps.Pass(model, last, {}, moved(experience["action"], last.device), Head())
+        return {output.need: output.read(seen) for output in outputs}
 
     def states(self, experience: Experience) -> Tensor:
         """The last hidden state [decisions, width] that each decision was predicted from."""
@@ -232,21 +266,23 @@ class TextPolicy:
     ) -> dict[str, Tensor]:
         """All that is asked of some decisions, from the states they were predicted from."""
         at, device = decision.to(experience["action"].device), last.device
-        weight = self.model.head_weight
         action = moved(experience["action"][at], device)
         head = self._head(experience, at, action)
 
         def column(name: str) -> Tensor:
             return moved(experience[name][at], device)
 
-        found = scored(last, weight, action, head, "entropy" in needs)
+        if isinstance(self.model, Steered):
+            found = self.model.scored(last, action, head, "entropy" in needs)
+        else:
+            found = scored(last, self.model.head_weight, action, head, "entropy" in needs)
         if (thoughts := self.thoughts) is not None and "vectors" in experience.context:
             found |= thoughts.scored(found, *_vectors_of(experience, at), last)
         for output in (o for o in outputs if o.need != "entropy" and not o.whole):
             found[output.need] = output.read(taps.Pass(self.model, last, blocks, action, head, column))
         for need, q, to in divergence.parse(needs):
             other = moved(experience[f"distribution@{to}"][at], device)
-            found[need] = divergence.of_tokens(last, weight, other, self.outputs[to], head, q)
+            found[need] = divergence.of_tokens(last, self.model.head_weight, other, self.outputs[to], head, q)
         return found
 
     def _head(self, experience: Experience, at: Tensor, action: Tensor) -> Head:

@@ -323,6 +323,27 @@ class Given(InOrder[Task]):
         tokens = Ragged.from_lists([[*p, *answer] for _, _, p, answer in flat])
         return Experience(Table(decisions), Table({"tokens": tokens, "prompt": prompt, "shared": shared}))
 
+    def again(self, rows: Experience, episodes: Sequence[int]) -> Experience:
+        """Episodes that were given before, as if they were given now: with keys of their own, and counted.
+
+        rows       whole episodes one after another, as `answers` gives them
+        episodes   which of them, by their places, as often as they are named
+        """
+        counts = rows.by("episode").count
+        first = counts.cumsum(0) - counts
+        which = torch.tensor(episodes, dtype=torch.long)
+        sizes = counts[which]
+        start = (first[which] - (sizes.cumsum(0) - sizes)).repeat_interleave(sizes)
+        taken = rows.take(start + torch.arange(len(start)))
+        groups = torch.arange(len(which)) + self.state["groups"]
+        self.state["groups"] += len(which)
+        self._count(taken.decisions)
+        return taken.with_columns(
+            episode=self._number(len(which)).repeat_interleave(sizes),
+            group=groups.repeat_interleave(sizes),
+            version=torch.full((len(taken),), self.version),
+        )
+
     def _joined(self, tasks: Sequence[Task], into: Tensor | None) -> Tensor:
         """The group of each given answer: one of `into`, or with the others to the same task a new one."""
         if into is not None:

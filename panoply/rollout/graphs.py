@@ -112,6 +112,8 @@ def why_not(model: CachedModel) -> str | None:
     """Why a model cannot be decoded with graphs."""
     if not has_triton():
         return "triton is not installed"
+    if reason := getattr(model, "eager", ""):
+        return str(reason)
     return _broken.get(model) if isinstance(model, nn.Module) else "the model is no module of torch"
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
-from panoply.policies.attention import Cache
+from panoply.policies.attention import Above, Cache
 from panoply.policies.scoring import wide_product
 from panoply.policies.text import TextPolicy
 
@@ -35,16 +35,6 @@ class Sizes:
     max_positions: int
     width: int
     layers: int
-
-
-class _Above:
-    """The layers of a cache from `first` on, as the second model's own."""
-
-    def __init__(self, cache: Cache, first: int):
-        self.cache, self.first = cache, first
-
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return self.cache.append(self.first + layer, k, v)
 
 
 class Mixture:
@@ -77,7 +67,7 @@ class Mixture:
     ) -> tuple[Tensor, dict[int, Tensor]]:
         if taps:
             raise PanoplyError("A mixture of two models has no blocks of its own to look into.")
-        above: Any = None if cache is None else _Above(cache, self.config.layers)
+        above: Any = None if cache is None else Above(cache, self.config.layers)
         first, _ = self.first.hidden_states(tokens, positions, segments, cache, **packed)
         second, _ = self.second.hidden_states(tokens, positions, segments, above, **packed)
         return torch.cat([(1 - self.share) * first, self.share * second], dim=-1), {}

@@ -29,6 +29,7 @@ class Model:
     instead   what the policy learns from in place of what was collected, and metrics: a model that learns from what
               was collected, before anything is credited, and lets the policy act elsewhere
     thinks    whether it is `Thoughts` (policies/thoughts.py), which become a part of the policy itself
+    steers    whether it is `TokenValues` (policies/steering.py), which become a part of it, too, and act in its place
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class Model:
         instead: Callable[[Any, Experience, int], tuple[Experience, Mapping[str, float]]] | None = None,
         joins: bool = False,
         stays: bool = False,
+        steers: bool = False,
     ):
         self.model, self.columns, self.fit, self.warmup, self.losses = model, columns, fit, warmup, losses
         self.ask, self.learn, self.among, self.thinks = ask, learn, among, thinks
-        self.instead, self.joins, self.stays = instead, joins, stays
+        self.instead, self.joins, self.stays, self.steers = instead, joins, stays, steers
