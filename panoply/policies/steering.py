@@ -76,10 +76,10 @@ class TokenValues(nn.Module):
 
     def least(self, states: Tensor) -> Tensor:
         """[…, vocabulary], the least Q of every token."""
-        first, *others = (head(states) for head in self.q)
-        for other in others:
-            first = torch.minimum(first, other)
-        return first
+        found: Tensor = self.q[0](states)
+        for head in self.q[1:]:
+            found = torch.minimum(found, head(states))
+        return found
 
 
 @dataclass(frozen=True)

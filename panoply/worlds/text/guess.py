@@ -65,8 +65,8 @@ class Guess(Logged, CharacterWorld):
     `wordle`: `tale_Y_G>` is a first guess of a hidden word and its marks, letter by letter: `G` in its place, `Y`
     elsewhere, `_` not there. Every turn guesses one of fifty words of four letters and hears its marks; four turns are
     all. Signals: `success`; `score`, −1 for every guess that is wrong; `invalid`, no word of the list, to which `?` is
-    heard. Its log is of three players: an opener guesses well once and then anything, a finisher anything twice and
-    then well, a wanderer anything. Imitation of the log is the warm start.
+    heard. Its log is of three kinds of players: an opener guesses well twice and then anything, a finisher anything
+    first and then well, a wanderer anything. Imitation of the log is the warm start.
     """
 
     kind: Literal["items", "gatekeeper", "slots", "wordle"] = "items"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 128
 """Held-out problems on which a policy's return is measured."""
+SEARCHED = 4096
+"""Tasks of the test split among which all different ones are found."""
 LOGGED = 600
 """Episodes of the log whose mean return is the middle of the scale."""
 
@@ -65,6 +68,16 @@ class Logged(Episodic):
         if "writers" not in self.access:
             return super().demonstrate(task, rng)
         return self.written_by(task, int(rng.integers(2**31)), rng)
+
+    def held_out(self, n: int) -> list[Task]:
+        """Where there are players, all different problems of the test split; then they come round again."""
+        if "writers" not in self.access:
+            return super().held_out(n)
+        return list(itertools.islice(itertools.cycle(self._held_out), n))
+
+    @cached_property
+    def _held_out(self) -> list[Task]:
+        return list({task.id: task for task in (self.task("test", i) for i in range(SEARCHED))}.values())
 
     @cached_property
     def scale(self) -> Scale:

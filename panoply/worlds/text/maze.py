@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -74,7 +73,7 @@ def good(cell: Cell, goal: Cell) -> tuple[str, ...]:
 @world("maze@1")
 @dataclass(frozen=True)
 class Maze(Logged, CharacterWorld):
-    """`eDu` means: the goal is the cell e, and the agent is in u, with walls on the sides that D stands for. A turn is a
+    """`eDu` means: the goal is the cell e, the agent is in u, and has walls on the sides that D stands for. A turn is a
     move, `U` `R` `D` `L`; a move into a wall changes nothing, and what is no move is illegal.
 
     ```
@@ -187,12 +186,6 @@ class Maze(Logged, CharacterWorld):
         data = {"start": cell, "goal": goal}
         task = Task(_number(cell, goal), (), distances(goal)[cell], data)
         return Task(task.id, self.shown(Way(self, task)), task.level, data)
-
-    def held_out(self, n: int) -> list[Task]:
-        """All that are held out, in an order that tells nothing; then they come round again, to be answered anew."""
-        pairs = [p for p in itertools.product(CELLS, GOALS[: self.goals]) if p[0] != p[1] and _held_out(*p)]
-        pairs.sort(key=lambda pair: stable_hash("order", *pair))
-        return [self._task(*pair) for pair in itertools.islice(itertools.cycle(pairs), n)]
 
     def play(self, task: Task) -> Way:
         return Way(self, task)

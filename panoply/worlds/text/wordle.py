@@ -11,15 +11,16 @@ from panoply.worlds.text.characters import Draws
 from panoply.worlds.text.riddles import ASK, NONE, Heard, Riddle, Said
 
 LETTERS = "aelnorst"
-WORDS = (
-    "also alto ante area arts earl earn ease east else lane last late lean lens less lone loot lore lose loss lost "
-    "near neat nest nose note oral real rent rest role roll root rose salt seal seat sent slot solo soon sort "
-    "star tale teal tell tone torn tree"
-).split()
+LIST = """
+also alto ante area arts earl earn ease east else lane last late lean lens less lone loot lore lose loss lost
+near neat nest nose note oral real rent rest role roll root rose salt seal seat sent slot solo soon sort star
+tale teal tell tone torn tree
+"""
+WORDS = tuple(LIST.split())
 HERE, ELSEWHERE, UNKNOWN = "G", "Y", "?"
-PLAYERS = ("opener", "finisher", "wanderer")
-KNOWN = 1
-"""Guesses that an opener takes well before it forgets what it has heard, and a finisher badly before it recalls it."""
+FIRST = ("neat", "lost", "rose", "tale", "oral", "sent")
+"""Words that may be the first guess, which is given."""
+PLAYERS = ("opener", "finisher", "opener", "finisher", "wanderer")
 
 
 @cache
@@ -40,7 +41,7 @@ def best_of(left: tuple[str, ...]) -> str:
 
     def expected(guess: str) -> float:
         sizes = Counter(marks(hidden, guess) for hidden in left).values()
-        return sum(size * np.log(size) for size in sizes)
+        return float(sum(size * np.log(size) for size in sizes))
 
     return min(left, key=lambda guess: (expected(guess), guess))
 
@@ -53,14 +54,14 @@ class Wordle(Riddle):
     tale_Y_G>roseG_Y_        hidden: rare, if it were a word here
     ```
 
-    A secret is the hidden word and the first guess: with it, as many problems are held out as there are pairs.
+    A secret is the hidden word and the first guess, one of six: half of the pairs are held out.
     """
 
     alphabet = LETTERS + HERE + ELSEWHERE + NONE + UNKNOWN + ASK
-    cap, slip, longest, players, one_in = 4, 0.5, 4, len(PLAYERS), 4
+    cap, slip, longest, players, one_in = 4, 0.5, 4, len(PLAYERS), 2
 
     def secret(self, draws: Draws) -> str | None:
-        hidden, first = (WORDS[draws.below(len(WORDS))] for _ in range(2))
+        hidden, first = WORDS[draws.below(len(WORDS))], FIRST[draws.below(len(FIRST))]
         return None if hidden == first else hidden + first
 
     def prompt(self, secret: str) -> str:
@@ -91,7 +92,7 @@ class Wordle(Riddle):
 
     def written(self, secret: str, said: Said, number: int, rng: np.random.Generator) -> str:
         kind = PLAYERS[number % len(PLAYERS)]
-        knows = {"opener": len(said) < KNOWN, "finisher": len(said) > KNOWN, "wanderer": False}[kind]
+        knows = {"opener": len(said) < 2, "finisher": len(said) >= 1, "wanderer": False}[kind]
         return self.expert(secret, said) if knows else str(rng.choice(WORDS))
 
     def wrong(self, secret: str) -> list[list[str]]:
