@@ -22,7 +22,6 @@ from panoply.policies.text import TextPolicy
 from panoply.rollout.text import Collector
 from panoply.slots.data.log import log
 from panoply.slots.loss.token_values import following, implicit_q, returned_q
-from panoply.worlds.text.guess import Guess
 from panoply.worlds.text.maze import Maze
 
 SMALL = {"data.batch": 3, "data.size": 12, "run.held_out": 4}
@@ -310,13 +309,7 @@ def test_the_model_that_was_trained_is_the_one_that_acts(tmp_path: Path, method:
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PanoplyError, match="no model has them"):
         pp.plan(ilql().but(models=()), "maze")
-    with pytest.raises(PanoplyError, match="writers"):
-        pp.plan("ilql", "guess")
+    with pytest.raises(PanoplyError, match="score"):
+        pp.plan("ilql", "keydoor")
     with pytest.raises(PanoplyError, match="lora"):
         tiny.bare(tmp_path / "run", "ilql", steps=1, settings=SMALL, lora=2)
-    pp.plan("ilql", "guess:words", settings={"losses.implicit_q.cql": 0.01})
-
-
-def test_guess_without_players_has_no_log() -> None:
-    with pytest.raises(PanoplyError, match="no scripted players"):
-        Guess().log(1)

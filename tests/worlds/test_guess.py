@@ -13,7 +13,6 @@ from panoply.policies.text import TextPolicy
 from panoply.rollout.text import Collector
 from panoply.worlds.text.guess import Dialogue, Guess
 from panoply.worlds.text.riddles import FACTS, ITEMS, TABLE
-from panoply.worlds.text.wordle import Wordle, marks
 from panoply.worlds.world import Reply, Task
 
 ITEMS_WORLD = Guess()
@@ -230,45 +229,3 @@ def test_self_test_splits_and_forks(kind: str) -> None:
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(PanoplyError, match="guess.kind"):
         Guess(kind="item")  # type: ignore[arg-type]
-
-
-# ------------------------------------------------------------------ wordle
-
-
-def test_wordle_marks_letters_as_often_as_they_are_there() -> None:
-    found = {
-        ("rent", "tree"): "YYY_",
-        ("tree", "rent"): "YY_Y",
-        ("loss", "solo"): "YGY_",
-        ("solo", "solo"): "GGGG",
-    }
-    assert {pair: marks(*pair) for pair in found} == found
-
-
-def test_a_game_of_wordle() -> None:
-    world = Guess(kind="wordle")
-    play, heard = played(world, "slottale", "lost", "aaaa", "slot")
-    assert world.text(play.prompt) == "taleY_Y_>" == world.text(play.task.prompt)
-    assert [world.text(reply.observation) for reply in heard] == ["YYYG", "?", "GGGG"]
-    assert [reply.signals["score"] for reply in heard] == [-1, -1, 0]
-    assert [reply.signals["invalid"] for reply in heard] == [0, 1, 0]
-    assert heard[-1].done
-    assert world.least == -4
-
-
-def test_players_of_wordle_are_good_at_parts_of_a_game() -> None:
-    riddle, rng = Wordle(), np.random.default_rng(0)
-    said = (("lost", "YYYG"),)
-    left = riddle.left("slottale", said)
-    assert "slot" in left
-    assert all(marks(word, "tale") == "Y_Y_" and marks(word, "lost") == "YYYG" for word in left)
-    best = riddle.expert("slottale", said)
-    assert (riddle.written("slottale", said, 0, rng), riddle.written("slottale", said, 1, rng)) == (
-        best,
-        best,
-    )
-    assert {riddle.written("slottale", (), 1, rng) for _ in range(200)} > {"area"}  # a finisher begins anyhow
-    assert len({riddle.written("slottale", (*said, *said), 0, rng) for _ in range(200)}) > 40
-    world = Guess(kind="wordle")
-    assert len({task.id for task in world.held_out(256)}) >= 100
-    assert world.scale.least < world.scale.mean < world.scale.best

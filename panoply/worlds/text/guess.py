@@ -12,29 +12,25 @@ import numpy as np
 from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
 from panoply.seeds import stable_hash
+from panoply.worlds.episodic import Episodic
 from panoply.worlds.measures import measures
 from panoply.worlds.presets import Preset
 from panoply.worlds.text.characters import END, CharacterWorld, Draws
 from panoply.worlds.text.gatekeeper import Gatekeeper
-from panoply.worlds.text.logs import Logged
 from panoply.worlds.text.riddles import Heard, Items, Riddle
 from panoply.worlds.text.slots import Slots
-from panoply.worlds.text.wordle import Wordle
-from panoply.worlds.world import Lesson, Play, Reply, Task
+from panoply.worlds.world import Play, Reply, Task
 
+HELD_OUT = 8
+"""One problem in so many is in the test split."""
 LOOKED_AT = 128
 """Held-out problems on which a policy's turns are looked at."""
-RIDDLES: dict[str, Riddle] = {
-    "items": Items(),
-    "gatekeeper": Gatekeeper(),
-    "slots": Slots(),
-    "wordle": Wordle(),
-}
+RIDDLES: dict[str, Riddle] = {"items": Items(), "gatekeeper": Gatekeeper(), "slots": Slots()}
 
 
 @world("guess@1")
 @dataclass(frozen=True)
-class Guess(Logged, CharacterWorld):
+class Guess(Episodic, CharacterWorld):
     """What is said and heard is one text, to which every turn and its reply are appended.
 
     `items`: one of six candidates is meant. `bdfhkm>` names them; `Q3` asks whether the fourth of eight facts holds of
@@ -61,17 +57,11 @@ class Guess(Logged, CharacterWorld):
     told where it was not; `repeated`, what an earlier reply has stated; `appeal`; `invalid`; and `success` where all
     four passed. The careless teacher, with probability `slip`, gives the next fact's value, or states again what was
     told.
-
-    `wordle`: `tale_Y_G>` is a first guess of a hidden word and its marks, letter by letter: `G` in its place, `Y`
-    elsewhere, `_` not there. Every turn guesses one of fifty words of four letters and hears its marks; four turns are
-    all. Signals: `success`; `score`, −1 for every guess that is wrong; `invalid`, no word of the list, to which `?` is
-    heard. Its log is of three kinds of players: an opener guesses well twice and then anything, a finisher anything
-    first and then well, a wanderer anything. Imitation of the log is the warm start.
     """
 
-    kind: Literal["items", "gatekeeper", "slots", "wordle"] = "items"
+    kind: Literal["items", "gatekeeper", "slots"] = "items"
     slip: float | None = None
-    """None means 0.5 with items and in wordle, 0.6 with the gatekeeper, 0.3 with slots."""
+    """None means 0.5 with items, 0.6 with the gatekeeper, 0.3 with slots."""
 
     bounds: ClassVar[Mapping[str, str]] = {"slip": "from 0 to 1"}
     presets: ClassVar[Mapping[str, Preset]] = {
@@ -87,13 +77,8 @@ class Guess(Logged, CharacterWorld):
             0.16,
             budget="steps=40",
         ),
-        "words": Preset(
-            {"kind": "wordle"},
-            "guesses that are worth what they tell, and a log of players who are good at parts of a game",
-            0.25,
-            budget="steps=40",
-        ),
     }
+    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "fork"})
     imitation: ClassVar[Mapping[str, int]] = {"data.batch": 64, "run.steps": 800}
     """How its warm start is made: a demonstration has several turns, so fewer of them are enough."""
 
@@ -101,15 +86,6 @@ class Guess(Logged, CharacterWorld):
     def start(self) -> str:
         """Each kind has a model of its own to start from."""
         return f"guess-{self.kind}-start"
-
-    @property
-    def access(self) -> frozenset[str]:  # type: ignore[override]
-        every = frozenset({"verify", "reference", "teacher", "pairs", "fork"})
-        return every | {"writers"} if self.riddle.players else every
-
-    @property
-    def least(self) -> float:
-        return -float(self.turn_cap)
 
     @property
     def riddle(self) -> Riddle:
@@ -144,7 +120,7 @@ class Guess(Logged, CharacterWorld):
     def _problem(self, draws: Draws, split: str) -> Task | None:
         secret = self.riddle.secret(draws)
         id = stable_hash(self.name, self.kind, secret)
-        if secret is None or (id % self.riddle.one_in == 0) != (split == "test"):
+        if secret is None or (id % HELD_OUT == 0) != (split == "test"):
             return None
         return Task(id, tuple(self.tokens(self.riddle.prompt(secret))), data={"secret": secret})
 
@@ -159,23 +135,6 @@ class Guess(Logged, CharacterWorld):
         assert isinstance(play, Dialogue)
         slip = self.riddle.slip if self.slip is None else self.slip
         return self.tokens(self.riddle.careless(play.secret, play.said, rng, slip))
-
-    def written_by(self, task: Task, number: int, rng: np.random.Generator) -> list[int]:
-        """A whole episode of one of the players of its kind, who take turns."""
-        if not self.riddle.players:
-            return super().written_by(task, number, rng)
-
-        def say(play: Play) -> list[int]:
-            assert isinstance(play, Dialogue)
-            return self.tokens(self.riddle.written(play.secret, play.said, number, rng))
-
-        return [token for _, said in self._walk(task, say) for token in said]
-
-    def lessons(self, task: Task, rng: np.random.Generator) -> list[Lesson]:
-        """Of players what they said, where they said it; else what the teacher would say where an expert stands."""
-        if self.riddle.players:
-            return self.turns(task, self.demonstrate(task, rng))
-        return super().lessons(task, rng)
 
     @measures("well_formed")
     def well_formed(self, policy: Any, seed: int) -> float:

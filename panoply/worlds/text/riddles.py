@@ -37,10 +37,6 @@ class Riddle(ABC):
     """How often the careless teacher errs."""
     longest: ClassVar[int]
     """Tokens of the longest turn."""
-    one_in: ClassVar[int] = 8
-    """One problem in so many is in the test split."""
-    players: ClassVar[int] = 0
-    """Scripted players of several qualities, whose episodes fill a log."""
 
     @abstractmethod
     def secret(self, draws: Draws) -> str | None:
@@ -61,10 +57,6 @@ class Riddle(ABC):
 
     @abstractmethod
     def careless(self, secret: str, said: Said, rng: np.random.Generator, slip: float) -> str: ...
-
-    def written(self, secret: str, said: Said, number: int, rng: np.random.Generator) -> str:
-        """A turn of a player by number."""
-        raise NotImplementedError
 
     @abstractmethod
     def wrong(self, secret: str) -> list[list[str]]:
