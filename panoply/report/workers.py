@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ SUMMED = ("busy", "wait", "tokens")
 NEWEST = ("memory_mb", "version", "restarts")
 """What is summed over the steps of a column, and of what the largest is meant."""
 
+SHARE = re.compile("lag_[0-9]{1,4}")
 Told = dict[str, float]
 
 
@@ -86,16 +88,20 @@ class Workers:
 
 
 def lag(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """How many versions older than the newest weights the decisions of a step were: mean, lowest and highest."""
+    """By how many versions the weights that drew a step's decisions were older than the newest: mean, lowest, highest.
+
+    `lag_3` is the share of decisions that were three versions old; the lowest is the smallest of those that are there.
+    """
     known = [row for row in rows if _is_number(row.get("lag"))]
     if not known:
         return None
-    columns = {"mean": ("lag",), "low": ("lag_min", "lag"), "high": ("lag_max", "lag")}
     found = {
-        name: [next(row[f] for f in fields if _is_number(row.get(f))) for row in known]
-        for name, fields in columns.items()
+        "x": [row["step"] for row in known],
+        "mean": [row["lag"] for row in known],
+        "low": [min((int(k[4:]) for k in row if SHARE.fullmatch(k)), default=row["lag"]) for row in known],
+        "high": [row["lag_max"] if _is_number(row.get("lag_max")) else row["lag"] for row in known],
     }
-    return {"label": "lag", "runs": ["lowest", "highest"], "x": [row["step"] for row in known], **found}
+    return {"label": "lag", "runs": ["lowest", "highest"], **found}
 
 
 def _columns(steps: Sequence[int]) -> list[Sequence[int]]:

@@ -90,7 +90,11 @@ def test_lines_that_say_nothing_of_a_worker_are_counted(run: Path) -> None:
 
 
 def test_the_lag_is_a_band(run: Path) -> None:
-    rows = [{"step": 1, "lag": 0.0}, {"step": 2}, {"step": 3, "lag": 1.5, "lag_min": 1, "lag_max": 2}]
+    rows = [
+        {"step": 1, "lag": 0.0},
+        {"step": 2},
+        {"step": 3, "lag": 1.5, "lag_1": 0.5, "lag_2": 0.5, "lag_max": 2},
+    ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lag = told(run, line(1))["lag"]
     assert (lag["x"], lag["mean"], lag["low"], lag["high"]) == ([1, 3], [0.0, 1.5], [0.0, 1], [0.0, 2])
