@@ -59,10 +59,6 @@ def check(plan: Plan) -> None:
         raise PanoplyError(
             f"--staleness is for on-policy text, which {plan.method_id} on {plan.world_id} is not."
         )
-    if plan.options.inflight and plan.options.engine != "native":
-        raise PanoplyError(
-            "--inflight is for the native engine: others finish their answers with the weights they began."
-        )
     held = cast(Part, plan.method.slots()[SAMPLE])
     needs = held.needs()
     if others := [*selves.actors(needs), *(["members"] if "members" in needs else [])]:

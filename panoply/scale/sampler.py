@@ -8,6 +8,7 @@ and in whatever company.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -106,6 +107,8 @@ class Sampler:
 def begun(plan: Plan, world: Any, source: str = "") -> TextPolicy:
     """The policy that a run began with, whose weights are written over; where that has gone, that of `source`."""
     options = plan.options
+    if options.engine != "native":  # the GPU is the engine's
+        options = dataclasses.replace(options, device="cpu")
     kind = kind_of(world)
 
     def open_(named: str) -> Any:
@@ -149,7 +152,9 @@ class Player(Collector):
     def played(self, share: Share) -> Experience:
         self.longest, self.signal, self.counted = [], 0.0, share["counted"]
         self.state |= {"episodes": share["first"], "groups": 0}
-        self.version, how = share["version"], dict(share["how"])
+        # whoever takes weights itself may have newer ones than the share was begun with
+        self.version = share["version"] if share["board"] is None else max(share["version"], self.version)
+        how = dict(share["how"])
         how["temperature"] = schedule(how["temperature"])
         if share["board"] is None:
             return self.episodes(share["tasks"], share["sizes"], into=torch.tensor(share["keys"]), **how)

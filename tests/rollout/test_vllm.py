@@ -419,6 +419,13 @@ def test_a_run_learns_from_what_it_samples(stand_in: type[LLM], tmp_path: Path, 
     assert stored["engine"] == "vllm"
 
 
+def test_a_run_takes_weights_in_the_midst_of_answers(stand_in: type[LLM], tmp_path: Path) -> None:
+    elsewhere: Any = {"samplers": 1, "cluster": "threads", "staleness": 1, "inflight": True}
+    done = tiny.train(tmp_path / "run", steps=3, engine="vllm", **elsewhere)
+    rows = [json.loads(line) for line in (done.run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["lag_max"] <= 1 for row in rows] == [True] * 3
+
+
 @pytest.mark.parametrize("world", ["chain", "keydoor"])
 def test_a_collector_plays_with_it(stand_in: type[LLM], world: str) -> None:
     from panoply.policies.build import open_policy
