@@ -100,6 +100,8 @@ class Learner:
                 f"{update.info.id} places weights itself, so that run.masters=false is not possible."
             )
         self.watch: Watch | None = None
+        self.together: Callable[[int], int] | None = None
+        """Of a learner whose passes others must make too: how many all make, told how many it has itself."""
         device = next((p.device for p in self.parameters.values()), torch.device("cpu"))
         asked = pass_tokens(micro_tokens, device.type == "cuda", bool(self.masters.adapted))
         self.room = Room(asked, getattr(policy, "model", None), recompute, device)
@@ -108,7 +110,8 @@ class Learner:
     def _masters(self, learning: dict[str, torch.nn.Parameter], copies: bool) -> Masters:
         if not copies:
             return Rounding(learning, self.seed)
-        if getattr(self.policy, "small", False):
+        in_pieces = any(hasattr(weight, "device_mesh") for weight in learning.values())
+        if getattr(self.policy, "small", False) and not in_pieces:
             return Flat(learning)
         return Masters(learning, (layer for _, layer in adapters(getattr(self.policy, "model", None))))
 
@@ -210,9 +213,10 @@ class Learner:
         """
         numbered = rows.with_columns(row=torch.arange(len(rows), device=rows["action"].device))
         found: dict[str, list[Tensor]] = defaultdict(list)
-        for micro in self.micro_batches(numbered):
+        for micro, counts in self._in_step(numbered):
             at = {"row": micro["row"], "episode": micro.by("episode").keys}
-            for name, column in {**self.now(micro, active), **at}.items():
+            said = self.now(micro, active)
+            for name, column in {**said, **at}.items() if counts else ():
                 found[name].append(column)
         return in_order({name: torch.cat(columns) for name, columns in found.items()})
 
@@ -237,9 +241,19 @@ class Learner:
         """Gradients from nothing, a micro-batch at a time."""
         totals = Totals()
         self.masters.clear()
-        for micro in self.micro_batches(weighed.rows):
-            self._pass(weighed._replace(rows=micro), totals)
+        for micro, counts in self._in_step(weighed.rows):
+            self._pass(weighed._replace(rows=micro), totals if counts else Totals())
         return totals
+
+    def _in_step(self, rows: Experience) -> Iterator[tuple[Experience, bool]]:
+        """Micro-batches, and whether they count: where all must make as many passes, some only keep step."""
+        if self.together is None:
+            yield from ((micro, True) for micro in self.micro_batches(rows))
+            return
+        micros = list(self.micro_batches(rows))
+        idle = weightless(micros[0])
+        yield from ((micro, True) for micro in micros)
+        yield from ((idle, False) for _ in range(self.together(len(micros)) - len(micros)))
 
     def _pass(self, weighed: Weighed, totals: Totals) -> None:
         """Forward and backward over one micro-batch."""
@@ -345,6 +359,12 @@ class Learner:
         states = from_tensors(ours)
         check_states(states, self.states)
         self.objective.states = states
+
+
+def weightless(rows: Experience) -> Experience:
+    """The same rows, of which no term has a gradient."""
+    names = (name for name in rows.decisions if name.startswith("weight:"))
+    return rows.with_columns(**{name: torch.zeros_like(rows[name]) for name in names})
 
 
 def in_order(joined: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from panoply.loops.compiler import leave_unloaded
 from panoply.parts import Part
 from panoply.policies.expert_adapters import LowRankExperts
 from panoply.policies.low_rank import LowRank
+from panoply.policies.moving import laid_like, piece
 from panoply.policies.scoring import has_triton
 from panoply.slots.schedule.schedules import at, settled
 from panoply.slots.update.solver import MiniBatchView, Solver
@@ -177,7 +178,7 @@ class Mover:
                 "fused"
             )  # scalars of the others live on the host
             kept = value.clone().to(parameter.device if beside else value.device)
-            self.optimiser.state[parameter][key] = kept
+            self.optimiser.state[parameter][key] = laid_like(kept, parameter) if value.dim() else kept
 
 
 def _in_groups(weights: Mapping[str, nn.Parameter], rates: Mapping[str, float]) -> list[Any]:
@@ -297,7 +298,8 @@ class Masters:
         """Round the masters into the weights, in place: whoever holds those samples from the new policy."""
         mine = [name for name in self.masters if name not in self.elsewhere]
         if mine:
-            torch._foreach_copy_([self.weights[n] for n in mine], [self.masters[n] for n in mine])
+            rounded, wide = ([piece(of[name]) for name in mine] for of in (self.weights, self.masters))
+            torch._foreach_copy_(rounded, wide)
         for layer in self.adapted:
             layer.merge()
 
@@ -308,9 +310,9 @@ class Masters:
     @torch.no_grad()
     def load(self, name: str, value: Tensor) -> None:
         if name in self.masters:
-            self.weights[name].copy_(value)
+            self.weights[name].copy_(laid_like(value, self.weights[name]))
             if name not in self.elsewhere:
-                self.masters[name].copy_(value)
+                self.masters[name].copy_(laid_like(value, self.masters[name]))
 
 
 def nothing(weight: Tensor) -> Tensor:

@@ -51,3 +51,19 @@ def checksum(weights: Weights) -> str:
             total += ((words + 1) * (2 * place * 0x5851F42D4C957F2D + 1)).sum()
         digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}{int(total)}".encode())
     return digest.hexdigest()[:16]
+
+
+def laid_like(whole: Tensor, parameter: Tensor) -> Tensor:
+    """A tensor as a parameter lies: itself, or where that is in pieces (FSDP) the same pieces of it."""
+    if not hasattr(parameter, "device_mesh"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+    return distribute_tensor(whole.to(parameter.device), mesh, placements)
+
+
+def piece(parameter: Tensor) -> Tensor:
+    """What of a parameter lies here: all of it, or where it is in pieces this process's."""
+    found: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return found

@@ -20,6 +20,7 @@ from panoply.policies.folder import generation_config, load_model, save_model
 from panoply.policies.foreign import Foreign
 from panoply.policies.layout import Rows, lay_out
 from panoply.policies.low_rank import copied, plain
+from panoply.policies.moving import laid_like
 from panoply.policies.penalties import NEUTRAL, Said
 from panoply.policies.scoring import Head, scored
 from panoply.policies.steering import Steered, TokenValues, of_values_alone, read_values
@@ -150,7 +151,7 @@ class TextPolicy:
         """Overwrite the weights in place with those of a folder of the same layout."""
         saved = dict(TextPolicy.load(folder, self.model.dtype, self.device).named_parameters())
         for name, parameter in self.model.named_parameters():
-            parameter.copy_(saved[name])
+            parameter.copy_(laid_like(saved[name], parameter))
 
     def copy(self) -> TextPolicy:
         """A frozen snapshot that later training does not touch."""

@@ -6,6 +6,7 @@ gradients are summed over ranks. So a method's numbers are those of one process,
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from panoply.policies.low_rank import adapters
 from panoply.scale import wire
 from panoply.scale.cluster import Cluster, Handle, WorkerDied, WorkerFailed
 from panoply.scale.meeting import MEMORY, leave
+from panoply.scale.placement import chosen_layout
 from panoply.scale.plain import heard, to_array, to_tensor, told
 from panoply.scale.rank import Key, Rank, not_learned
 from panoply.scale.travel import packed
@@ -67,11 +69,18 @@ class Ranks:
 
     def __init__(self, cluster: Cluster, plan: Plan, gpus: float = 0, found: str | None = None):
         self.cluster, self.number = cluster, plan.options.learners
-        self.handles: list[Handle] = cluster.place("learner", self.number, Rank, packed(plan), gpus=gpus)
+        layout = chosen_layout(plan)
+        self.in_step = layout == "sharded"
+        """Whether all must make as many passes, since weights are gathered in each."""
+        placed = dataclasses.replace(plan, options=dataclasses.replace(plan.options, layout=layout))
+        handles = cluster.place("learner", self.number, Rank, packed(placed), gpus=gpus)
+        self.handles: list[Handle] = sorted(handles, key=lambda handle: handle.node)
         self.address = f"{MEMORY}{id(self)}"
         if plan.options.cluster != "threads":
             self.address = self.first("address")
-        places = [(number, self.number, self.address, found) for number in range(self.number)]
+        nodes = len({handle.node for handle in self.handles})
+        nodes = 1 if self.number % nodes else nodes
+        places = [(number, self.number, self.address, found, nodes) for number in range(self.number)]
         self.each("join", places)
         self._began = time.monotonic()
 
@@ -202,7 +211,7 @@ class Group(Learner):
             return
         rows = rows.take(unit_labels(rows, self.terms) == 0)
         here = self.now(self._beside(rows), weighed.active)
-        there = heard(self.ranks.first("scored", self.key, self._step, wire.packed(rows)))
+        there = heard(self.ranks.all("scored", self.key, self._step, wire.packed(rows))[0])
         for name, column in here.items():
             gap = float((column.cpu().float() - there[name].float()).abs().mean())
             if gap > GAP[column.dtype]:
@@ -215,16 +224,17 @@ class Group(Learner):
     def passes(self, weighed: Weighed) -> Totals:
         if not self._agreed:
             self._agree(weighed)
-        shares = deal(weighed.rows, self.terms, self.ranks.number)
+        shares: Sequence[tuple[Experience | None, bool]]
+        shares = [(share, True) for share in deal(weighed.rows, self.terms, self.ranks.number)]
+        if self.ranks.in_step and len(weighed.rows):
+            shares = _never_empty([share for share, _ in shares])
         prepared = told(weighed.prepared)
         watched = to_array(self.watch.episodes) if self.watch is not None else None
-        answers = self.ranks.each(
-            "passes",
-            [
-                (self.key, self._step, None if share is None else wire.packed(share), prepared, watched)
-                for share in shares
-            ],
-        )
+        asked = [
+            (self.key, self._step, None if share is None else wire.packed(share), own, prepared, watched)
+            for share, own in shares
+        ]
+        answers = self.ranks.each("passes", asked)
         totals = Totals()
         for said, norm, seen in answers:
             totals.hear(said)
@@ -256,8 +266,9 @@ class Group(Learner):
         if not self._behind:
             return
         self._behind = False
-        for name, array in self.ranks.first("weights", self.key).items():
-            self.masters.moving[name].copy_(to_tensor(array))
+        for said in self.ranks.all("weights", self.key):
+            for name, array in said.items():
+                self.masters.moving[name].copy_(to_tensor(array))
         self.masters.publish()
 
     def _versions(self) -> dict[str, tuple[Tensor, int]]:

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from panoply.costs import Cost, device_memory
+from panoply.costs import Cost, cost, device_memory
 from panoply.errors import PanoplyError
 from panoply.footprint import Dimensions
 from panoply.kinds import is_text, kind_of
 from panoply.planning import Options, Plan
 from panoply.rollout import engines
-from panoply.scale import ahead
+from panoply.scale import ahead, sharded
 from panoply.scale.timing import Card, Load, expected
 from panoply.slots.update.solver import Solver
 
@@ -45,6 +45,8 @@ def check(plan: Plan) -> None:
         )
     if options.learners:
         _check_updates(plan)
+        if options.layout == "sharded":
+            sharded.check(plan)
     if options.engine != "native" and not (is_text(plan.world()) and regimes & set(PLAYS)):
         raise PanoplyError(f"--engine has no effect: {plan.method_id} on {plan.world_id} samples no text.")
     if options.engine != "native":
@@ -95,6 +97,17 @@ def layout_of(options: Options, needed: Cost) -> str:
         return options.layout
     room = 0.9 * (device_memory(options.device) or Card().memory)
     return "whole" if rank_bytes(needed, options, "whole") < room else "sharded"
+
+
+def chosen_layout(plan: Plan) -> Any:
+    """What learners of this run will hold; without a GPU `auto` is whole."""
+    options = plan.options
+    if options.layout == "auto" and (options.cluster == "threads" or device_memory(options.device) is None):
+        return "whole"
+    layout = options.layout if options.layout != "auto" else layout_of(options, cost(plan))
+    if layout == "sharded":
+        sharded.check(plan)
+    return layout
 
 
 def rank_bytes(needed: Cost, options: Options, layout: str) -> float:

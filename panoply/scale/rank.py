@@ -22,7 +22,7 @@ from panoply.batch import Totals
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
 from panoply.kinds import Collector
-from panoply.loops.learner import Learner
+from panoply.loops.learner import Learner, weightless
 from panoply.loops.metrics import peak_memory
 from panoply.loops.mover import Masters
 from panoply.loops.objective import Weighed
@@ -31,6 +31,7 @@ from panoply.loops.seat import Seat, seated
 from panoply.scale import wire
 from panoply.scale.meeting import Meeting, free_address, meet
 from panoply.scale.plain import Array, heard, to_array, to_tensor, told
+from panoply.scale.sharded import Sharded, shard
 from panoply.scale.shards import Shards
 from panoply.scale.travel import unpacked
 
@@ -46,8 +47,9 @@ class Rank:
         alone = dataclasses.replace(plan.options, learners=0, samplers=0, engine="native")
         self.plan = dataclasses.replace(plan, options=alone)
         self.seats: dict[str, Seat] = {}
-        self.shards: dict[int, Shards] = {}
+        self.shards: dict[int, Shards | Sharded] = {}
         """By the weights that they are of."""
+        self.nodes = 1
         self.meeting: Meeting | None = None
         self.busy, self.tokens = 0.0, 0
 
@@ -55,11 +57,13 @@ class Rank:
         """Where the others can meet, if this is the first of them."""
         return free_address()
 
-    def join(self, rank: int, size: int, address: str, found: str | None = None) -> None:
+    def join(self, rank: int, size: int, address: str, found: str | None = None, nodes: int = 1) -> None:
         """Meet the others, and make what one process would make of the plan.
 
         found   the checkpoint that the run goes on from, which will be taken up with `resume`
+        nodes   over how many machines pieces of a model are not to be spread, but copied
         """
+        self.nodes = nodes
         device = torch.device("cuda") if _on_gpu(self.plan.options.device) else torch.device("cpu")
         self.meeting = meet(rank, size, address, device)
         self.seats = seated(self.plan, self.plan.world(), Path(found) if found else None, cast(Any, self))
@@ -70,7 +74,25 @@ class Rank:
         return seat.kind.collector
 
     def learner(self, seat: Seat, model: str = "") -> Callable[..., Learner]:
-        return partial(Learner, share=self._share)
+        return partial(self._taught, seat)
+
+    def _taught(self, seat: Seat, *args: Any, **settings: Any) -> Learner:
+        assert self.meeting is not None
+        if self.plan.options.layout != "sharded":
+            return Learner(*args, share=self._share, **settings)
+        decoder = cast(Any, seat.policy).model
+        shard(decoder, self.nodes, self.meeting.size)
+        made = Learner(*args, **settings)
+        made.together = self._most
+        self.shards[id(made.masters)] = Sharded(made.masters, self.meeting, decoder)
+        return made
+
+    def _most(self, passes: int) -> int:
+        """How many passes the rank makes that has most to do."""
+        assert self.meeting is not None
+        counts = torch.zeros(self.meeting.size)
+        counts[self.meeting.rank] = passes
+        return int(self.meeting.sum(counts).max())
 
     def compared(self, seat: Seat, experience: Experience) -> Experience:
         return seat.snapshots.score(experience)
@@ -79,7 +101,7 @@ class Rank:
         assert self.meeting is not None
         self.shards[id(masters)] = Shards(masters, self.meeting)
 
-    def _learner(self, key: Key) -> tuple[Learner, Shards]:
+    def _learner(self, key: Key) -> tuple[Learner, Shards | Sharded]:
         seat, model = self.seats[key[0]], key[1]
         learner = cast(Learner, seat.models.learners[model] if model else seat.learner)
         return learner, self.shards[id(learner.masters)]
@@ -91,10 +113,14 @@ class Rank:
         key: Key,
         step: int,
         rows: wire.Packed | None,
+        own: bool,
         prepared: Mapping[str, Any],
         watched: Array | None,
     ) -> tuple[dict[str, Any], float, dict[str, Any] | None]:
-        """Gradients of these rows, summed with the others'; what terms said of them, and the norm of the sum."""
+        """Gradients of these rows, summed with the others'; what terms said of them, and the norm of the sum.
+
+        own   whether they are this rank's, and not some that it only keeps step with
+        """
         learner, shards = self._learner(key)
         learner.watch = Watch(to_tensor(watched)) if watched is not None else None
         totals = Totals()
@@ -104,8 +130,11 @@ class Rank:
                 learner.masters.clear()
             else:
                 held = wire.unpacked(rows)
-                self.tokens += len(held)
-                totals = learner.passes(Weighed(held, active, heard(prepared)))
+                if own:
+                    self.tokens += len(held)
+                    totals = learner.passes(Weighed(held, active, heard(prepared)))
+                else:
+                    learner.passes(Weighed(weightless(held), active, heard(prepared)))
         norm = shards.sum()
         return totals.said(), norm, learner.watch.said() if learner.watch is not None else None
 
@@ -145,9 +174,10 @@ class Rank:
     # -------------------------------------------------------------- weights, and what belongs to them
 
     def weights(self, key: Key) -> dict[str, Array]:
-        """All that learn."""
-        learner, _ = self._learner(key)
-        return {n: to_array(p) for n, p in learner.policy.named_parameters() if p.requires_grad}
+        """All that learn; the first rank says them for all."""
+        learner, shards = self._learner(key)
+        learning = {n: p for n, p in learner.policy.named_parameters() if p.requires_grad}
+        return cast(dict[str, Array], told(shards.first_only(learning)))
 
     @torch.no_grad()
     def take(self, key: Key, beside: Mapping[str, Array]) -> None:
@@ -163,8 +193,8 @@ class Rank:
 
     def state(self, key: Key) -> dict[str, Array]:
         """What the optimiser keeps of this rank's weights."""
-        learner, _ = self._learner(key)
-        return cast(dict[str, Array], told(learner.mover.state() if learner.keeps else {}))
+        learner, shards = self._learner(key)
+        return cast(dict[str, Array], told(shards.kept(learner.mover.state()) if learner.keeps else {}))
 
     def resume(self, folder: str) -> None:
         """Take up a checkpoint, as a run of one process would."""

@@ -122,6 +122,14 @@ class Shards:
         for layer in self.masters.adapted:
             layer.merge()
 
+    def first_only(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What all have, and the first tells."""
+        return dict(named) if self.meeting.rank == 0 else {}
+
+    def kept(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What belongs to the weights that are this rank's."""
+        return named
+
     def gradient(self) -> dict[str, Tensor]:
         """Of the weights that are this rank's, by name."""
         named, masters = self.masters.named(), self.masters
