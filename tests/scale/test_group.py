@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit import Tabular, learner, on_policy, ragged
 from methods.test_conformance import small
 from spread import apart, logged, spread
 
@@ -207,6 +208,39 @@ def test_a_learner_that_is_killed_changes_nothing(
 def test_what_cannot_be_spread_is_refused_by_plan(method: str, world: str, says: str) -> None:
     with pytest.raises(PanoplyError, match=rf"--learners cannot be 2: .*{says}"):
         pp.plan(method, world, learners=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "world", "more", "says"),
+    [
+        ("grpo", "chain", {"lora": 2}, "adapters follow whole weights"),
+        ("ppo", "chain", {}, "a model learns beside the policy"),
+        ("ppo", "CartPole-v1", {}, "its policy is no decoder"),
+        ("grpo", "chain", {"settings": {"update.bits": 8}}, "moments of 8 bits are of whole weights"),
+        ("grpo", "chain", {"cluster": "threads"}, "torch shards over processes"),
+        ("grpo", "chain", {"dtype": "float16"}, "float16 looks for a scale"),
+    ],
+)
+def test_what_cannot_be_cut_into_pieces_is_refused_by_plan(
+    method: str, world: str, more: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(PanoplyError, match=rf"--layout sharded is not possible for {method}@1 here: {says}"):
+        pp.plan(method, world, learners=2, layout="sharded", **more)
+
+
+def test_who_only_keeps_step_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More passes, and the same gradient and metrics bit for bit."""
+    policy, rows = Tabular(0), ragged()
+    plain = learner(policy, on_policy())
+    expected = plain.gradient(rows)
+    said = plain.passes(plain.weigh(rows, 0)).means()
+    kept = learner(policy, on_policy())
+    passed: list[int] = []
+    monkeypatch.setattr(kept, "_pass", lambda *args: (passed.append(1), type(kept)._pass(kept, *args)))
+    kept.together = lambda own: own + 2
+    assert kept.passes(kept.weigh(rows, 0)).means() == said
+    assert len(passed) == 3
+    assert torch.equal(kept.gradient(rows)["logits"], expected["logits"])
 
 
 def test_a_policy_that_only_the_driver_changes_is_noticed(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""Learners in processes of their own, which Ray starts: the same bits as on threads, also when one is killed."""
+"""Learners in processes of their own, which Ray starts: the bits of threads, also when one is killed; and pieces."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 from scale.test_group import fingerprint, tiny
-from spread import logged, spread
+from spread import apart, logged, spread
 
+import panoply as pp
+from panoply.progress import Progress
 from panoply.run import Run
 from panoply.scale.rays import Rays, RayWorker
 
@@ -46,3 +49,19 @@ def test_a_killed_process_changes_nothing(
     assert [(line["step"], line["worker"]) for line in lines] == [
         (step, f"learner-{number}") for step in (1, 2) for number in (0, 1)
     ]
+
+
+def test_pieces_learn_what_one_process_does_over_unequal_passes(cluster: Rays, tmp_path: Path) -> None:
+    """FSDP2 over two processes. A rank whose rows fit into fewer passes keeps step; its checkpoint is anybody's."""
+    plan = tiny("kto", micro_tokens=100, checkpoint_every=1, keep=9, settings={"update.lr": 1e-3})
+    one = logged(plan, tmp_path / "one")
+    assert one[-1]["gradient_norm"] > 0
+    pieces = tmp_path / "pieces"
+    gap, where = apart(one, logged(spread(plan, cluster="local", layout="sharded"), pieces))
+    assert gap <= 1, where
+    shutil.rmtree(pieces / "checkpoints" / "step-0000002")
+    (pieces / "result.json").unlink()
+    pp.train(resume=pieces, learners=0, progress=Progress())
+    assert Run.open(pieces).metrics()[-1]["gradient_norm"] == pytest.approx(
+        one[-1]["gradient_norm"], rel=1e-6
+    )
