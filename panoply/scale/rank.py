@@ -97,6 +97,9 @@ class Rank:
     def compared(self, seat: Seat, experience: Experience) -> Experience:
         return seat.snapshots.score(experience)
 
+    def ahead(self, seat: Seat) -> None:
+        """Nobody samples here."""
+
     def _share(self, masters: Masters) -> None:
         assert self.meeting is not None
         self.shards[id(masters)] = Shards(masters, self.meeting)
