@@ -178,7 +178,8 @@ def run_once(folder: Path) -> None:
     import tiny
 
     tiny.train(folder / "first", steps=1)
-    assert len(os.listdir("/proc/self/task")) == 1, "a fork would be without the other threads"
+    if os.path.isdir("/proc/self/task"):
+        assert len(os.listdir("/proc/self/task")) == 1, "a fork would be without the other threads"
 
 
 def _mind(line: socket.socket, at: str) -> NoReturn:

@@ -301,7 +301,7 @@ def _measured(claim: Measured, desk: Desk, known: Mapping[str, Any] | None) -> d
             found = {name: float(value) for name, value in measured.items()}
             runs.append({"seed": seed, **found})
             differences.append(claim.difference(next(iter(found.values()))))
-            desk.say(f"seed {seed}: " + ", ".join(f"{name} {value:.4g}" for name, value in found.items()))
+            desk.say(f"seed {seed}: " + "; ".join(f"{name} {value:.4g}" for name, value in found.items()))
         verdict, gap = _ruled(claim, differences)
         if verdict != "undecided":
             break
