@@ -1,4 +1,5 @@
-"""New turns of the policy in contexts that are given as tokens; no world hears them, and nothing is graded."""
+"""New turns of the policy, or old ones, in contexts that are given as tokens; no world hears them, and nothing is
+graded."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from panoply.errors import PanoplyError
-from panoply.experience import OPEN, OWN, TERMINATED, Column, Experience, Segments
+from panoply.experience import OPEN, OWN, REPLAY, TERMINATED, Column, Experience, Ragged, Segments, Table
 from panoply.rollout.engine import Request
 from panoply.seeds import stable_hash
 
@@ -57,6 +58,40 @@ def utterances(
         "end": torch.where(Segments(row).is_last(), TERMINATED, OPEN),
     }
     return Experience(decisions.plus({**keys, "episode": row + FIRST}), found.context)
+
+
+@torch.no_grad()
+def said_before(
+    collect: Collector,
+    states: Sequence[Sequence[int]],
+    said: Sequence[Sequence[int]],
+    tasks: Sequence[int],
+    temperature: float = 1.0,
+) -> Experience:
+    """What was once said after each context, as rows like those of new utterances; `logp` is the policy's of now."""
+    lengths = torch.tensor([len(answer) for answer in said])
+    row = torch.arange(len(said)).repeat_interleave(lengths)
+    shared = torch.tensor([len(state) for state in states])
+    prompts: dict[tuple[int, ...], int] = {}
+    prompt = torch.tensor([prompts.setdefault(tuple(state), len(prompts)) for state in states])
+    decisions: dict[str, Column] = {
+        "task": torch.tensor(list(tasks))[row],
+        "group": row,
+        "episode": row + FIRST,
+        "turn": torch.zeros_like(row),
+        "state": torch.tensor([stable_hash(*state) for state in states])[row],
+        "version": torch.full_like(row, collect.version),
+        "context": row,
+        "position": shared[row] + torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row],
+        "action": torch.tensor([token for answer in said for token in answer]),
+        "source": torch.full_like(row, REPLAY),
+        "end": torch.where(Segments(row).is_last(), TERMINATED, OPEN),
+    }
+    if temperature not in (0.0, 1.0):
+        decisions["temperature"] = torch.full((len(row),), temperature)
+    tokens = Ragged.from_lists([[*state, *answer] for state, answer in zip(states, said, strict=True)])
+    rows = Experience(Table(decisions), Table({"tokens": tokens, "prompt": prompt, "shared": shared}))
+    return rows.with_columns(logp=collect.policy.score(rows)["logp"].cpu())
 
 
 def said_in(experience: Experience) -> list[list[int]]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import kit
 import pytest
+import tiny
 import torch
 from torch import nn
 
+import panoply as pp
 from panoply.errors import PanoplyError
-from panoply.experience import Experience
+from panoply.experience import REPLAY, Experience
 from panoply.methods.agents.archer import q_minus_v
 from panoply.policies.text import TextPolicy
 from panoply.policies.utterances import Said, UtteranceCritic, q_error, v_error
 from panoply.rollout.text import Collector
-from panoply.rollout.utterances import FIRST, said_in, utterances
+from panoply.rollout.utterances import FIRST, said_before, said_in, utterances
 from panoply.slots.model.utterances import Course, Judge
 from panoply.turns import Turn, Turns, turns_of
 from panoply.worlds.text.guess import Guess
@@ -230,3 +233,64 @@ def test_worlds_that_restrict_what_is_drawn_are_refused() -> None:
     collect = Collector(world, TextPolicy.load(START.parent / "keydoor-start"), 0)
     with pytest.raises(PanoplyError, match="what may be drawn"):
         utterances(collect, [world.task("train", 0).prompt], [0], "a test")
+
+
+# ------------------------------------------------------------------ without new utterances
+
+
+def test_old_turns_as_rows(collect: Collector) -> None:
+    """The same rows as the engine made of them, with log-probabilities of now, which are those it drew with."""
+    turns = turns_of(played(collect))[:6]
+    read = [turn.state for turn in turns]
+    new = utterances(collect, read, [turn.task for turn in turns], "test")
+    old = said_before(collect, read, said_in(new), [turn.task for turn in turns])
+    for name in ("episode", "task", "group", "turn", "state", "position", "action", "end"):
+        assert old[name].tolist() == new[name].tolist(), name
+    torch.testing.assert_close(old["logp"], new["logp"], atol=1e-4, rtol=1e-4)
+    assert set(old["source"].tolist()) == {REPLAY}
+
+
+def test_the_actor_of_the_replay_says_what_was_said(collect: Collector) -> None:
+    judge = Judge(UtteranceCritic(TextPolicy.load(START), 0), collect, replace(COURSE, says="replay"), 1.0)
+    judge.turns.add(turns_of(played(collect)))
+    rows = judge.offers(0)
+    known = {(tuple(turn.state), tuple(turn.said)) for turn in judge.turns.held}
+    texts = rows.context.ragged("tokens")
+    for i, said in enumerate(said_in(rows)):
+        whole = texts[i].tolist()
+        assert (tuple(whole[: len(whole) - len(said)]), tuple(said)) in known
+
+
+def test_weights_of_old_turns() -> None:
+    """exp(2·(½ − 1)) = e⁻¹, exp(2·(1 − 1)) = 1, and never more than 100: nothing is unlearned."""
+    rows = kit.hand(episode=[0, 1, 2], q=[0.5, 1.0, 9.0], v=[1.0, 1.0, 1.0])
+    found = q_minus_v(beta=2.0)(rows)
+    assert isinstance(found, torch.Tensor)
+    assert found.tolist() == pytest.approx([0.36787944, 1.0, 100.0])
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    replayed, weighed = {"models.utterance_critic.says": "replay"}, {"credit.beta": 1.0}
+    with pytest.raises(PanoplyError, match=r"weighed by exp\(β·A\), and credit.beta is none"):
+        pp.plan("archer", settings=replayed)
+    with pytest.raises(PanoplyError, match="credit.beta weighs what was said before"):
+        pp.plan("archer", settings=weighed)
+    assert pp.plan("archer", settings={**replayed, **weighed, "models.utterance_critic.expectile": 0.7})
+
+
+def test_a_run_without_new_utterances(tmp_path: Path) -> None:
+    """Two steps of IQL's critic and AWR's actor: the policy moves, and every weight is positive."""
+    few = {
+        "models.utterance_critic.expectile": 0.7,
+        "models.utterance_critic.says": "replay",
+        "credit.beta": 1.0,
+        "models.utterance_critic.updates": 1,
+        "models.utterance_critic.batch": 4,
+        "models.utterance_critic.states": 6,
+        "models.utterance_critic.warmup": 0,
+        "sample.prompts": 4,
+        "run.held_out": 2,
+        "run.evaluate_every": 0,
+    }
+    run = tiny.bare(tmp_path / "run", "archer", world="guess", steps=1, settings=few).run
+    assert tiny.metrics(run)[0]["gradient_norm"] > 0

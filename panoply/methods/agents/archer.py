@@ -18,8 +18,13 @@ from panoply.slots.sample.groups import groups
 from panoply.slots.surrogate.ratios import log_likelihood
 from panoply.slots.update.optimisers import adam
 
+MOST = 100.0
+"""The largest weight of a turn that was said before, as of AWR."""
+
 
 def _equation(held: Any) -> str:
+    if held.beta is not None:
+        return f"A = exp({held.beta:g}·(min Q(s, a) − min V(s))) at most {MOST:g}, on all tokens of a"
     return "A = min Q(s, a) − min V(s), on all tokens of a" + (", less v(token)" if held.baseline else "")
 
 
@@ -28,14 +33,24 @@ def _equation(held: Any) -> str:
     equation=_equation,
     needs=lambda held: frozenset({"column:q", "column:v"} | ({"column:value"} if held.baseline else set())),
     gives={"column:target"},
+    inert=lambda held, method: (
+        [("baseline", "weights have none (credit.beta)")] if held.beta is not None else []
+    ),
+    bounds={"beta": "above 0"},
 )
-def q_minus_v(experience: Experience, *, baseline: bool = False) -> Tensor | dict[str, Tensor]:
+def q_minus_v(
+    experience: Experience, *, baseline: bool = False, beta: float | None = None
+) -> Tensor | dict[str, Tensor]:
     """How much better an utterance is than what the policy says there on average, by a critic of utterances.
 
     baseline   less a token's own value v(s, a¹…aʰ⁻¹), which a `critic` beside it regresses on the same A: what tokens
                before it have already decided is then no merit of this one
+    beta       turns are weighed by exp(β·A) in place of A, which imitates the better ones of those that were said
+               before (advantage-weighted regression): none is unlearned
     """
     advantage = experience["q"] - experience["v"]
+    if beta is not None:
+        return (beta * advantage).exp().clamp(max=MOST)
     return {"advantage": advantage - experience["value"], "target": advantage} if baseline else advantage
 
 
@@ -104,8 +119,9 @@ def archer(gamma: float = 0.95) -> OnPolicy:
     Where this differs from the released code: a decoder reads the context and the utterance after it, and Q's head sees
     both readings, where RoBERTa read the two apart; the three updates of the policy in a step share one draw of new
     utterances, a third each, where each drew its own after the one before. The token baseline is `credit.baseline` with
-    a `critic` among the models; learning without acting (`expectile`) is built for the critic, its actor's weights
-    exp(β·A) are not; PPO's clip below is `surrogate=clip`.
+    a `critic` among the models. Learning without new utterances, by IQL's critic and the loss −exp(β·A)·log π on what
+    the replay has, is `--set models.utterance_critic.expectile=0.7 --set models.utterance_critic.says=replay --set
+    credit.beta=1`. PPO's clip below is `surrogate=clip`.
     """
     return OnPolicy(
         sample=groups(prompts=128, group=1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from panoply.experience import Experience
 from panoply.parts import Finding, part
 from panoply.policies.utterances import Said, UtteranceCritic, q_error, v_error
-from panoply.rollout.utterances import FIRST, said_in, utterances
+from panoply.rollout.utterances import FIRST, said_before, said_in, utterances
 from panoply.seeds import torch_rng
 from panoply.slots.model.model import Model
 from panoply.slots.model.remembered import Remembered
@@ -23,6 +23,9 @@ from panoply.turns import Tokens, Turn, Turns, turns_of
 if TYPE_CHECKING:
     from panoply.loops.seat import Seat
     from panoply.rollout.text import Collector
+
+
+Says = Literal["new", "replay"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Course:
     states: int
     size: int
     expectile: float | None
+    says: Says = "new"
 
 
 class Judge(Remembered):
@@ -91,9 +95,13 @@ class Judge(Remembered):
 
     @torch.no_grad()
     def offers(self, step: int) -> Experience:
-        """New utterances in states of the replay, each with min Q and min V of twins, on all its rows."""
+        """Utterances in states of the replay, new or its own, each with min Q and min V of twins, on all its rows."""
         drawn = self.turns.draw(self.held.states, torch_rng("states", self.collect.seed, step))
-        rows = self._utterances(drawn, "actor")
+        if self.held.says == "new":
+            rows = self._utterances(drawn, "actor")
+        else:
+            read, told = [turn.state for turn in drawn], [turn.said for turn in drawn]
+            rows = said_before(self.collect, read, told, [turn.task for turn in drawn], self.temperature)
         said: Said = self.net([turn.state for turn in drawn], said_in(rows))
         worth = torch.stack([said.q.amin(1), said.v.amin(1)], dim=1).to(rows["action"].device)
         q, v = worth[rows["episode"] - FIRST].unbind(1)
@@ -133,7 +141,12 @@ class Judge(Remembered):
 
 
 def _impossible(held: Any, method: Any, world: Any) -> list[Finding]:
-    return [] if world.medium == "text" else [("", "utterances are of text")]
+    if world.medium != "text":
+        return [("", "utterances are of text")]
+    weighs = method.credit.settings().get("beta") is not None
+    if held.says == "replay" and not weighs:
+        return [("says", "what was said before is weighed by exp(β·A), and credit.beta is none")]
+    return [("says", "credit.beta weighs what was said before")] if held.says == "new" and weighs else []
 
 
 @part(
@@ -169,6 +182,7 @@ def utterance_critic(
     size: int = 100_000,
     warmup: int = 20,
     expectile: float | None = None,
+    says: Says = "new",
 ) -> Model:
     """Twin Q and V of whole turns, learned from a replay; what the policy learns from are new turns in its states.
 
@@ -181,8 +195,9 @@ def utterance_critic(
     size       turns that are remembered
     warmup     steps in which the critic learns alone
     expectile  V follows this expectile of what the replay has said instead (the way to learn without acting)
+    says       what the policy learns from in those states: something `new`, or what the `replay` has, weighed (AWR)
     """
-    course = Course(gamma, tau, lr, clip, updates, batch, states, size, expectile)
+    course = Course(gamma, tau, lr, clip, updates, batch, states, size, expectile, says)
     net = UtteranceCritic(cast(Any, seat.open(seat.options.model)), seat.options.seed)
     heat = cast(Any, seat.method).sample.settings().get("temperature", 1.0)
     judge = Judge(net, cast(Any, seat.collect), course, heat)
