@@ -12,9 +12,11 @@ import torch
 from kit import hand
 
 import panoply as pp
+from panoply import registry
 from panoply.effects import inert
+from panoply.evidence.claims import Ahead
 from panoply.experience import Experience
-from panoply.methods.agents.hgpo import CLAIM, PLACES, corridor, histories, less_error, nested, worth
+from panoply.methods.agents.hgpo import PLACES, corridor, histories, less_error, nested, worth
 from panoply.slots.credit.anchors import episode_and_anchor
 
 
@@ -174,7 +176,9 @@ def test_the_corridor_pays_what_was_seen_one_place_before() -> None:
 
 def test_the_claim_measures_both_sides() -> None:
     found = less_error(1001)
-    assert CLAIM.measure is less_error
+    claim = registry.find("protocol", "hgpo-corridor").claim
+    assert isinstance(claim, Ahead)
+    assert claim.measure is less_error
     assert found["ahead"] == found["state alone"] - found["nested"]
     assert found["no credit by the whole history alone"] > 0.1
 
