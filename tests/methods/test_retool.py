@@ -19,7 +19,7 @@ from panoply.rollout.text import Collector
 from panoply.slots.reward.shaping import verdict
 from panoply.worlds.text.tools import Tools
 
-WORLD = Tools(kind="calculator", easy=0.0)
+WORLD = Tools(kind="python", easy=0.0)
 
 
 def test_the_answer_alone_is_paid() -> None:
@@ -63,9 +63,14 @@ def test_results_are_context_and_no_decisions() -> None:
     """Rows are exactly the tokens that turns wrote, with log-probabilities of who wrote them; prompts show results."""
     collect = Collector(WORLD, open_policy("start", WORLD, 0, "cpu"), 0)
     made = collect.episodes(collect.tasks(8), 1)
-    turns, lengths = made.by("turn"), {WORLD.tokens("C")[0]: 6, WORLD.tokens("A")[0]: 3}
+    turns = made.by("turn")
     written = turns.count.tolist()
-    assert written == [lengths.get(int(verb), 1) for verb in turns.first(made["action"])]
+    said = [WORLD.text(made["action"][turns.index == i].tolist()) for i in range(len(written))]
+    assert all(
+        text[0] not in "CA" or text[0] == "A" or text.endswith(";") or len(text) == 20 for text in said
+    )
+    shown = [WORLD.text(t) for t in {tuple(r.tolist()[:14]) for r in made.context.ragged("tokens")}]
+    assert any(prompt[8:12] != "____" for prompt in shown), "what programs printed is in later prompts"
     assert len(written) > 8, "some called"
     assert sum(written) == len(made)
     assert torch.isfinite(made["logp"]).all()
@@ -80,7 +85,7 @@ def test_it_is_ppo_but_for_reward_and_batch() -> None:
 
 def test_who_has_three_tokens_can_only_answer() -> None:
     """The side of text alone: a call is over the budget and ends the episode; an answer is not."""
-    text = Tools(kind="calculator", easy=0.0, budget=3)
+    text = Tools(kind="python", easy=0.0, budget=3)
     task = text.task("train", 0)
     call = text.play(task).act(text.tokens(text.tool.first_call(task.data["question"])))
     assert (call.done, call.truncated, call.signals["success"]) == (True, True, 0)
@@ -89,19 +94,26 @@ def test_who_has_three_tokens_can_only_answer() -> None:
     assert (right.done, right.truncated, right.signals["success"]) == (True, False, 1)
 
 
-def test_a_call_without_grammar_is_answered_and_never_raised() -> None:
-    play = WORLD.play(WORLD.task("train", 0))
-    reply = play.act(WORLD.tokens("C1+2+3"))
-    assert not reply.done
-    assert reply.signals["invalid"] == 1
-    assert reply.observation
+def test_a_program_that_fails_is_answered_and_can_be_mended() -> None:
+    """An error is what the interpreter says, and costs a turn; a turn that is no call at all is counted besides."""
+    task = WORLD.task("train", 0)
+    play, code = WORLD.play(task), WORLD.tool.chain(task.data["question"])[0]
+    wrong = play.act(WORLD.tokens("C" + code.replace("((", "(")))
+    assert (wrong.done, wrong.signals["calls"], wrong.signals["invalid"]) == (False, 1, 0)
+    assert WORLD.text(wrong.observation)[8:13] == "__!S1"
+    mended = play.act(WORLD.tokens("C" + code))
+    assert int(WORLD.text(mended.observation)[8:12].strip("_")) == int(
+        WORLD.tool.answer(task.data["question"])
+    )
+    assert play.act(WORLD.tokens("A" + WORLD.tool.answer(task.data["question"]))).signals["success"] == 1
+    nothing = WORLD.play(task).act(WORLD.tokens("+"))
+    assert (nothing.done, nothing.signals["invalid"]) == (False, 1)
 
 
 def test_the_recipe_imitates_right_traces_and_goes_on_from_there(tmp_path: Path) -> None:
     made = retool()
     assert [stage.name for stage in made.stages] == ["traces", "cold", "try"]
     settings = {
-        "world.kind": "calculator",
         "world.easy": 0.0,
         "traces.prompts": 4,
         "cold.data.batch": 4,
@@ -110,12 +122,11 @@ def test_the_recipe_imitates_right_traces_and_goes_on_from_there(tmp_path: Path)
         "try.sample.prompts": 4,
         "run.held_out": 4,
     }
-    tiny.bare(tmp_path, "retool", world="tools", settings=settings)
+    tiny.bare(tmp_path, "retool", world="tools:code", settings=settings)
     rows = [json.loads(line) for path in tmp_path.rglob("data.jsonl") for line in path.open()]
     answers = [row for row in rows if "answer" in row]
     assert len(answers) == 4
-    world = Tools(kind="calculator", easy=0.0)
-    assert all("C" in world.text(row["answer"]) for row in answers), "the tool does the reckoning"
+    assert all("C" in WORLD.text(row["answer"]) for row in answers), "Python does the reckoning"
     last = tiny.metrics(next(path.parent for path in tmp_path.rglob("metrics.jsonl") if "try" in str(path)))
     assert -1 <= last[0]["reward"] <= 1
 

@@ -234,7 +234,7 @@ def test_each_kind_starts_from_a_model_of_its_own() -> None:
         ({"cap": 3}, "cap is more than 3"),
         ({"budget": 0}, "tools.budget must be from 1"),
         ({"slip": 2.0}, "tools.slip must be from 0 to 1"),
-        ({"kind": "oven"}, "lookup or calculator"),
+        ({"kind": "oven"}, "lookup, calculator or python"),
     ],
 )
 def test_impossible_options(options: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""ReTool: a cold start on traces with a tool in them, then PPO that is paid for the answer alone."""
+"""ReTool: a cold start on traces with code in them, then PPO that is paid for the answer alone."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ PUBLISHED: Published = {
 critic are PPO's."""
 
 
-@method("retool-alone@1", paper=24, base="ppo", world="tools", presets={"tiny": TINY}, published=PUBLISHED)
+@method(
+    "retool-alone@1", paper=24, base="ppo", world="tools:code", presets={"tiny": TINY}, published=PUBLISHED
+)
 def retool_alone() -> OnPolicy:
-    """The second stage of ReTool (arXiv 2504.11536): PPO on turns between which a tool answers, R = ±1 for the answer.
+    """The second stage of ReTool (arXiv 2504.11536): PPO on turns between which code is run, R = ±1 for the answer.
 
-    An episode is t₁ ⊕ c₁ ⊕ f₁ ⊕ t₂ ⊕ …: what the policy writes, its calls among it, and what comes back, f. A result is
-    context and no decision: no loss, no ratio, no count, no place in the mean of advantages, and GAE goes from a token
-    of the policy's to its next one. Nothing is paid for calls that work, nor for form. The recipe `retool` has the
-    stage before it.
+    An episode is t₁ ⊕ c₁ ⊕ f₁ ⊕ t₂ ⊕ …: what the policy writes, code among it, and what an interpreter in a sandbox
+    gives back, f: what was printed, or the error. That is context and no decision: no loss, no ratio, no count, no
+    place in the mean of advantages, and GAE goes from a token of the policy's to its next one. Nothing is paid for code
+    that runs, nor for form. The recipe `retool` has the stage before it.
     """
     return ppo().but(
         sample=groups(prompts=512, group=1),
@@ -49,35 +51,36 @@ def retool_alone() -> OnPolicy:
 
 CLAIM = Learns(
     "On questions of which half are sums of single digits and half need two operations on larger numbers, PPO that may "
-    "call a calculator between its turns solves more after as many episodes than the same PPO from the same start that "
-    "has to answer at once.",
-    method="with the tool=retool-alone",
+    "run Python between its turns solves more after as many episodes than the same PPO from the same start that has to "
+    "answer at once.",
+    method="with Python=retool-alone",
     over="text alone=retool-alone:world.budget=3",
-    world="tools:thrift",
+    world="tools:code",
     budget="episodes=1280",
-    also=("success", "episode_length", "total_decisions"),
-    shows=(Shows("success", most=0.3),),
-    waives={
-        "room": "that a model of this size cannot reckon in its head is the regime: see what it must show"
-    },
+    also=("success", "invalid", "episode_length", "total_decisions"),
+    shows=(Shows("success", least=0.15, most=0.85),),
+    reworded="it held of a calculator of one operation, which is no interpreter, beside text alone that solved one in "
+    "a hundred and was let off the gate of room; now a call is a program in a sandbox, and text alone must learn.",
 )
-"""An answer has three tokens and a call six, so that who has three to spend can only answer."""
+"""An answer has three tokens and a program more, so that who has three to spend can only answer."""
 
 
-@recipe("retool@1", paper=24, world="tools", claim=CLAIM)
+@recipe("retool@1", paper=24, world="tools:code", claim=CLAIM)
 def retool() -> Recipe:
-    """ReTool (arXiv 2504.11536): imitation of traces in which a tool does the reckoning, then PPO, R = ±1.
+    """ReTool (arXiv 2504.11536): imitation of traces in which Python does the reckoning, then PPO, R = ±1.
 
-    1. Traces in which steps of manual calculation are calls and their results, kept where form and answer are right;
-    imitation of what the policy is to write in them. 2. PPO, by outcomes alone: a call ends a turn, what it gives is
-    appended or shown, and the policy goes on, until it answers. What is surprising: nobody pays for calls, and they
-    become frequent, earlier and right (in the paper from about 40 % of answers to 98 %), while answers get shorter.
-    Rewards of ±1 and of 0 and 1 are the same to groups that are standardised, but not to a critic, which begins at 0.
+    1. Traces in which steps of manual calculation are code and its output, kept where form and answer are right;
+    imitation of what the policy is to write in them. 2. PPO, by outcomes alone: the end of a program ends a turn, what
+    it prints, or its error, is shown, and the policy goes on, until it answers. What is surprising: nobody pays for
+    code, and it becomes frequent, earlier and right (in the paper from about 40 % of answers to 98 %), and is mended
+    after errors, while answers get shorter. Rewards of ±1 and of 0 and 1 are the same to groups that are standardised,
+    but not to a critic, which begins at 0.
 
-    The tool of the paper is an interpreter of Python with a pool of sandboxes; at home here it is the calculator of
-    `tools`, which does one operation modulo 100 a call. A call without grammar is answered in the prompt, never
-    raised. Loss on results, the ablation that harms there, cannot be asked for: what a policy did not draw never
-    learns. Without a cold start it is `retool-alone`. Reconstructed: steps and rates of both stages.
+    Programs are expressions of up to 18 characters (`tools:code`), all of a round run at once in the sandbox that the
+    plan names; one that fails or takes too long is answered in the prompt, never raised. With longer ones a tool is a
+    function of yours (docs/agents.md), and with `world.kind=calculator` it does one operation a call. Loss on results,
+    the ablation that harms there, cannot be asked for: what a policy did not draw never learns. Without a cold start it
+    is `retool-alone`. Reconstructed: steps and rates of both stages.
     """
     return Recipe(
         (

@@ -87,11 +87,17 @@ class Program(CharacterWorld):
             0.32,
             budget="steps=40",
         ),
+        "stack-hard": Preset(
+            {"kind": "stack", "hard": True}, "the same where most groups have none that is right", 0.01
+        ),
         "ir": Preset(
             {"kind": "ir"},
             "several right answers to each problem, and wrong ones that look like them: preferences between groups",
             0.33,
             budget="steps=60",
+        ),
+        "ir-hard": Preset(
+            {"kind": "ir", "hard": True}, "the same where most groups have none that is right", 0.02
         ),
         "shell": Preset(
             {"kind": "shell"},

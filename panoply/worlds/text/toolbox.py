@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -26,7 +26,9 @@ class Tool(ABC):
     slip: ClassVar[float]
     most_calls: ClassVar[int]
     lengths: ClassVar[dict[str, int]]
-    """Tokens of a turn by its first."""
+    """Tokens of a turn by its first, at most where a call has an end."""
+    ends: ClassVar[str] = ""
+    """What a call ends with, where calls are of any length."""
     answers: ClassVar[Sequence[str]]
     """All that can be answered."""
 
@@ -49,6 +51,13 @@ class Tool(ABC):
     @abstractmethod
     def call(self, question: str, asked: str) -> str | None:
         """What a call gives; None if it has no grammar."""
+
+    def prepare(self, turns: Iterable[str]) -> None:  # noqa: B027 -- most need not know
+        """Told of turns that are about to be taken together, by tools that had rather work on many at a time."""
+
+    def verdict(self, turn: str) -> str:
+        """What came of a call, in words for those who look at it; empty where nothing was run."""
+        return ""
 
     def result(self, question: str, verb: str, asked: str, calls: Calls) -> str | None:
         """What a turn gives that is no answer; None if it has no grammar. For kinds with more verbs than `C`."""

@@ -1,4 +1,4 @@
-"""Questions that are answered with tools: look-ups in a knowledge base, or a calculator."""
+"""Questions that are answered with tools: look-ups in a knowledge base, a calculator, or Python."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ import numpy as np
 from panoply.errors import PanoplyError
 from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
+from panoply.sandbox import Wanted
 from panoply.seeds import numpy_rng, stable_hash
 from panoply.worlds.episodic import Episodic
 from panoply.worlds.measures import measures
 from panoply.worlds.presets import Preset
 from panoply.worlds.text.characters import END, CharacterWorld, Draws
 from panoply.worlds.text.toolbox import ANSWER, CALL, Calculator, Calls, Lookup, Tool
+from panoply.worlds.text.toolbox_python import Interpreter
 from panoply.worlds.world import Play, Reply, Task
 
 HELD_OUT = 8
 """One problem in so many is in the test split."""
-TOOLS: dict[str, type[Tool]] = {"lookup": Lookup, "calculator": Calculator}
+TOOLS: dict[str, type[Tool]] = {"lookup": Lookup, "calculator": Calculator, "python": Interpreter}
 DOT = "."
 INSTRUCTIONS = "GKBMHDLJ"
 """Letters that a prompt may begin with, from the one that helps the teacher least to the one that helps it most."""
@@ -48,6 +50,10 @@ class Tools(Episodic, CharacterWorld):
     `calculator`: `xx o yy o zz` from left to right, modulo 100. A prompt `x x o y y o z z r r k >` ends with the last
     result and the number of calls. `Cxxoyy` asks, `Avv` answers. Easy questions are sums of single digits.
 
+    `python`: the same questions, and a call is a program, `C((37+58)*64)%100;`, which runs in a sandbox. The prompt has
+    four characters of what it printed, or its error (`__!S` is a SyntaxError), in the place of the last result. The
+    teacher who slips forgets a bracket as often as it guesses.
+
     An observation is the whole prompt of a turn. A turn is complete with its grammar; one without grammar does
     nothing and is counted (`invalid`; as a call, too, when it was to be one). `calls` counts calls, `first_call` the
     tokens before the first of them.
@@ -61,7 +67,7 @@ class Tools(Episodic, CharacterWorld):
     false by `noise`, and what a judge says by `process`, depend on the task and on what was done.
     """
 
-    kind: Literal["lookup", "calculator"] = "lookup"
+    kind: Literal["lookup", "calculator", "python"] = "lookup"
     easy: float | None = None
     """The share of questions that need no call; none means a half of look-ups, a fifth of calculations."""
     cap: int | None = None
@@ -81,6 +87,8 @@ class Tools(Episodic, CharacterWorld):
     for a judge is taken in by length."""
     instructions: bool = False
     """Whether prompts begin with two letters that say how to work."""
+    sandbox: str = "auto"
+    """Of python: where programs run; `auto` takes the first sandbox that is safe here."""
 
     bounds: ClassVar[Mapping[str, str]] = {
         "easy": "from 0 to 1",
@@ -113,6 +121,11 @@ class Tools(Episodic, CharacterWorld):
         "hard": Preset(
             HARD, "success is rare, most groups have none: replay, process rewards, credit to calls", 0.02
         ),
+        "code": Preset(
+            {"kind": "python"},
+            "half of the questions need no call, the others a program with brackets: calls that fail, and are mended",
+            0.25,
+        ),
         "instructed": Preset(
             {"easy": 0.0, "instructions": True},
             "how careful the start is depends on two letters before a question: choosing instructions",
@@ -130,6 +143,8 @@ class Tools(Episodic, CharacterWorld):
             raise PanoplyError(
                 f"tools.cap is more than {self.tool.most_calls}, the calls a question may need."
             )
+        if self.sandbox != "auto" and self.kind != "python":
+            raise PanoplyError(f"tools.sandbox has no effect: {self.kind} runs no code of others.")
 
     @property
     def access(self) -> frozenset[str]:  # type: ignore[override]
@@ -174,8 +189,10 @@ class Tools(Episodic, CharacterWorld):
         return ()
 
     def complete(self, answer: Sequence[int]) -> bool:
-        """By its first token after dots a turn is a call or an answer, of fixed length; or nothing, and over."""
+        """By its first token after dots a turn is a call or an answer, as long as these are; or nothing, and over."""
         said = answer[self.dots(answer) :]
+        if self.tool.ends and said and self.text(said[-1:]) == self.tool.ends:
+            return True
         return bool(said) and len(said) >= self._lengths.get(said[0], 1)
 
     def dots(self, answer: Sequence[int]) -> int:
@@ -247,8 +264,23 @@ class Tools(Episodic, CharacterWorld):
         best = every[int(right("train", every, PROBED).argmax())]
         return float(right("test", [best], ASKED)[0])
 
+    @property
+    def sandboxed(self) -> Wanted | None:
+        return Wanted(self.sandbox) if self.kind == "python" else None
+
     def play(self, task: Task) -> Session:
         return Session(self, task)
+
+    def act_all(self, plays: Sequence[Play], answers: Sequence[Sequence[int]]) -> Sequence[Reply]:
+        self.tool.prepare(self.said(answer) for answer in answers)
+        return super().act_all(plays, answers)
+
+    def said(self, answer: Sequence[int]) -> str:
+        """A turn as text, without dots."""
+        return self.text(answer[self.dots(answer) :])
+
+    def verdict(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
+        return self.tool.verdict(self.said(answer))
 
     def expert(self, play: Play) -> list[int]:
         """Who asks again where a result was false, and in the last turn knows the answer all the same."""
@@ -300,7 +332,7 @@ class Session(Play):
 
     def act(self, answer: Sequence[int]) -> Reply:
         dots = self.world.dots(answer)
-        text = self.world.text(answer[dots:])
+        text = self.world.said(answer)
         verb, rest = text[:1], text[1:]
         before, self.spent, self.turn = self.spent + dots, self.spent + len(answer), self.turn + 1
         result = self._result(verb, rest)
