@@ -15,7 +15,7 @@ import panoply as pp
 from panoply.batch import Batch
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
-from panoply.methods.agents.lmrl_gym import ilql, mc_returns
+from panoply.methods.agents.lmrl_gym import BASELINES, ilql, lmrl_gym, mc_returns
 from panoply.policies.decoder import DecoderConfig
 from panoply.policies.steering import TokenValues
 from panoply.policies.text import TextPolicy
@@ -304,6 +304,16 @@ def test_the_model_that_was_trained_is_the_one_that_acts(tmp_path: Path, method:
     world = Maze()
     rows = Collector(world, opened, 0).episodes(world.held_out(3), 2)
     torch.testing.assert_close(opened.score(rows)["logp"].detach(), rows["logp"], rtol=0, atol=1e-4)
+
+
+def test_one_table_of_worlds_and_baselines(tmp_path: Path) -> None:
+    table = lmrl_gym(worlds=("maze",), baselines=("percent-bc",), steps=1, seed=0)
+    assert list(table) == ["maze"]
+    assert 20 < table["maze"]["percent-bc"] < 70  # a step from the start, which imitates the log
+    with pytest.raises(PanoplyError, match="Unknown baseline 'bcq'"):
+        lmrl_gym(worlds=("maze",), baselines=("bcq",))
+    for name, settings in BASELINES.values():
+        pp.plan(name, "maze", settings=dict(settings))
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from panoply.errors import PanoplyError
+from panoply.policies.build import open_policy
 from panoply.worlds.text.logs import Scale
 from panoply.worlds.text.maze import CELLS, GOALS, MOVES, NAMES, Cell, Maze, distances, good, moved, walls
 
@@ -98,6 +99,14 @@ def test_the_scale_is_straight_between_three_points() -> None:
     assert world.scale.least == -16
     assert world.scale.best == pytest.approx(-np.mean([task.level - 1 for task in world.held_out(128)]))
     assert -15 < world.scale.mean < -12
+
+
+def test_a_policy_is_put_on_the_scale() -> None:
+    world = Maze(view="partial")
+    policy = open_policy("start", world, 0, "cpu")
+    earned = world.measure("return", policy, seed=0)
+    assert world.measure("normalised", policy, seed=0) == pytest.approx(world.scale.score(earned))
+    assert -15.5 < earned < -12
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -16,6 +16,7 @@ from panoply.worlds.text.guess import Guess
 from panoply.worlds.text.hops import Hops
 from panoply.worlds.text.keydoor import Keydoor
 from panoply.worlds.text.manyanswers import ManyAnswers
+from panoply.worlds.text.maze import Maze
 from panoply.worlds.text.mixed import Mixed
 from panoply.worlds.text.program import Program
 from panoply.worlds.text.proofread import Proofread
@@ -48,6 +49,7 @@ WORLDS: list[TextWorld] = [
     Keydoor(size=7, quest=(3, 15), cap=20),
     Tools(),
     Tools(kind="calculator"),
+    Maze(),
     Guess(),
     Stream(),
     Graph(),

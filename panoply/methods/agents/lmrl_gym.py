@@ -99,7 +99,7 @@ BASELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ppo": ("ppo", {"reward.name": "score", "credit.gamma": 0.99, "credit.lam": 0.95, "sample.group": 1}),
 }
 """Methods and settings by the paper's names; only PPO acts while it learns."""
-WORLDS = ("maze",)
+WORLDS = ("maze", "maze:hidden")
 
 
 def trained(world: str, baseline: str, steps: int, seed: int) -> dict[str, float]:
@@ -179,10 +179,10 @@ def lmrl_gym(
 
     What the paper found: values learned by bootstrapping are best where pieces of episodes must be put together, as in
     the maze; on dialogues the simpler Monte-Carlo returns beat them; PPO is strong and unstable. Of its eight tasks the
-    maze is here, smaller and with eight goals where theirs has one, so that problems can be held out; with a partial
-    view it has no warm start yet. Not here: Wordle, text navigation, chess, and the three dialogues whose partners are
-    language models (`guess` has such games with rules). The released maze is scored by its least legal return, and so
-    it is here: illegal text can fall below 0.
+    maze is here, with full and with partial view, smaller and with eight goals where theirs has one, so that problems
+    can be held out. Not here: Wordle, text navigation, chess, and the three dialogues whose partners are language
+    models (`guess` has such games with rules). The released maze is scored by its least legal return, and so it is here:
+    illegal text can fall below 0.
     """
     return {
         world: {name: trained(world, name, steps, seed)["normalised"] for name in baselines}

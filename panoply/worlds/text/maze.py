@@ -13,6 +13,7 @@ import numpy as np
 from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
 from panoply.seeds import stable_hash
+from panoply.worlds.presets import Preset
 from panoply.worlds.text.characters import END, CharacterWorld, Draws
 from panoply.worlds.text.logs import Logged
 from panoply.worlds.world import Lesson, Play, Reply, Task
@@ -113,6 +114,13 @@ class Maze(Logged, CharacterWorld):
         "goals": f"from 1 to {len(CELLS)}",
         "slip": "from 0 to 1",
         "history": "from 0 to 100",
+    }
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "hidden": Preset(
+            {"view": "partial"},
+            "where one is shows only in what one has seen: values and credit with a memory",
+            0.27,
+        ),
     }
     access: ClassVar[frozenset[str]] = frozenset(
         {"verify", "reference", "teacher", "pairs", "fork", "writers"}
