@@ -181,8 +181,8 @@ def lmrl_gym(
     the maze; on dialogues the simpler Monte-Carlo returns beat them; PPO is strong and unstable. Of its eight tasks the
     maze is here, with full and with partial view, smaller and with eight goals where theirs has one, so that problems
     can be held out. Not here: Wordle, text navigation, chess, and the three dialogues whose partners are language
-    models (`guess` has such games with rules). The released maze is scored by its least legal return, and so it is here:
-    illegal text can fall below 0.
+    models (`guess` has such games with rules). The released maze is scored by its least legal return, and so it is
+    here: illegal text can fall below 0.
     """
     return {
         world: {name: trained(world, name, steps, seed)["normalised"] for name in baselines}
