@@ -20,6 +20,11 @@ LEARNS = ("on_policy", "dataset")
 """Regimes whose updates are sums over rows, which several can share."""
 PLAYS = ("on_policy", "off_policy")
 """Regimes that sample."""
+PLAYED_HERE = {
+    "engine:vectors": "the policy reads vectors of its own",
+    "world:masks": "a masked-diffusion model is filled in as the sample part says",
+}
+"""What keeps episodes from samplers (`Fleet.plays_here`), by who needs it."""
 WIRE = 12
 """Bytes of a decision on its way from a sampler."""
 
@@ -140,7 +145,12 @@ def rows(plan: Plan, needed: Cost) -> list[tuple[str, str]]:
     found.append(("moved a step", _moved(options, needed)))
     if (seconds := _seconds(plan, needed)) is not None:
         found.append(("expected", seconds))
-    found.append(("done here", "rewards, credit, the order of tasks, evaluation, and the run folder"))
+    here = "the order of tasks, rewards, credit, evaluation, and the run folder"
+    source: Any = plan.method.slots().get("sample")
+    why = [reason for need, reason in PLAYED_HERE.items() if need in plan.method.needs()] if source else []
+    if options.samplers and why:
+        here = f"all episodes, since {why[0]}; {here}"
+    found.append(("done here", here))
     return found
 
 

@@ -91,6 +91,24 @@ def test_the_same_weights_twice_and_with_a_sampler_killed_and_after_a_stop(
     assert resume(tmp_path / "stopped").fingerprint == whole.fingerprint
 
 
+def test_what_a_sample_part_remembers_is_that_of_its_batch(tmp_path: Path) -> None:
+    """HAPO's goes by the entropies of the batch before: a resumed run must not know those of batches in flight."""
+    plan = planned("hapo", staleness=1, steps=3, settings={**TINY, "sample.rounds": 1, "sample.prompts": 2})
+    seen = []
+    with pp.steps(plan, run=tmp_path / "stopped", progress=Progress()) as steps:
+        for step in steps:
+            seen.append(dict(step.job.seat.states["sample"]))
+            if step.number == 2:
+                break
+    assert seen[0] != seen[1]
+    assert Run.open(tmp_path / "stopped").latest().step == 2  # type: ignore[union-attr]
+    again = pp.steps(resume=tmp_path / "stopped", progress=Progress())
+    with again as steps:
+        for step in steps:
+            assert step.number == 3
+            assert step.job.seat.states["sample"] not in seen
+
+
 def test_what_cannot_be_sampled_ahead_is_refused() -> None:
     for why, choices in {
         "lets past:1 act": {"settings": {**TINY, "sample.by": "past:1"}},
