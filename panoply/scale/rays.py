@@ -189,7 +189,9 @@ class RayWorker:
 
 def _reach(address: str) -> None:
     """Refuse an address at which nobody answers, before Ray tries for minutes."""
-    if (found := re.fullmatch(r"ray://(.+):(\d+)", address)) is None:
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "")
+    if (found := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)) is None:
         return
     try:
         socket.create_connection((found[1], int(found[2])), timeout=PATIENCE).close()

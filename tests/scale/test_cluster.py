@@ -117,3 +117,6 @@ def test_a_cluster_that_is_not_there_is_refused_at_once(monkeypatch: pytest.Monk
 
     with pytest.raises(PanoplyError, match=r"Nobody answers at ray://127\.0\.0\.1:1 \(Connection refused\)"):
         rays._reach("ray://127.0.0.1:1")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(PanoplyError, match=r"Nobody answers at 127\.0\.0\.1:1 "):
+        rays._reach("auto")
