@@ -277,7 +277,7 @@ def is_recipe(name: str) -> bool:
 def works(kind: Kind | None = None) -> list[Listed]:
     """A line for everything there is, plug-ins included. Imports none of what is built in."""
     load_installed()
-    found = {**index.works(), **{e.id: e.listed() for e in ENTRIES.values() if e.id not in index.works()}}
+    found = {**index.works(), **{e.id: e.listed() for e in registered() if e.id not in index.works()}}
     return sorted((w for w in found.values() if kind in (None, w.kind)), key=lambda w: (w.kind, w.id))
 
 

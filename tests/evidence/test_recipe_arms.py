@@ -129,7 +129,7 @@ def test_a_claim_about_a_recipe(compared: tuple[Comparison, Path], registries: N
         fixed="a test",
     )
     contest = Contest(
-        claim, ("toy-two", "toy-two:told.answers=3"), Desk(place / ".cache", 1, pool.Watch(), most=1)
+        claim, ("toy-two", "toy-two:told.answers=3"), Desk(place / ".cache", 1, watch=pool.Watch(), most=1)
     )
     heats = contest.heats(contest.arms, [0])
     areas = contest.values(heats, "area", contest.labels)
