@@ -57,7 +57,12 @@ def shard(model: Any, nodes: int, ranks: int) -> None:
     shape, names = ((nodes, ranks // nodes), ("copies", "pieces")) if nodes > 1 else ((ranks,), ("pieces",))
     mesh = init_device_mesh(model.device.type, shape, mesh_dim_names=names)
     model.fusing = False
-    wide = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    # gloo ends the process where gradients are to be widened on their way
+    wide = (
+        MixedPrecisionPolicy(reduce_dtype=torch.float32)
+        if model.device.type == "cuda"
+        else MixedPrecisionPolicy()
+    )
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=wide)
     fully_shard(model, mesh=mesh, mp_policy=wide, reshard_after_forward=False)
