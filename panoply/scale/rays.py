@@ -226,8 +226,8 @@ def _start(address: str, store: int) -> None:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         if address == "auto":
             raise PanoplyError(
-                "There is no Ray cluster on this machine: start one with ray start --head, join one with ray start "
-                "--address=HOST:6379, or leave --cluster auto out."
+                f"No Ray cluster could be joined from this machine ({said}): start one with ray start "
+                "--head, join one with ray start --address=HOST:6379, or leave --cluster auto out."
             ) from error
         raise PanoplyError(f"Ray could not be started ({address}): {said}.") from error
 
