@@ -107,7 +107,7 @@ def test_one_learner_is_one_process_bit_for_bit(tmp_path: Path) -> None:
 FAMILIES = {
     "dynamic sampling": tiny("dapo"),
     "a critic, and minibatches": tiny("ppo", settings={"update.minibatches": 2}),
-    "statistics of observations": tiny("ppo", "CartPole-v1"),
+    "statistics of observations": tiny("ppo", "CartPole-v1", settings={"policy.normalise": True}),
     "a prepare, and pairs": tiny("kto"),
     "groups": tiny("gspo"),
     "pairs and a reference": tiny("dpo"),
