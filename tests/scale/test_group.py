@@ -38,11 +38,9 @@ TINY: dict[str, Any] = {
 def tiny(method: str, world: str = "chain", *, model: str = "start", **more: Any) -> Plan:
     """Two steps whose second is felt in no more than rounding of the first."""
     settings = {**TINY, **more.pop("settings", {})}
-    known = {
-        *pp.plan(method, world).method.settings(),
-        *(f"policy.{n}" for n in ("hidden",) if world != "chain"),
-    }
-    kept = {k: v for k, v in settings.items() if k in known or (k.startswith("world.") and world == "chain")}
+    known = {*pp.plan(method, world).method.settings()}
+    known |= {"policy.hidden", "policy.normalise"} if world != "chain" else set()
+    kept = {name: value for name, value in settings.items() if name in known}
     run = {"held_out": 4, "steps": 2, "threads": 1, "device": "cpu", "evaluate_every": 0, **more}
     return pp.plan(method, world, settings=kept, model=model, **run)
 
