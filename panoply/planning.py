@@ -122,9 +122,9 @@ class Options:
     """Seconds after which a sampler that has not answered is held to hang, and another is asked."""
 
     placed: ClassVar[tuple[str, ...]] = ("learners", "samplers", "cluster", "layout", "restarts", "patience")
-    """Options that say where a run computes and not what: they are not part of a plan's hash."""
+    # options that say where a run computes and not what: they are not part of a plan's hash
     spread: ClassVar[tuple[str, ...]] = (*placed, "engine", "staleness", "inflight")
-    """All that only concern a run of several processes."""
+    # all that only concern a run of several processes
 
     bounds: ClassVar[Mapping[str, str]] = {
         "seed": SEED,

@@ -382,7 +382,7 @@ def test_a_plan_on_every_world_can_be_printed(world: str) -> None:
         except pp.PanoplyError:  # not every method fits every world
             continue
         printed += world in planned(made)
-    told = ("jsonl", "own-tools", "spoken", "gymnasium", "logged")
+    told = ("jsonl", "own-tools", "spoken", "gymnasium", "logged", "recorded")
     assert printed or world in told, "these want to be told of what"
 
 

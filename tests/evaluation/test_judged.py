@@ -66,8 +66,8 @@ def test_a_protocol_judges_a_run(run: Path, capsys: pytest.CaptureFixture[str]) 
             "--by",
             "dataset-perspective",
         ): "'dataset-perspective' judges no runs, it only shows itself: panoply run "
-        "dataset-perspective. These do: b-coder-ranking, interference, reward-fit, self-prm, sharpe-ratio-at-k, "
-        "sparkle, spread, rlhf-trilemma.",
+        "dataset-perspective. These do: b-coder-ranking, interference, lmrl-gym, reward-fit, self-prm, "
+        "sharpe-ratio-at-k, sparkle, spread, rlhf-trilemma.",
     }.items():
         with pytest.raises(SystemExit) as ended:
             main(["eval", str(run), *words])

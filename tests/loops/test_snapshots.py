@@ -236,12 +236,18 @@ def test_log_probabilities_and_version_are_those_of_who_acts(
             torch.testing.assert_close(who.score(batch)["logp"], batch["logp"], atol=1e-4, rtol=1e-4)
             assert batch["actor"].unique().tolist() == [actor]
             assert batch["version"].unique().tolist() == [version]
-    assert kept.gap(Experience.cat([earlier, own, first])) < 1e-4
+    gap = kept.gap(Experience.cat([earlier, own, first]), 3)
+    assert gap is not None
+    assert gap < 1e-4
     wrong = earlier.with_columns(actor=torch.zeros_like(earlier["actor"]))
-    assert kept.gap(wrong) > 1e-3
-    assert (
-        kept.gap(Experience.cat([own, wrong.with_columns(source=torch.full_like(wrong["source"], 3))])) < 1e-4
-    )
+    found = kept.gap(wrong.with_columns(version=torch.full_like(wrong["version"], 3)), 3)
+    assert found is not None
+    assert found > 1e-3
+    assert kept.gap(wrong, 3) is None, "an earlier self of the learner is nobody's to agree with"
+    given = wrong.with_columns(source=torch.full_like(wrong["source"], 3))
+    gap = kept.gap(Experience.cat([own, given]), 3)
+    assert gap is not None
+    assert gap < 1e-4
     collect.close()
 
 

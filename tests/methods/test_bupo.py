@@ -134,8 +134,8 @@ def test_each_phase_has_its_own_gradient_and_needs() -> None:
     for step, name in ((2, "first"), (3, "then"), (0, "first")):
         found, expected = phased.gradient(made, step), alone[name].gradient(made, step)
         assert all(torch.equal(found[n], expected[n]) for n in expected), (step, name)
-        assert phased.needs == alone[name].needs
-    assert alone["then"].needs == frozenset()
+        assert phased.objective.needs == alone[name].objective.needs
+    assert alone["then"].objective.needs == frozenset()
 
 
 def test_a_part_in_phases_says_who_acts() -> None:

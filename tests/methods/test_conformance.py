@@ -102,7 +102,10 @@ def dealt(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 def check_dealt(learner: Learner, weighed: Weighed, passes: Callable[..., Totals]) -> None:
-    """The gradient of all rows is the sum of those of two hands, which only get rows with their weights."""
+    """The gradient of all rows is the sum of those of two hands, which only get rows with their weights.
+
+    Up to the rounding of float32, of what is added up: centred advantages leave little of it.
+    """
 
     def gradient(rows: Experience) -> dict[str, torch.Tensor]:
         passes(learner, weighed._replace(rows=rows))
@@ -111,10 +114,10 @@ def check_dealt(learner: Learner, weighed: Weighed, passes: Callable[..., Totals
 
     hands = [gradient(rows) for rows in deal(weighed.rows, learner.terms, 2) if rows is not None]
     whole = gradient(weighed.rows)
-    largest = max(float(slope.abs().max()) for slope in whole.values())
+    largest = max(float(slope.abs().max()) for part in (*hands, whole) for slope in part.values())
     for name, slope in whole.items():
         error = float((sum(hand[name] for hand in hands) - slope).abs().max()) if hands else 0.0
-        assert error <= 2e-6 * max(largest, 1e-3), (
+        assert error <= 1e-5 * max(largest, 1e-3), (
             f"{name}: off by {error:.2g}, where the largest is {largest:.2g}"
         )
 

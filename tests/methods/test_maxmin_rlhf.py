@@ -288,7 +288,7 @@ def test_what_a_judge_says_does_not_depend_on_how_a_batch_is_split(tiny_collecto
     assert made.pairs is not None
     far = Table({"chosen": made.pairs.tensor("chosen"), "rejected": made.pairs.tensor("rejected").flip(0)})
     made = made.with_pairs(far)
-    whole, split = (learner(model, dataset(mixture()), tokens)._score(made, []) for tokens in (10**6, 20))
+    whole, split = (learner(model, dataset(mixture()), tokens).scored(made, []) for tokens in (10**6, 20))
     assert whole.keys() == split.keys() >= {"judged:a", "judged:b"}
     for name, said in whole.items():
         torch.testing.assert_close(split[name], said, atol=1e-5, rtol=1e-5)

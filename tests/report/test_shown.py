@@ -54,7 +54,7 @@ def test_what_cannot_be_shown_can_still_be_printed() -> None:
 def test_a_claim_of_ones_own_and_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
-    def run_all(orders: Any, root: Path, workers: Any = None, watch: Any = None) -> None:
+    def run_all(orders: Any, root: Path, *_: Any) -> None:
         from panoply.evidence import cache
 
         for order in orders:

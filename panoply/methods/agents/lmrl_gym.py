@@ -20,8 +20,7 @@ from panoply.slots.update.optimisers import adam
 if TYPE_CHECKING:
     from panoply.evaluation.judged import Judged
 
-MC_TINY = {"update.lr": 1e-3, "update.clip": 1.0, "run.steps": 300}
-TINY = {**MC_TINY, "losses.implicit_q.target": "ema:0.1"}
+TINY = {"update.lr": 1e-3, "update.clip": 1.0, "run.steps": 300, "losses.implicit_q.target": "ema:0.1"}
 """A mean of weights that moves by 0.005 would stand still in so few steps."""
 TAGS = ("data=scores", "feedback=environment", "reward=environment", "optimisation=value", "source=given")
 PUBLISHED: Published = {
@@ -76,9 +75,7 @@ def ilql() -> Dataset:
     )
 
 
-@method(
-    "mc-returns@1", base="ilql", world="maze", presets={"tiny": MC_TINY}, tags=TAGS, published=MC_PUBLISHED
-)
+@method("mc-returns@1", base="ilql", world="maze", tags=TAGS, published=MC_PUBLISHED)
 def mc_returns() -> Dataset:
     """Monte-Carlo returns (LMRL-Gym, arXiv 2311.18232): Q of tokens regressed on what their own episodes earned later.
 
