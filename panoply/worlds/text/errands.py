@@ -6,24 +6,24 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
+from panoply.errors import PanoplyError
 from panoply.registry import world
 from panoply.seeds import stable_hash
 from panoply.worlds.episodic import Episodic
 from panoply.worlds.text.characters import DIGITS, CharacterWorld, Draws
-from panoply.worlds.world import Play, Reply, Task
+from panoply.worlds.world import Lesson, Play, Reply, Task
 
 if TYPE_CHECKING:
     from panoply.rollout.text import Collector
 
-DOORS, ERRANDS = "abcdefgh", 3
-STOP, OPENED, STUCK, WRONG = ".", "+", "-", "x"
-NONE, TURN = "_", ">"
+DOORS, ERRANDS, PLACES = "abcdefgh", 3, 4
+STOP, OPENED, STUCK, NONE, TURN = ".", "+", "-", "_", ">"
 LETTER = {"whole": "W", "integrated": "I", "planner": "P", "grounder": "G"}
-UNSEEN = 4
+UNSEEN = 8
 """One order in so many is in the test split alone; that of the alphabet never is."""
 Module = Literal["whole", "integrated", "planner", "grounder"]
 Form = Literal["iterative", "onetime"]
@@ -32,23 +32,23 @@ Form = Literal["iterative", "onetime"]
 @world("errands@1")
 @dataclass(frozen=True)
 class Errands(Episodic, CharacterWorld):
-    """`Wbcac-a1b0c5d9…>` — of the errands b, c and a, the door c was tried last and stuck; who goes to 5 tries again.
+    """`Wa1b0c5d9_bca.-c` — of the errands b, c and a, the door c was tried last and stuck; who goes to 5 tries again.
 
     ```
-    whole      Wbca__a1b0c5d9…>  0      b opens
-               Wbcab+a1b0c5d9…>  5      c sticks
-               Wbcac-a1b0c5d9…>  5      and opens
-               Wbcac+a1b0c5d9…>  1      a opens
-               Wbcaa+a1b0c5d9…>  .      that is all: success
+    whole       Wa1b0c5d9_bca.+_  0     b opens
+                Wa1b0c5d9_bca.+b  5     c sticks
+                Wa1b0c5d9_bca.-c  5     and opens
+                Wa1b0c5d9_bca.+c  1     a opens
+                Wa1b0c5d9_bca.+a  .     that is all: success
 
-    integrated Ibcac-a1b0c5d9…>  c5     the same, and the door is said first
-    planner    Pbcac->          c      subgoals, and what came of the last
-    grounder   Gc__a1b0c5d9…>    5      what is done about one of them
+    integrated  Ia1b0c5d9_bca.-c  c5    the same, and the door is said first
+    planner     P_bca.-c          c     subgoals, and what came of the last
+    grounder    Ga1b0c5d9c        5     what is done about one of them
     ```
 
-    Three of eight doors are to be opened in an order, at addresses that are drawn anew. A door sticks (`chance`) and
-    can be tried again, six goes in all; at any other address nothing happens (`x`). `.` says that all is done, which is
-    success where it is.
+    Three of eight doors are to be opened in an order, at addresses that are drawn anew; one more address is of no use.
+    A door sticks (`chance`) and can be tried again, six goes in all; at any other address nothing happens. `.` says
+    that all is done, which is success where it is.
 
     A `planner` says which door is next; that it is opened is left to a `grounder`, a model in a folder, or to hands
     that never err, where none is named. A `grounder` is told the doors by a planner that never errs; it sees neither
@@ -66,25 +66,27 @@ class Errands(Episodic, CharacterWorld):
     grounder: str = ""
     """The folder of the model that opens doors for a planner."""
     chance: float = 0.4
+    """How often a door sticks."""
     cap: int = 6
     """Goes at doors in an episode."""
     slip: float = 0.9
+    every: bool = False
+    """Whether imitation learns all modules and forms, one a task: how the shipped start is made, which serves all."""
 
     bounds: ClassVar[Mapping[str, str]] = {
         "chance": "from 0 up to 1",
         "cap": f"from {ERRANDS} to 100",
         "slip": "from 0 to 1",
     }
-    alphabet: ClassVar[str] = DIGITS + DOORS + STOP + OPENED + STUCK + WRONG + NONE + TURN + "WIPG"
+    alphabet: ClassVar[str] = DIGITS + DOORS + STOP + OPENED + STUCK + NONE + TURN + "".join(LETTER.values())
     access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs"})
     markov: ClassVar[bool] = True
-    imitation: ClassVar[Mapping[str, int]] = {"data.batch": 32, "run.steps": 600}
+    imitation: ClassVar[Mapping[str, int]] = {"data.batch": 64, "run.steps": 1000}
 
-    @property
-    def start(self) -> str:
-        """Only for the whole, one errand after another; modules are made of new weights."""
-        whole = self.module == "whole" and self.form == "iterative"
-        return "errands-start" if whole else f"errands-{self.form}-{self.module}-start"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.grounder and self.module != "planner":
+            raise PanoplyError(f"errands.grounder opens doors for a planner; module is '{self.module}'.")
 
     @property
     def at_once(self) -> bool:
@@ -118,11 +120,11 @@ class Errands(Episodic, CharacterWorld):
 
     def _drawn(self, draws: Draws, split: str) -> Task | None:
         left, free = list(DOORS), list(DIGITS)
-        order = "".join(left.pop(draws.below(len(left))) for _ in range(ERRANDS))
-        addresses = [free.pop(draws.below(len(free))) for _ in DOORS]
+        there = "".join(left.pop(draws.below(len(left))) for _ in range(PLACES))
+        doors = "".join(door + free.pop(draws.below(len(free))) for door in sorted(there))
+        order = there[:ERRANDS]
         if unseen(order) != (split == "test"):
             return None
-        doors = "".join(map("".join, zip(DOORS, addresses, strict=True)))
         bare = Task(stable_hash("errands", order, doors), (), ERRANDS, {"order": order, "doors": doors})
         patient = self._patient
         if not patient.grade(bare, patient.gold(bare))["success"]:
@@ -140,14 +142,14 @@ class Errands(Episodic, CharacterWorld):
     def shown(self, play: Round) -> tuple[int, ...]:
         """What a module is shown of an episode as it stands."""
         order, doors = play.task.data["order"], play.task.data["doors"]
-        seen = "" if self.at_once else play.seen[-2:].ljust(2, NONE)
-        text = {
-            "whole": f"{order}{seen}{doors}",
-            "integrated": f"{order}{seen}{doors}",
-            "planner": f"{order}{seen}",
-            "grounder": (order if self.at_once else play.next).ljust(ERRANDS, NONE) + doors,
-        }[self.module]
-        return tuple(self.tokens(f"{LETTER[self.module]}{text}{TURN}"))
+        plan = f"{NONE}{order}{STOP}" + (TURN if self.at_once else play.seen)
+        if self.module == "grounder":
+            return tuple(self.tokens(self.told(order if self.at_once else play.next, doors)))
+        return tuple(self.tokens(LETTER[self.module] + (plan if self.module == "planner" else doors + plan)))
+
+    def told(self, subgoals: str, doors: str) -> str:
+        """What a grounder sees: addresses, and one door, or all of them in one pass."""
+        return f"{LETTER['grounder']}{doors}{subgoals}" + (TURN if self.at_once else "")
 
     # -------------------------------------------------------------- two modules
 
@@ -159,7 +161,7 @@ class Errands(Episodic, CharacterWorld):
         known = [i for i, said in enumerate(told) if said and set(said) <= set(DOORS)]
         ground = hands(dataclasses.replace(self, module="grounder", grounder=""), self.grounder)
         doors = [str(play.task.data["doors"]) for play in plays if isinstance(play, Round)]
-        asked = [f"{LETTER['grounder']}{told[i].ljust(ERRANDS, NONE)}{doors[i]}{TURN}" for i in known]
+        asked = [self.told(told[i], doors[i]) for i in known]
         done = dict(zip(known, grounded(ground, asked), strict=True))
         return [
             play.take(said, done.get(i, "")) for i, (play, said) in enumerate(zip(plays, told, strict=True))
@@ -167,6 +169,13 @@ class Errands(Episodic, CharacterWorld):
         ]  # fmt: skip
 
     # -------------------------------------------------------------- expert and teacher
+
+    def lessons(self, task: Task, rng: np.random.Generator) -> list[Lesson]:
+        if not self.every:
+            return super().lessons(task, rng)
+        module, form = get_args(Module)[rng.integers(4)], get_args(Form)[rng.integers(4) // 3]
+        one = dataclasses.replace(self, module=module, form=form, grounder="", every=False)
+        return one.lessons(dataclasses.replace(task, prompt=one.shown(Round(one, task))), rng)
 
     def expert(self, play: Play) -> list[int]:
         assert isinstance(play, Round)
@@ -197,13 +206,12 @@ class Round(Play):
 
     def __init__(self, world: Errands, task: Task):
         self.world, self.task = world, task
-        self.seen, self.done, self.goes, self.turn = "", 0, 0, 0
+        self.seen, self.done, self.goes, self.turn = OPENED + NONE, 0, 0, 0
         super().__init__(task.prompt, task.id)
 
     def address(self, door: str) -> str:
         doors = self.task.data["doors"]
-        at = doors.index(door) + 1
-        return str(doors[at])
+        return str(doors[doors.index(door) + 1]) if door in doors else ""
 
     @property
     def next(self) -> str:
@@ -213,8 +221,8 @@ class Round(Play):
     @property
     def passed(self) -> str:
         """The same for whoever takes every door it was at for open."""
-        order, last = self.task.data["order"] + STOP, self.seen[-2:-1]
-        return str(order[order.index(last) + 1] if last and last in order else self.next)
+        order = NONE + self.task.data["order"] + STOP
+        return str(order[order.index(self.seen[1]) + 1])
 
     def act(self, answer: Sequence[int]) -> Reply:
         """A planner's doors are opened by hands that never err."""
@@ -225,18 +233,16 @@ class Round(Play):
     def take(self, said: str, done: str) -> Reply:
         """A turn: what was said, and the addresses that a grounder made of it where that was a planner."""
         module, n = self.world.module, self.world.at_a_time
-        named = {"planner": said, "integrated": said[:n]}.get(module, NONE * n)
+        named = {"planner": said, "integrated": said[:n]}.get(module, DOORS[:n])
         addresses = {"planner": done, "integrated": said[n:]}.get(module, said)
-        goes = len(named) == n and set(named) <= set(DOORS + NONE)
-        goes = goes and len(addresses) == n and addresses.isdecimal()
-        for i in range(n if goes else 0):
-            self._go(addresses[i], named[i])
+        goes = len(named) == n and set(named) <= set(DOORS) and len(addresses) == n and addresses.isdecimal()
+        for address in addresses if goes else "":
+            self._go(address)
         stops = said == STOP and not self.world.at_once
         over = stops or self.world.at_once or (module == "grounder" and self.done == ERRANDS)
         self.turn += 1
-        late = not over and (
-            self.turn == self.world.turn_cap or (self.goes >= self.world.cap and self.done < ERRANDS)
-        )
+        spent = self.goes >= self.world.cap and self.done < ERRANDS
+        late = not over and (spent or self.turn == self.world.turn_cap)
         signals = {
             "success": float(over and self.done == ERRANDS),
             "goes": float(n if goes else 0),
@@ -245,15 +251,13 @@ class Round(Play):
         self.state = stable_hash(self.task.id, self.seen, self.goes)
         return Reply(signals, self.world.shown(self), done=over or late, truncated=late)
 
-    def _go(self, address: str, door: str) -> None:
-        """Go to an address. Who named a door remembers that, others the one that is there."""
-        right = self.done < ERRANDS and address == self.address(self.next)
+    def _go(self, address: str) -> None:
+        """Go to an address. Nothing happens at one that is not that of the next door."""
         sticks = stable_hash("sticks", self.task.id, self.goes) % 2**32 < self.world.chance * 2**32
-        there = next((d for d in DOORS if self.address(d) == address), NONE)
-        came = (STUCK if sticks else OPENED) if right else WRONG
-        self.seen += (there if door == NONE else door) + came
-        self.done += came == OPENED
         self.goes += 1
+        if self.done < ERRANDS and address == self.address(self.next):
+            self.seen = (STUCK if sticks else OPENED) + self.next
+            self.done += not sticks
 
 
 def unseen(order: str) -> bool:
