@@ -37,6 +37,12 @@ def last_of(plan: Plan | RecipePlan) -> Plan:
     return plan[plan.last] if isinstance(plan, RecipePlan) else plan
 
 
+def of_stages(plan: Plan | RecipePlan) -> list[str]:
+    """What the stages of a recipe say of their world."""
+    stages = plan.recipe.stages if isinstance(plan, RecipePlan) else ()
+    return [path for stage in stages for path in stage.settings if path.startswith("world.")]
+
+
 @pytest.mark.parametrize("name", sorted(claims()))
 def test_a_claim_can_be_run(name: str) -> None:
     """Both sides plan, at the same budget in the same world (but for what an arm says of it), with a grid for both."""
@@ -46,7 +52,8 @@ def test_a_claim_can_be_run(name: str) -> None:
         return
     entry, _ = claims()[name]
     contest = trials.contest(entry, claim, DESK)
-    said = {path.removeprefix("world.") for arm in contest.arms for path in arm.settings}
+    worded = (path for arm in contest.arms for path in (*arm.settings, *of_stages(contest.plan(arm, 0))))
+    said = {path.removeprefix("world.") for path in worded}
     last = getattr(contest.plan(contest.arms[0], 0), "last", "")
     for point in points(claim.tune):
         ((_, sides),) = contest.orders([arm.but(point) for arm in contest.arms], [0])

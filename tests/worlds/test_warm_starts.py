@@ -10,6 +10,7 @@ from panoply.worlds.text.add import Add
 from panoply.worlds.text.chain import Chain
 from panoply.worlds.text.copies import Copies
 from panoply.worlds.text.digits import Digits
+from panoply.worlds.text.errands import Errands
 from panoply.worlds.text.graph import Graph
 from panoply.worlds.text.grids import Grids
 from panoply.worlds.text.guess import Guess
@@ -53,6 +54,7 @@ WORLDS: list[TextWorld] = [
     Guess(),
     Stream(),
     Graph(),
+    Errands(),
     Program(),
     Guess(kind="gatekeeper"),
     Guess(kind="slots"),

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, cast, get_args
 
 import numpy as np
 
@@ -157,16 +157,12 @@ class Errands(Episodic, CharacterWorld):
         """Where a planner's doors are opened by a grounder, it is asked for all of them together."""
         if self.module != "planner" or not self.grounder:
             return super().act_all(plays, answers)
-        told = [self.text(answer) for answer in answers]
+        rounds, told = cast("Sequence[Round]", plays), [self.text(answer) for answer in answers]
         known = [i for i, said in enumerate(told) if said and set(said) <= set(DOORS)]
-        ground = hands(dataclasses.replace(self, module="grounder", grounder=""), self.grounder)
-        doors = [str(play.task.data["doors"]) for play in plays if isinstance(play, Round)]
-        asked = [self.told(told[i], doors[i]) for i in known]
-        done = dict(zip(known, grounded(ground, asked), strict=True))
-        return [
-            play.take(said, done.get(i, "")) for i, (play, said) in enumerate(zip(plays, told, strict=True))
-            if isinstance(play, Round)
-        ]  # fmt: skip
+        ground = dataclasses.replace(self, module="grounder", grounder="")
+        asked = [self.told(told[i], rounds[i].task.data["doors"]) for i in known]
+        done = dict(zip(known, grounded(ground, self.grounder, asked), strict=True))
+        return [play.take(told[i], done.get(i, "")) for i, play in enumerate(rounds)]
 
     # -------------------------------------------------------------- expert and teacher
 
@@ -264,22 +260,20 @@ def unseen(order: str) -> bool:
     return stable_hash("errands", order) % UNSEEN == 0 and list(order) != sorted(order)
 
 
-@lru_cache(maxsize=4)
-def hands(of: Errands, folder: str) -> Collector:
-    """A grounder, as it lies in a folder."""
-    from panoply.policies.build import open_policy
-    from panoply.rollout.text import Collector
-
-    return Collector(of, open_policy(folder, of, 0, "cpu"), seed=0)
-
-
-def grounded(collect: Any, asked: Sequence[str]) -> list[str]:
-    """What a grounder does about each, as it finds likeliest."""
+def grounded(of: Errands, folder: str, asked: Sequence[str]) -> list[str]:
+    """What the grounder in a folder does about each, as it finds likeliest."""
     from panoply.rollout.requests import Request
 
     if not asked:
         return []
-    world = collect.world
-    requests = [Request(tuple(world.tokens(text)), [0]) for text in asked]
-    said = collect.generate(requests, collect._sampling(0.0)).completions()
-    return [world.text(answer) for answer in said]
+    collect = _hands(of, folder)
+    requests = [Request(tuple(of.tokens(text)), [0]) for text in asked]
+    return [of.text(said) for said in collect.generate(requests, collect._sampling(0.0)).completions()]
+
+
+@lru_cache(maxsize=4)
+def _hands(of: Errands, folder: str) -> Collector:
+    from panoply.policies.build import open_policy
+    from panoply.rollout.text import Collector
+
+    return Collector(of, open_policy(folder, of, 0, "cpu"), seed=0)
