@@ -163,7 +163,7 @@ def test_the_start_is_taught_every_module_and_form() -> None:
 
 
 def test_a_grounder_is_asked_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose subgoal is none goes nowhere; whose grounder errs goes astray; a planner's stop needs no grounder."""
+    """Whose subgoal is none goes nowhere, and a stop needs no grounder; each other goes where its own was sent."""
     asked: list[list[str]] = []
 
     def grounded(of: Errands, folder: str, texts: list[str]) -> list[str]:
@@ -174,10 +174,10 @@ def test_a_grounder_is_asked_for_all_together(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(file, "grounded", grounded)
     world = Errands(module="planner", grounder="somewhere")
     plays = [world.play(task("+++", world=world)) for _ in range(4)]
-    replies = world.act_all(plays, [world.tokens(said) for said in ("b", "b", "7", ".")])
-    assert asked == [["Ga1b0c5d9b", "Ga1b0c5d9b"]]
-    assert [world.text(r.observation)[-2:] for r in replies] == ["+b", "+_", "+_", "+_"]
-    assert [r.signals["invalid"] for r in replies] == [0, 0, 1, 0]
+    replies = world.act_all(plays, [world.tokens(said) for said in ("7", "b", "d", ".")])
+    assert asked == [["Ga1b0c5d9b", "Ga1b0c5d9d"]]
+    assert [world.text(r.observation)[-2:] for r in replies] == ["+_", "+b", "+_", "+_"]
+    assert [r.signals["invalid"] for r in replies] == [1, 0, 0, 0]
     assert [r.done for r in replies] == [False, False, False, True]
 
 

@@ -15,15 +15,15 @@ from panoply.slots.update.optimisers import adam
 PUBLISHED: Published = {
     "allenai/lumos, scripts/train/finetune_llama2_plan_iterative.sh": {
         "data.batch": 128,
-        "losses.nll.weight": 1.0,
-        "reduce": "token_mean",
         "update.lr": 2e-5,
         "update.weight_decay": 0.0,
         "update.schedule": "linear",
         "update.schedule.warmup": 0.03,
     },
+    "reported of arXiv 2311.05657, the loss": {"reduce": "token_mean"},
 }
-"""The same of the grounder's script. Two epochs of 56,000 annotations are not stated as steps."""
+"""The grounder's script has the same, and both make two epochs. Their loss is a mean over two dialogues at a time, and
+then over those means; here it is one mean over a batch."""
 
 
 @method(
@@ -74,7 +74,7 @@ def lumos() -> Recipe:
     In turns (Lumos-I) a planner says the next subgoal after what came of those before, a grounder makes actions of it,
     and these are carried out:
 
-        s_i ~ π_plan(T, s_1, e_1, …, s_{i−1}, e_{i−1}),   A_i ~ π_ground(T, s_i),   e_i = exec(A_i)
+        s_i ~ π_plan(T, s_1, e_1, …, s_{i−1}, e_{i−1}),   A_i ~ π_ground(T, s_1, A_1, …, s_i),   e_i = exec(A_i)
 
     In one pass (Lumos-O, `world.form=onetime`) all subgoals are said first, S ~ π_plan(T), all actions follow from
     them, A ~ π_ground(T, S), and nobody sees what came of anything. Each is a `lumos-module`, whose loss is on what it
