@@ -23,6 +23,9 @@ TRAIN=(
 )
 PLACED=(--cluster auto --learners 4 --samplers 12)
 
+# Newer Rays let nobody in without a token; it lies in the home folder, which all machines share.
+ray get-auth-token --generate > /dev/null || true
+
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes[0]}
 port=$((20000 + SLURM_JOB_ID % 20000))
