@@ -80,7 +80,11 @@ def small(name: str, **settings: Any) -> Any:
     world = world_for(name)
     known = pp.plan(name, world)
     asked = known.method.settings()
-    fitting: dict[str, Any] = {p: v for p, v in SMALL.items() if asked.get(p) is not None}
+    fitting: dict[str, Any] = {
+        p: v
+        for p, v in SMALL.items()
+        if asked.get(p) is not None and isinstance(asked[p], str) == isinstance(v, str)
+    }  # a name in two parts may be a number in one and a word in the other
     built = known.world()
     if isinstance(built, ControlWorld):
         fitting["policy.hidden"] = (8,)
