@@ -9,6 +9,7 @@ import pytest
 import tiny
 
 import panoply as pp
+from panoply.experience import TERMINATED
 from panoply.run import Run
 from panoply.scale import fragments
 
@@ -43,6 +44,19 @@ def test_the_number_of_samplers_changes_nothing(tmp_path: Path) -> None:
     assert {(line["worker"], line["role"]) for line in lines} == {(f"sampler-{i}", "sampler") for i in (0, 1)}
     assert [line["tokens"] for line in lines] == [3 * 40] * 6
     assert [line["version"] for line in lines] == [0, 0, 1, 1, 2, 2]
+
+
+def test_episodes_are_numbered_by_place(tmp_path: Path) -> None:
+    """Row r of six begins its k-th episode as number 6k + r, and no two have one number."""
+    quiet: dict[str, Any] = {"threads": 1, "progress": pp.Progress(), "samplers": 2, "cluster": "threads"}
+    with pp.steps("ppo", "CartPole-v1", run=tmp_path / "run", steps=1, settings=PPO, **quiet) as steps:
+        rows = next(steps).experience
+    episodes = rows.by("episode")
+    numbers = sorted(episodes.keys.tolist())
+    assert len(numbers) > 6, "no row has ended an episode"
+    waves = [sum(n % 6 == row for n in numbers) for row in range(6)]
+    assert numbers == sorted(6 * wave + row for row in range(6) for wave in range(waves[row]))
+    assert int(episodes.sum((rows["end"] == TERMINATED).long()).max()) == 1
 
 
 def test_where_episodes_end_together_it_is_one_process_bit_for_bit(tmp_path: Path) -> None:

@@ -146,6 +146,15 @@ def test_the_simulation_by_hand() -> None:
     assert exchanged.learning == learning / 2 + 6 * 0.5
 
 
+def test_an_engine_whose_rows_have_ended_holds_no_context() -> None:
+    load = timing.Load(0.5, kv=1.0, mixing=0.0, answers=2, mean=10, most=10, prompt=5, spread=0.0)
+    engine = timing._Engine(load, timing.Card(1.0, 1.0, 1e9, 1.0, 1.0, network=1.0, token=0.0, driver=0.5))
+    engine.take(0, [3, 7])
+    assert engine.context == 10
+    engine.until(0)
+    assert engine.context == 0
+
+
 def test_in_flight_no_longest_answer_is_waited_for() -> None:
     load = timing.Load(7.62e9, 57344, 28 * 3584, 2048, 4000, 16384)
     found = {
