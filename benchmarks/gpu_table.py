@@ -12,6 +12,7 @@ from benchmarks.control_table import section
 from benchmarks.gpu_beside import FULL, Cells, layouts, lora, not_faster, pairs, shape, table
 from benchmarks.gpu_curve import draw
 from benchmarks.gpu_memory import H200, STEP, Way, foreseen
+from benchmarks.gpu_spread import spread
 from panoply.footprint import GB, SIZES
 
 RESULTS, TEXT, PAGE = Path("results/bench-gpu"), Path("results/bench-text"), Path("docs/performance.md")
@@ -76,6 +77,7 @@ warm-up steps, of each phase and of the whole on its own.
         lora(cells),
         layouts(cells),
         _memory(cells),
+        spread(cells),
         not_faster(cells),
         _agreement(cells),
         """### Getting it
@@ -102,6 +104,8 @@ python -m benchmarks.gpu list                 # the cells
 python -m benchmarks.gpu anchor short         # some of them
 python -m benchmarks.gpu --again anchor       # once more
 python -m benchmarks.gpu --trl lora           # and TRL's at the same work, in the same sitting
+python -m benchmarks.vllm_cell all            # vLLM as the engine, where it is installed
+python -m benchmarks.fsdp_cell all            # learners of a group
 python -m benchmarks.gpu table                # this page
 ```
 

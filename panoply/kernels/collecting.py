@@ -45,8 +45,11 @@ def _blocks(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tenso
 
 
 def fits(part: Tensor) -> bool:
-    """Whether a tensor may be among those that are added."""
-    return part.is_cuda and part.dtype in KINDS and part.is_contiguous() and part.numel() % GRAIN == 0
+    """Whether a tensor may be among those that are added; one that lies in pieces has no address of its own."""
+    plain = type(part) is Tensor
+    return (
+        plain and part.is_cuda and part.dtype in KINDS and part.is_contiguous() and part.numel() % GRAIN == 0
+    )
 
 
 def add_all(totals: Sequence[Tensor], parts: Sequence[Tensor], fresh: bool) -> None:

@@ -78,7 +78,7 @@ class Rank:
 
     def _taught(self, seat: Seat, *args: Any, **settings: Any) -> Learner:
         assert self.meeting is not None
-        if self.plan.options.layout != "sharded":
+        if self.plan.options.layout != "sharded" or self.meeting.size == 1:  # one has all the pieces
             return Learner(*args, share=self._share, **settings)
         decoder = cast(Any, seat.policy).model
         shard(decoder, self.nodes, self.meeting.size)
