@@ -241,18 +241,24 @@ class Arm:
         for name, plan in made.runs():
             spent = spending.get(name, {})
             counted = budget if budget and name in (budget.stage, made.last) else None
-            of_stage = {**self._paced(plan, counted, spent, greedy, split)}
+            of_stage = self._paced(plan, counted, spent, greedy, split, made.recipe.rounds)
             of_stage |= {f"run.{option}": value for option, value in spent.items()}
             paced |= {f"{name}.{path}": value for path, value in of_stage.items()}
         made = api.plan_recipe(self.name, world, **asked, settings={**paced, **given})
         return dataclasses.replace(made, counted=budget.stage if budget else "")
 
     def _paced(
-        self, made: Plan, budget: Budget | None, spending: Mapping[str, Any], greedy: bool, split: str
+        self,
+        made: Plan,
+        budget: Budget | None,
+        spending: Mapping[str, Any],
+        greedy: bool,
+        split: str,
+        rounds: int = 1,
     ) -> dict[str, Any]:
         """How a run is measured on its way, and what is kept of it."""
         paced: dict[str, Any] = {
-            "run.evaluate_every": self._pace(made, budget, spending),
+            "run.evaluate_every": self._pace(made, budget, spending, rounds),
             "run.keep": 1,
             "run.checkpoint_every": 50,
         }
@@ -261,9 +267,9 @@ class Arm:
             paced |= {} if split == "test" else {"run.split": split}
         return paced
 
-    def _pace(self, made: Plan, budget: Budget | None, spending: Mapping[str, Any]) -> int:
-        """After how many steps to evaluate, so that it is done some ten times."""
-        steps = int(spending.get("steps", made.options.steps))
+    def _pace(self, made: Plan, budget: Budget | None, spending: Mapping[str, Any], rounds: int = 1) -> int:
+        """After how many steps to evaluate, so that it is done some ten times, in all rounds together."""
+        steps = int(spending.get("steps", made.options.steps)) * rounds
         if (
             budget and budget.unit == "decode_steps"
         ):  # a step takes as many as its longest answer has, or a window

@@ -142,6 +142,14 @@ def test_the_default_budget_of_a_recipe_is_all_its_steps() -> None:
     assert made.steps == sum(stage.options.steps for stage in made.values())
 
 
+def test_rounds_are_measured_ten_times_in_all() -> None:
+    """Four rounds of eight steps are thirty-two: after every fourth of them, and not after each."""
+    plan = Arm.parse("agent-rlvr").plan("keydoor:guided", 0, Budget("steps", 32))
+    assert isinstance(plan, RecipePlan)
+    learn = plan["learn"].options
+    assert (learn.steps, learn.evaluate_every) == (8, 4)
+
+
 def test_a_recipe_round_trips_through_json() -> None:
     recipe = Recipe(
         (

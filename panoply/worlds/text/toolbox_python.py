@@ -49,7 +49,7 @@ class Interpreter(Calculator):
         + OTHER
         + LATE
     )
-    cap, easy, slip, most_calls = 4, 0.5, 0.7, 1
+    cap, easy, slip, most_calls = 4, 0.5, 0.85, 1
     lengths: ClassVar[dict[str, int]] = {CALL: LONGEST + 2, ANSWER: 3}
     ends: ClassVar[str] = STOP
 
@@ -108,10 +108,13 @@ class Interpreter(Calculator):
         return f"{ANSWER}{int(number) % 100:02}" if ready else self.first_call(question)
 
     def hasty(self, question: str, calls: Calls, rng: np.random.Generator) -> str | None:
-        """Before there is a result: an answer at random, or a bracket is forgotten, which Python minds."""
-        if calls and not calls[-1][1].strip(NONE).startswith(FAULT):
+        """Before there is a result: an answer at random, or a bracket is forgotten, which Python minds.
+
+        Not at sums of single digits: these are known, so that who has no Python can learn from those who show.
+        """
+        if not self.needed(question) or (calls and not calls[-1][1].strip(NONE).startswith(FAULT)):
             return None
-        if rng.random() < 0.5 and self.needed(question):
+        if rng.random() < 0.5:
             return CALL + self.code(question).replace("((", "(")
         return f"{ANSWER}{rng.integers(100):02}"
 
