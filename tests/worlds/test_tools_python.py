@@ -59,13 +59,25 @@ def test_questions_and_their_programs() -> None:
     assert tool.careful("00+03+04", []) == "A07"
 
 
+def test_the_teacher_slips_where_python_is_needed_and_never_at_sums() -> None:
+    tool, dice = Interpreter(), np.random.default_rng(0)
+    assert tool.hasty("08+02+09", [], dice) is None
+    said = {str(tool.hasty("08-25*07", [], dice))[0] for _ in range(20)}
+    assert said == {"A", "C"}, "a guess, or a program without a bracket"
+    assert str(tool.hasty("08-25*07", [("(8", "__!S")], dice))[0] in "AC", "an error is no result"
+    assert tool.hasty("08-25*07", [(tool.code("08-25*07"), "__81")], dice) is None
+
+
 def test_the_world_holds() -> None:
     WORLD.self_test(16)
     dice = np.random.default_rng(0)
     tasks = [WORLD.task("test", i) for i in range(100)]
     assert len({task.id for task in WORLD.held_out(100)}) == 100
-    taught = [WORLD.grade(task, WORLD.demonstrate(task, dice))["success"] for task in tasks]
-    assert 0.2 < float(np.mean(taught)) < 0.6
+    taught: dict[bool, list[float]] = {True: [], False: []}
+    for task in tasks:
+        taught[task.level > 0].append(WORLD.grade(task, WORLD.demonstrate(task, dice))["success"])
+    assert 0.1 < float(np.mean(taught[True])) < 0.5
+    assert set(taught[False]) == {1.0}, "sums are known"
 
 
 def test_programs_of_a_round_run_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ WORLDS: list[TextWorld] = [
     Guess(kind="slots"),
     Tools(kind="calculator", easy=0.0, dawdle=6),
     Tools(instructions=True),
+    Tools(kind="python"),
     Program(kind="python"),
     Program(kind="stack"),
     Program(kind="ir"),

@@ -110,7 +110,7 @@ class Interpreter(Calculator):
     def hasty(self, question: str, calls: Calls, rng: np.random.Generator) -> str | None:
         """Before there is a result: an answer at random, or a bracket is forgotten, which Python minds.
 
-        Not at sums of single digits: these are known, so that who has no Python can learn from those who show.
+        Not at sums of single digits, which it knows: who imitates it can add some, without Python too.
         """
         if not self.needed(question) or (calls and not calls[-1][1].strip(NONE).startswith(FAULT)):
             return None
