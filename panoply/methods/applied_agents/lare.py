@@ -337,7 +337,7 @@ PUBLISHED: Published = {
         "three factors learns more than PPO on a reward of all that is seen and done.",
         over="lare:models.decomposed.factors=raw",
         world="pointmass",
-        budget="episodes=960",
+        budget="episodes=800",
         settings=EPISODIC,
         metric="area",
         also=("success",),
