@@ -50,9 +50,9 @@ def retool_alone() -> OnPolicy:
 
 
 CLAIM = Learns(
-    "On questions of which seven in ten are sums of single digits and the others need two operations on larger numbers, "
-    "PPO that may run Python between its turns solves more after as many episodes than the same PPO from the same start "
-    "that has to answer at once.",
+    "On questions of which seven in ten are sums of single digits and the others need two operations on larger "
+    "numbers, PPO that may run Python between its turns solves more after as many episodes than the same PPO from the "
+    "same start that has to answer at once.",
     method="with Python=retool-alone",
     over="text alone=retool-alone:world.budget=3",
     world="tools:code",
@@ -60,12 +60,12 @@ CLAIM = Learns(
     settings={"world.easy": 0.7, "run.held_out": 100},
     also=("success", "invalid", "episode_length", "total_decisions"),
     shows=(Shows("success", least=0.15, most=0.85),),
-    reworded="it held of a calculator of one operation, which is no interpreter; then text alone solved one question in "
-    "a hundred and learned nothing, so that nobody could tell. Now the start can add some single digits, more of the "
-    "questions are sums, and there are twice as many episodes.",
+    reworded="it held of a calculator of one operation, which is no interpreter; then text alone solved one question "
+    "in a hundred and learned nothing, so that nobody could tell. Now the start can add some single digits, more of "
+    "the questions are sums, and there are twice as many episodes.",
 )
-"""An answer has three tokens and a program more, so that who has three to spend can only answer. Some 130 sums are among
-the problems of the test split, and these are enough for 100 to be judged by and 100 to choose settings by."""
+"""An answer has three tokens and a program more, so that who has three to spend can only answer. Some 130 sums are
+among the problems of the test split: enough for 100 problems to be judged by and 100 to choose settings by."""
 
 
 @recipe("retool@1", paper=24, world="tools:code", claim=CLAIM)
