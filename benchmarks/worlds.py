@@ -51,6 +51,8 @@ class Case:
 SPECIAL = {
     "manyanswers-countdown": Case("manyanswers", {"kind": "countdown"}, {}),
     "tools-calculator": Case("tools", {"kind": "calculator"}, {}),
+    **{f"guess-{kind}": Case("guess", {"kind": kind}, {}) for kind in ("gatekeeper", "slots", "wordle")},
+    **{f"program-{kind}": Case("program", {"kind": kind}, {}) for kind in ("python", "stack", "ir", "shell")},
 }
 """Cases that are not a registered world with its defaults."""
 

@@ -174,3 +174,13 @@ def test_a_grade_has_a_number_for_every_token() -> None:
         assert not isinstance(score, list) or len(score) == len(program) + 1
     assert [Shell().grade([problem], [p])[0]["success"] for p in ("FE", "vFE", "FEf", None)] == [0, 1, 0, 0]
     assert Shell().grade([problem], ["vFE"])[0]["worth"] == 3
+
+
+def test_the_hard_teacher_says_something_twice_and_is_never_right() -> None:
+    rng = np.random.default_rng(0)
+    problems = filter(Shell().worth_asking, (Shell().problem(Draws(str(i))) for i in range(60)))
+    said = [(p, Shell().careless(p, 1.0, True, rng)) for p in problems]
+    assert all(len(set(arguments)) < len(arguments) for _, arguments in said)
+    assert not any(Shell().grade([p], [arguments])[0]["success"] for p, arguments in said)
+    easy = [Shell().careless(p, 1.0, False, rng) for p, _ in said]
+    assert any(len(set(arguments)) == len(arguments) for arguments in easy)

@@ -58,6 +58,7 @@ WORLDS: list[TextWorld] = [
     Program(),
     Guess(kind="gatekeeper"),
     Guess(kind="slots"),
+    Guess(kind="wordle"),
     Tools(kind="calculator", easy=0.0, dawdle=6),
     Tools(instructions=True),
     Tools(kind="python"),
@@ -72,6 +73,11 @@ HARD: list[TextWorld] = [
     Tools(kind="calculator", easy=0.0, slip=0.9),
     Program(hard=True),
     Program(kind="python", hard=True),
+    Program(kind="stack", hard=True),
+    Program(kind="ir", hard=True),
+    Program(kind="shell", hard=True),
+    Guess(kind="slots", slip=0.7),
+    Guess(kind="wordle", slip=0.98),
 ]
 
 

@@ -96,7 +96,7 @@ BASELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ppo": ("ppo", {"reward.name": "score", "credit.gamma": 0.99, "credit.lam": 0.95, "sample.group": 1}),
 }
 """Methods and settings by the paper's names; only PPO acts while it learns."""
-WORLDS = ("maze", "maze:hidden")
+WORLDS = ("maze", "maze:hidden", "guess:words")
 
 
 def trained(world: str, baseline: str, steps: int, seed: int) -> dict[str, float]:
@@ -177,7 +177,8 @@ def lmrl_gym(
     What the paper found: values learned by bootstrapping are best where pieces of episodes must be put together, as in
     the maze; on dialogues the simpler Monte-Carlo returns beat them; PPO is strong and unstable. Of its eight tasks the
     maze is here, with full and with partial view, smaller and with eight goals where theirs has one, so that problems
-    can be held out. Not here: Wordle, text navigation, chess, and the three dialogues whose partners are language
+    can be held out; and Wordle (`guess:words`), with 64 words of three letters and a first guess that is given, for the
+    same reason. Not here: text navigation, chess, and the three dialogues whose partners are language
     models (`guess` has such games with rules). The released maze is scored by its least legal return, and so it is
     here: illegal text can fall below 0.
     """

@@ -12,25 +12,31 @@ import numpy as np
 from panoply.policies.tokenizer import Tokenizer
 from panoply.registry import world
 from panoply.seeds import stable_hash
-from panoply.worlds.episodic import Episodic
 from panoply.worlds.measures import measures
 from panoply.worlds.presets import Preset
 from panoply.worlds.text.characters import END, CharacterWorld, Draws
 from panoply.worlds.text.gatekeeper import Gatekeeper
+from panoply.worlds.text.logs import Logged
 from panoply.worlds.text.riddles import Heard, Items, Riddle
 from panoply.worlds.text.slots import Slots
-from panoply.worlds.world import Play, Reply, Task
+from panoply.worlds.text.wordle import Wordle
+from panoply.worlds.world import Lesson, Play, Reply, Task
 
 HELD_OUT = 8
 """One problem in so many is in the test split."""
 LOOKED_AT = 128
 """Held-out problems on which a policy's turns are looked at."""
-RIDDLES: dict[str, Riddle] = {"items": Items(), "gatekeeper": Gatekeeper(), "slots": Slots()}
+RIDDLES: dict[str, Riddle] = {
+    "items": Items(),
+    "gatekeeper": Gatekeeper(),
+    "slots": Slots(),
+    "wordle": Wordle(),
+}
 
 
 @world("guess@1")
 @dataclass(frozen=True)
-class Guess(Episodic, CharacterWorld):
+class Guess(Logged, CharacterWorld):
     """What is said and heard is one text, to which every turn and its reply are appended.
 
     `items`: one of six candidates is meant. `bdfhkm>` names them; `Q3` asks whether the fourth of eight facts holds of
@@ -57,11 +63,20 @@ class Guess(Episodic, CharacterWorld):
     told where it was not; `repeated`, what an earlier reply has stated; `appeal`; `invalid`; and `success` where all
     four passed. The careless teacher, with probability `slip`, gives the next fact's value, or states again what was
     told.
+
+    `wordle`: `cfa_Y_>` is a first guess of a hidden word and its marks, letter by letter: `G` in its place, `Y`
+    elsewhere, `_` not there, or not once more. Every turn is one of 64 words of three letters, which are to be known by
+    heart, and hears its marks; five turns are all.
+
+    Signals of wordle: `success`; `score`, −1 for every guess that is wrong; `wasted`, a word that the marks had ruled
+    out; `invalid`, no word at all, to which `?` is heard. The careless teacher says the last word again with
+    probability `slip`. Its log is of three players, who heed the marks twice as often as that, as often, or half as
+    often; imitation of the log is the warm start.
     """
 
-    kind: Literal["items", "gatekeeper", "slots"] = "items"
+    kind: Literal["items", "gatekeeper", "slots", "wordle"] = "items"
     slip: float | None = None
-    """None means 0.5 with items, 0.6 with the gatekeeper, 0.3 with slots."""
+    """None means 0.5 with items, 0.6 with the gatekeeper, 0.3 with slots, 0.75 in wordle."""
 
     bounds: ClassVar[Mapping[str, str]] = {"slip": "from 0 to 1"}
     presets: ClassVar[Mapping[str, Preset]] = {
@@ -77,15 +92,39 @@ class Guess(Episodic, CharacterWorld):
             0.16,
             budget="steps=40",
         ),
+        "talk-hard": Preset(
+            {"kind": "slots", "slip": 0.7},
+            "the same where hardly any conversation passes: replay, hints, a reward for every reply",
+            0.01,
+        ),
+        "words": Preset(
+            {"kind": "wordle"},
+            "guesses that are worth what they tell, and a log of players who heed it more or less often",
+            0.3,
+        ),
+        "words-hard": Preset(
+            {"kind": "wordle", "slip": 0.98},
+            "the same where hardly any word is found: replay, hints, exploration",
+            0.02,
+        ),
     }
-    access: ClassVar[frozenset[str]] = frozenset({"verify", "reference", "teacher", "pairs", "fork"})
     imitation: ClassVar[Mapping[str, int]] = {"data.batch": 64, "run.steps": 800}
     """How its warm start is made: a demonstration has several turns, so fewer of them are enough."""
 
     @property
     def start(self) -> str:
-        """Each kind has a model of its own to start from."""
-        return f"guess-{self.kind}-start"
+        """Each kind has a model of its own to start from, and so has a teacher who is hardly ever right."""
+        hard = self.slip is not None and self.slip == self.riddle.hard
+        return f"guess-{self.kind}-{'hard-' if hard else ''}start"
+
+    @property
+    def access(self) -> frozenset[str]:  # type: ignore[override]
+        every = frozenset({"verify", "reference", "teacher", "pairs", "fork"})
+        return every | {"writers"} if self.riddle.players else every
+
+    @property
+    def least(self) -> float:
+        return -float(self.turn_cap)
 
     @property
     def riddle(self) -> Riddle:
@@ -133,8 +172,30 @@ class Guess(Episodic, CharacterWorld):
 
     def careless(self, play: Play, rng: np.random.Generator) -> list[int]:
         assert isinstance(play, Dialogue)
-        slip = self.riddle.slip if self.slip is None else self.slip
-        return self.tokens(self.riddle.careless(play.secret, play.said, rng, slip))
+        return self.tokens(self.riddle.careless(play.secret, play.said, rng, self._slip))
+
+    def written_by(self, task: Task, number: int, rng: np.random.Generator) -> list[int]:
+        """A whole episode of one of the players of its kind, who take turns."""
+        if not self.riddle.players:
+            return super().written_by(task, number, rng)
+
+        def say(play: Play) -> list[int]:
+            assert isinstance(play, Dialogue)
+            return self.tokens(self.riddle.written(play.secret, play.said, number, rng, self._slip))
+
+        return [token for _, said in self._walk(task, say) for token in said]
+
+    def lessons(self, task: Task, rng: np.random.Generator) -> list[Lesson]:
+        """Of players what they said, where they said it; else what the teacher would say where an expert stands."""
+        return (
+            self.turns(task, self.demonstrate(task, rng))
+            if self.riddle.players
+            else super().lessons(task, rng)
+        )
+
+    @property
+    def _slip(self) -> float:
+        return self.riddle.slip if self.slip is None else self.slip
 
     @measures("well_formed")
     def well_formed(self, policy: Any, seed: int) -> float:

@@ -90,6 +90,10 @@ class Logged(Episodic):
         """The mean return of sampled episodes on held-out problems."""
         from panoply.rollout.text import Collector
 
+        if "score" not in self.signals():
+            raise PanoplyError(
+                f"{self.name} pays no score with these settings, so there is no return to measure."
+            )
         rows = Collector(self, policy, seed, split="test").episodes(self.held_out(LOOKED_AT))
         return float(rows["signal:score"].sum()) / LOOKED_AT
 

@@ -105,6 +105,9 @@ class Program(CharacterWorld):
             0.19,
             budget="steps=40",
         ),
+        "shell-hard": Preset(
+            {"kind": "shell", "hard": True}, "the same where most groups have none that is right", 0.015
+        ),
     }
 
     def __post_init__(self) -> None:

@@ -51,7 +51,8 @@ class Shell(Kind):
     Where `masked`, only productions of the left-most non-terminal can be drawn: options, then what a utility wants in
     its order; else any production may follow any other, and the shell refuses most of what comes of it. The expert
     gives the longest command without repetition of which all arguments matter; the careless teacher draws productions
-    by lot, and is content with what comes of it where that is no success.
+    by lot, and is content with what comes of it where that is no success; in the `hard` setting it says some argument
+    twice.
     """
 
     masked: bool = True
@@ -82,7 +83,8 @@ class Shell(Kind):
         if rng.random() >= slip:
             return self.solution(problem)
         drawn = (by_lot(problem, True, rng) for _ in range(64))
-        return next((said for said in drawn if not self._succeeds(problem, said)), "")
+        poor = (said for said in drawn if not self._succeeds(problem, said))
+        return next((said for said in poor if not hard or len(set(said)) < len(said)), "")
 
     def _succeeds(self, problem: str, said: str) -> bool:
         return len(said) >= FEWEST and minimality(command(problem, said)) == 1

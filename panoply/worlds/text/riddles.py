@@ -35,8 +35,12 @@ class Riddle(ABC):
     """Turns in an episode."""
     slip: ClassVar[float]
     """How often the careless teacher errs."""
+    hard: ClassVar[float | None] = None
+    """How often where its pupil is to succeed hardly ever; None where even who errs always succeeds now and then."""
     longest: ClassVar[int]
     """Tokens of the longest turn."""
+    players: ClassVar[int] = 0
+    """Scripted players, who leave a log; 0 where there is none."""
 
     @abstractmethod
     def secret(self, draws: Draws) -> str | None:
@@ -57,6 +61,10 @@ class Riddle(ABC):
 
     @abstractmethod
     def careless(self, secret: str, said: Said, rng: np.random.Generator, slip: float) -> str: ...
+
+    def written(self, secret: str, said: Said, number: int, rng: np.random.Generator, slip: float) -> str:
+        """What one of the players says."""
+        raise NotImplementedError
 
     @abstractmethod
     def wrong(self, secret: str) -> list[list[str]]:
