@@ -100,7 +100,8 @@ class Guess(Logged, CharacterWorld):
         "words": Preset(
             {"kind": "wordle"},
             "guesses that are worth what they tell, and a log of players who heed it more or less often",
-            0.3,
+            0.27,
+            budget="steps=160",
         ),
         "words-hard": Preset(
             {"kind": "wordle", "slip": 0.98},

@@ -51,8 +51,8 @@ class Shell(Kind):
     Where `masked`, only productions of the left-most non-terminal can be drawn: options, then what a utility wants in
     its order; else any production may follow any other, and the shell refuses most of what comes of it. The expert
     gives the longest command without repetition of which all arguments matter; the careless teacher draws productions
-    by lot, and is content with what comes of it where that is no success; in the `hard` setting it says some argument
-    twice.
+    by lot, and is content with what comes of it where that is no success; in the `hard` setting it says its first
+    argument twice.
     """
 
     masked: bool = True
@@ -61,7 +61,7 @@ class Shell(Kind):
     alphabet: ClassVar[str] = "".join(sorted({*UTILITIES, *FILES, *PATTERNS, *NUMBERS, *ARGUMENTS})) + ">"
     longest: ClassVar[int] = HORIZON
     slip: ClassVar[float] = 0.75
-    hard_slip: ClassVar[float] = 1.0
+    hard_slip: ClassVar[float] = 0.975
 
     def problem(self, draws: Draws) -> str:
         utility = [*UTILITIES][draws.below(len(UTILITIES))]
@@ -84,7 +84,7 @@ class Shell(Kind):
             return self.solution(problem)
         drawn = (by_lot(problem, True, rng) for _ in range(64))
         poor = (said for said in drawn if not self._succeeds(problem, said))
-        return next((said for said in poor if not hard or len(set(said)) < len(said)), "")
+        return next((said for said in poor if not hard or said[:1] == said[1:2]), "")
 
     def _succeeds(self, problem: str, said: str) -> bool:
         return len(said) >= FEWEST and minimality(command(problem, said)) == 1
