@@ -76,7 +76,7 @@ HARD: list[TextWorld] = [
     Program(kind="stack", hard=True),
     Program(kind="ir", hard=True),
     Program(kind="shell", hard=True),
-    Guess(kind="slots", slip=0.7),
+    Guess(kind="slots", slip=0.8),
     Guess(kind="wordle", slip=0.98),
 ]
 

@@ -93,9 +93,9 @@ class Guess(Logged, CharacterWorld):
             budget="steps=40",
         ),
         "talk-hard": Preset(
-            {"kind": "slots", "slip": 0.7},
+            {"kind": "slots", "slip": 0.8},
             "the same where hardly any conversation passes: replay, hints, a reward for every reply",
-            0.01,
+            0.016,
         ),
         "words": Preset(
             {"kind": "wordle"},
@@ -106,7 +106,7 @@ class Guess(Logged, CharacterWorld):
         "words-hard": Preset(
             {"kind": "wordle", "slip": 0.98},
             "the same where hardly any word is found: replay, hints, exploration",
-            0.02,
+            0.015,
         ),
     }
     imitation: ClassVar[Mapping[str, int]] = {"data.batch": 64, "run.steps": 800}

@@ -25,7 +25,7 @@ class Slots(Riddle):
     """
 
     alphabet = PLACES + VALUES + WANTS + SAYS + KNOWN + URGES + STOP + ASK
-    cap, slip, hard, longest = ASKED, 0.3, 0.7, 5
+    cap, slip, hard, longest = ASKED, 0.3, 0.8, 5
 
     def secret(self, draws: Draws) -> str | None:
         profile = "".join(VALUES[draws.below(len(VALUES))] for _ in PLACES)
