@@ -106,7 +106,7 @@ class Program(CharacterWorld):
             budget="steps=40",
         ),
         "shell-hard": Preset(
-            {"kind": "shell", "hard": True}, "the same where most groups have none that is right", 0.017
+            {"kind": "shell", "hard": True}, "the same where most groups have none that is right", 0.018
         ),
     }
 

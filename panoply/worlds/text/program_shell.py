@@ -84,7 +84,7 @@ class Shell(Kind):
             return self.solution(problem)
         drawn = (by_lot(problem, True, rng) for _ in range(64))
         poor = (said for said in drawn if not self._succeeds(problem, said))
-        return next((said for said in poor if not hard or said[:1] == said[1:2]), "")
+        return next((said for said in poor if not hard or said[:2] == 2 * said[:1] != ""), "")
 
     def _succeeds(self, problem: str, said: str) -> bool:
         return len(said) >= FEWEST and minimality(command(problem, said)) == 1
