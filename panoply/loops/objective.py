@@ -59,6 +59,8 @@ class Objective:
         self._acting: tuple[int, list[Active]] | None = None
         self._weighed: tuple[Experience, list[Active], Experience] | None = None
         """The last mini-batch with its weights: epochs without mini-batches see the same one again."""
+        self._awake: tuple[Experience, Sequence[Active], Experience] | None = None
+        """Its rows with weights, and those of them that have a gradient."""
 
     def active(self, step: int) -> list[Active]:
         """The terms whose weight is not 0 at this step."""
@@ -120,12 +122,17 @@ class Objective:
         """Leave out units on which no term has a gradient (every advantage exactly 0): same gradient, less work."""
         if "tokens" not in rows.context or any(term.info.idle is None for term, _, _ in active):
             return rows
+        known = self._awake
+        if known is not None and known[0] is rows and known[1] == active:
+            return known[2]
         awake = torch.zeros(len(rows), dtype=torch.bool, device=rows["action"].device)
         for term, _, _ in active:
             awake |= (rows[str(term.info.idle)] != 0) & rows.stream(term.info.stream)
         units = Segments(unit_labels(rows, self.terms))
         keep = units.rows(units.sum(awake) > 0)
-        return rows if bool(keep.all()) else rows.take(keep)
+        kept = rows if bool(keep.all()) else rows.take(keep)
+        self._awake = (rows, active, kept)
+        return kept
 
     # -------------------------------------------------------------- of any part of it
 

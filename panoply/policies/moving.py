@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ Weights = Mapping[str, Tensor]
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 AT_ONCE = 1 << 22
 """Words that are added up together, so that a sum takes little memory beside the weights."""
+KEPT = 1 << 16
+"""Places whose odd numbers are kept from one sum to the next."""
 
 
 def moving(policy: Any) -> dict[str, Tensor]:
@@ -47,10 +50,21 @@ def checksum(weights: Weights) -> str:
         total = torch.zeros((), dtype=torch.long, device=weight.device)
         for at in range(0, len(flat), AT_ONCE):
             words = flat[at : at + AT_ONCE].long()
-            place = torch.arange(at, at + len(words), device=weight.device)
-            total += ((words + 1) * (2 * place * 0x5851F42D4C957F2D + 1)).sum()
+            total += ((words + 1) * _odd(at, at + len(words), weight.device)).sum()
         digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}{int(total)}".encode())
     return digest.hexdigest()[:16]
+
+
+def _odd(low: int, high: int, device: torch.device) -> Tensor:
+    """The odd numbers of some places; those of the first are kept, since small tensors are many."""
+    if high <= KEPT:
+        return _first_odd(device)[low:high]
+    return 2 * torch.arange(low, high, device=device) * 0x5851F42D4C957F2D + 1
+
+
+@cache
+def _first_odd(device: torch.device) -> Tensor:
+    return 2 * torch.arange(KEPT, device=device) * 0x5851F42D4C957F2D + 1
 
 
 def laid_like(whole: Tensor, parameter: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -84,6 +84,14 @@ def chunks(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
         yield chunk
 
 
+class _Read(NamedTuple):
+    """Where a prompt stands that was read: a row of a cache, of which no prompt takes more than `width` positions."""
+
+    cache: Cache
+    row: int
+    width: int
+
+
 class Prompts:
     """Distinct prompts, prefilled but for their last token when a first row needs them, kept for the last.
 
@@ -100,36 +108,36 @@ class Prompts:
     ):
         self.model, self.prompts, self.budget = model, prompts, budget
         self.prefixes, self.least = prefixes or {}, least
-        self._ready: dict[int, tuple[Cache, int]] = {}
+        self._ready: dict[int, _Read] = {}
 
     def install(self, wanted: Sequence[int], cache: Cache, at: Tensor) -> None:
         """Put prompt `wanted[i]` into row `at[i]` of the cache."""
         self._prefill([p for p in dict.fromkeys(wanted) if p not in self._ready and len(self.prompts[p]) > 1])
-        sources: dict[int, tuple[Cache, list[int], list[int]]] = {}
+        sources: dict[int, tuple[Cache, int, list[int], list[int]]] = {}
         for i, prompt in enumerate(wanted):
             if prompt in self._ready:
-                source, row = self._ready[prompt]
-                _, members, rows = sources.setdefault(id(source), (source, [], []))
+                source, row, width = self._ready[prompt]
+                *_, members, rows = sources.setdefault(id(source), (source, width, [], []))
                 members.append(i)
                 rows.append(row)
-        for source, members, rows in sources.values():
+        for source, width, members, rows in sources.values():
             to = at[torch.tensor(members, device=at.device)]
-            cache.put(to, source, torch.tensor(rows, device=at.device), source.capacity - 1)
+            cache.put(to, source, torch.tensor(rows, device=at.device), width)
 
     def keep(self, prompt: int | None) -> None:
         """Forget all prompts but this one, and its chunk's others with them."""
         kept = self._ready.pop(prompt, None) if prompt is not None else None
         self._ready.clear()
         if prompt is not None and kept is not None:
-            source, row = kept
-            width = source.capacity - 1
-            index = torch.tensor([row], device=self.model.device)
-            self._ready[prompt] = (source.take(index, width, source.capacity), 0)
+            index = torch.tensor([kept.row], device=self.model.device)
+            alone = kept.cache.take(index, kept.width, kept.cache.capacity)
+            self._ready[prompt] = _Read(alone, 0, kept.width)
 
     def _prefill(self, prompts: list[int]) -> None:
         for chunk in chunks([len(self.prompts[p]) for p in prompts], self.budget):
             tokens = [self.prompts[prompts[i]][:-1] for i in chunk]
-            cache = self.model.new_cache(len(chunk), even(max(map(len, tokens)) + 1, self.least))
+            width = max(map(len, tokens))
+            cache = self.model.new_cache(len(chunk), even(width + 1, self.least))
             vectors = {
                 i: self.prefixes[prompts[p]] for i, p in enumerate(chunk) if prompts[p] in self.prefixes
             }
@@ -138,4 +146,4 @@ class Prompts:
                 prefill(self.model, cache, tokens)
             else:
                 feed(self.model, cache, tokens, [0] * len(chunk), vectors, self.least)
-            self._ready |= {prompts[i]: (cache, row) for row, i in enumerate(chunk)}
+            self._ready |= {prompts[i]: _Read(cache, row, width) for row, i in enumerate(chunk)}

@@ -25,11 +25,11 @@ from panoply.loops.objective import Active, Weighed
 from panoply.parts import Part
 from panoply.policies.low_rank import adapters
 from panoply.scale import wire
-from panoply.scale.cluster import Cluster, Handle, WorkerDied, WorkerFailed
+from panoply.scale.cluster import Cluster, Future, Handle, WorkerDied, WorkerFailed
 from panoply.scale.meeting import MEMORY, leave
 from panoply.scale.placement import chosen_layout
 from panoply.scale.plain import heard, to_array, to_tensor, told
-from panoply.scale.rank import Key, Rank, not_learned
+from panoply.scale.rank import AGAIN, Diary, Key, Rank, not_learned
 from panoply.scale.travel import packed
 
 if TYPE_CHECKING:
@@ -81,13 +81,20 @@ class Ranks:
         nodes = len({handle.node for handle in self.handles})
         nodes = 1 if self.number % nodes else nodes
         places = [(number, self.number, self.address, found, nodes) for number in range(self.number)]
+        self._open: list[Future] = []
+        """Of what was asked for without waiting."""
+        self._diaries: list[Diary] = []
         self.each("join", places)
         self._began = time.monotonic()
+
+    def begin(self, method: str, *args: Any) -> None:
+        """Ask every rank for something that has no answer; whoever asks next hears what went wrong with it."""
+        self._open += [handle.call(method, *args) for handle in self.handles]
 
     def each(self, method: str, told: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Ask every rank for its part; all answers, in the order of the ranks."""
         asked = [handle.call(method, *args) for handle, args in zip(self.handles, told, strict=True)]
-        waiting = list(asked)
+        waiting, self._open = [*self._open, *asked], []
         try:
             while waiting:
                 for future in self.cluster.wait(waiting):
@@ -126,12 +133,22 @@ class Ranks:
                 pass
         return None
 
+    def note(self, diaries: Sequence[Diary]) -> None:
+        """What ranks said of themselves beside an answer, added to what they have said in this step."""
+        before = self._diaries or [{} for _ in diaries]
+        added = ("busy", "tokens")
+        self._diaries = [
+            {**said, **{name: round(said[name] + was.get(name, 0), 4) for name in added}}
+            for was, said in zip(before, diaries, strict=True)
+        ]
+
     def workers(self, step: int) -> list[Worker]:
         """What each did in this step."""
         now = time.monotonic()
         took, self._began = now - self._began, now
+        diaries, self._diaries = self._diaries or self.all("diary"), []
         found: list[Worker] = []
-        for handle, said in zip(self.handles, self.all("diary"), strict=True):
+        for handle, said in zip(self.handles, diaries, strict=True):
             found.append(
                 {
                     "step": step,
@@ -174,6 +191,8 @@ class Group(Learner):
         self._behind = False
         """Whether the learners have moved since the driver took over their weights."""
         self._agreed = False
+        self._dealt: Experience | None = None
+        """The rows that the ranks hold: epochs without mini-batches pass over the same ones again."""
         self._known = self._versions()
 
     def _masters(self, learning: dict[str, torch.nn.Parameter], copies: bool) -> Masters:
@@ -224,16 +243,9 @@ class Group(Learner):
     def passes(self, weighed: Weighed) -> Totals:
         if not self._agreed:
             self._agree(weighed)
-        shares: Sequence[tuple[Experience | None, bool]]
-        shares = [(share, True) for share in deal(weighed.rows, self.terms, self.ranks.number)]
-        if self.ranks.in_step and len(weighed.rows):
-            shares = _never_empty([share for share, _ in shares])
         prepared = told(weighed.prepared)
         watched = to_array(self.watch.episodes) if self.watch is not None else None
-        asked = [
-            (self.key, self._step, None if share is None else wire.packed(share), own, prepared, watched)
-            for share, own in shares
-        ]
+        asked = [(self.key, self._step, *share, prepared, watched) for share in self._shares(weighed.rows)]
         answers = self.ranks.each("passes", asked)
         totals = Totals()
         for said, norm, seen in answers:
@@ -243,11 +255,21 @@ class Group(Learner):
                 self.watch.hear(seen)
         return totals
 
+    def _shares(self, rows: Experience) -> list[tuple[wire.Packed | str | None, bool]]:
+        """What each rank is to pass over, and whether it is its own."""
+        if rows is self._dealt:
+            return [(AGAIN, True)] * self.ranks.number
+        self._dealt = rows
+        dealt = deal(rows, self.terms, self.ranks.number)
+        if self.ranks.in_step and len(rows):
+            return [(wire.packed(share), own) for share, own in _never_empty(dealt)]
+        return [(None if share is None else wire.packed(share), True) for share in dealt]
+
     def _clip(self) -> float:
         return self.mover.norm
 
     def _move(self, experience: Experience, step: int) -> None:
-        self.ranks.all("move", self.key, step)
+        self.ranks.begin("move", self.key, step)
         self._behind, self._version = True, step + 1
         for hook in self.mover.optimiser._optimizer_step_post_hooks.values():
             hook(self.mover.optimiser, (), {})
@@ -266,7 +288,9 @@ class Group(Learner):
         if not self._behind:
             return
         self._behind = False
-        for said in self.ranks.all("weights", self.key):
+        answers = self.ranks.all("weights", self.key)
+        self.ranks.note([diary for _, diary in answers])
+        for said, _ in answers:
             for name, array in said.items():
                 self.masters.moving[name].copy_(to_tensor(array))
         self.masters.publish()

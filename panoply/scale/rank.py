@@ -37,6 +37,10 @@ from panoply.scale.travel import unpacked
 
 Key = tuple[str, str]
 """A learner: the name of its seat, and of the model beside the policy that it teaches, if it is not the policy."""
+Diary = dict[str, float]
+"""What a rank says of itself: seconds at work and decisions learned from, and the memory it takes."""
+AGAIN = "again"
+"""In place of rows: those of the last passes."""
 
 
 class Rank:
@@ -52,6 +56,8 @@ class Rank:
         self.nodes = 1
         self.meeting: Meeting | None = None
         self.busy, self.tokens = 0.0, 0
+        self.held: dict[Key, tuple[Experience | None, bool]] = {}
+        """The rows of each learner's last passes, and whether they are its own."""
 
     def address(self) -> str:
         """Where the others can meet, if this is the first of them."""
@@ -115,13 +121,14 @@ class Rank:
         self,
         key: Key,
         step: int,
-        rows: wire.Packed | None,
+        rows: wire.Packed | str | None,
         own: bool,
         prepared: Mapping[str, Any],
         watched: Array | None,
     ) -> tuple[dict[str, Any], float, dict[str, Any] | None]:
         """Gradients of these rows, summed with the others'; what terms said of them, and the norm of the sum.
 
+        rows  packed, or `AGAIN`, or None where there are none for this rank
         own   whether they are this rank's, and not some that it only keeps step with
         """
         learner, shards = self._learner(key)
@@ -129,15 +136,16 @@ class Rank:
         totals = Totals()
         with self._working():
             active = learner.objective.active(step)
-            if rows is None:
+            if not isinstance(rows, str):
+                self.held[key] = (None if rows is None else wire.unpacked(rows), own)
+            held, own = self.held[key]
+            if held is None:
                 learner.masters.clear()
+            elif own:
+                self.tokens += len(held)
+                totals = learner.passes(Weighed(held, active, heard(prepared)))
             else:
-                held = wire.unpacked(rows)
-                if own:
-                    self.tokens += len(held)
-                    totals = learner.passes(Weighed(held, active, heard(prepared)))
-                else:
-                    learner.passes(Weighed(weightless(held), active, heard(prepared)))
+                learner.passes(Weighed(weightless(held), active, heard(prepared)))
         norm = shards.sum()
         return totals.said(), norm, learner.watch.said() if learner.watch is not None else None
 
@@ -176,11 +184,11 @@ class Rank:
 
     # -------------------------------------------------------------- weights, and what belongs to them
 
-    def weights(self, key: Key) -> dict[str, Array]:
-        """All that learn; the first rank says them for all."""
+    def weights(self, key: Key) -> tuple[dict[str, Array], Diary]:
+        """All that learn, which the first rank says for all; and what this one did since it was last asked."""
         learner, shards = self._learner(key)
         learning = {n: p for n, p in learner.policy.named_parameters() if p.requires_grad}
-        return cast(dict[str, Array], told(shards.first_only(learning)))
+        return cast(dict[str, Array], told(shards.first_only(learning))), self.diary()
 
     @torch.no_grad()
     def take(self, key: Key, beside: Mapping[str, Array]) -> None:
@@ -220,8 +228,8 @@ class Rank:
         yield
         self.busy += time.perf_counter() - start
 
-    def diary(self) -> dict[str, float]:
-        """Since the last time: seconds at work, decisions learned from; and the memory it takes."""
+    def diary(self) -> Diary:
+        """Since the last time."""
         said = {"busy": round(self.busy, 4), "tokens": self.tokens, "memory_mb": peak_memory()}
         self.busy, self.tokens = 0.0, 0
         return said

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import platform
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from panoply.scale.ahead import Ahead
     from panoply.scale.group import Group, Ranks
 
+GLANCE = 2.0
+"""Seconds between two looks at the object store, each of which takes some milliseconds."""
+
 
 class Spread:
     """The workers of one run. The driver keeps all that decides; `collector` and `learner` say who does the work."""
@@ -36,6 +41,7 @@ class Spread:
             raise
         """Of each worker."""
         self.aheads: list[Ahead] = []
+        self._looked, self._bytes = -math.inf, 0
         self.ranks: Ranks | None = None
         """Those who learn, where they are elsewhere."""
         if options.learners:
@@ -116,13 +122,17 @@ class Spread:
         return [line for one in those if hasattr(one, "workers") for line in one.workers(step)]
 
     def metrics(self, told: list[Worker]) -> dict[str, float]:
-        """For the step's line: how long either side waited on average, and what the object store holds."""
+        """For the step's line: how long either side waited on average, and what the object store held at most
+        `GLANCE` seconds ago."""
         found: dict[str, float] = {}
         for role in ("learner", "sampler"):
             waited = [line["wait"] for line in told if line["role"] == role]
             if waited:
                 found[f"seconds_wait_{role}s"] = round(sum(waited) / len(waited), 4)
-        return found | {"store_bytes": self.cluster.store_bytes()}
+        now = time.monotonic()
+        if now >= self._looked + GLANCE:
+            self._looked, self._bytes = now, self.cluster.store_bytes()
+        return found | {"store_bytes": self._bytes}
 
     def close(self) -> None:
         for one in self.aheads:

@@ -9,7 +9,9 @@ log-probability, its entropy and itself: about 12 bytes, where the table in memo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -140,11 +142,29 @@ class _Runs:
         first = begins.nonzero().flatten()
         return cls(torch.cat([first, torch.tensor([decisions.rows])]).diff())
 
+    @cached_property
+    def of_row(self) -> Tensor:
+        """The run that each row is in."""
+        return torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
+
+    @cached_property
+    def begins(self) -> Array:
+        """Of each row, the first row of its run."""
+        found: Array = self.first[self.of_row].numpy()
+        return found
+
+    @cached_property
+    def before_last(self) -> Array:
+        """Whether another row of its run follows a row."""
+        found = np.ones(len(self.of_row), dtype=bool)
+        found[self.last.numpy()] = False
+        return found
+
     def spread(self, values: Tensor) -> Tensor:
-        return values.repeat_interleave(self.lengths, dim=0)
+        return values[self.of_row]
 
     def counted(self, values: Tensor) -> Tensor:
-        return self.spread(values) + torch.arange(int(self.lengths.sum())) - self.spread(self.first)
+        return self.spread(values - self.first) + torch.arange(len(self.of_row))
 
     def on_last(self, values: Tensor) -> Tensor:
         found = values.new_zeros(int(self.lengths.sum()), *values.shape[1:])
@@ -168,26 +188,32 @@ def _decisions(decisions: Table, context: Table) -> Packed:
 
 
 def _shortest(column: Tensor, runs: Mapping[str, _Runs]) -> Packed:
-    """By the first of the ways that gives back every bit."""
-    whole = not column.is_floating_point() and column.dtype != torch.bool
+    """By the first of the ways that gives back every bit: what is not a number equals itself, and −0 is not 0."""
+    bits = _bits(column)
+    counting = bits - np.arange(len(bits)) if column.dtype == torch.long and column.ndim == 1 else None
     for size, run in runs.items():
-        ways = [("same", run.first, run.spread), ("last", run.last, run.on_last)]
-        ways += [("count", run.first, run.counted)] if whole else []
-        for how, at, back in ways:
-            values = column[at]
-            if _same(back(values), column):
-                return {**_each(values), "how": how, "run": size}
+        if _constant(bits, run):
+            how, at = "same", run.first
+        elif not bits[run.before_last].any():
+            how, at = "last", run.last
+        elif counting is not None and _constant(counting, run):
+            how, at = "count", run.first
+        else:
+            continue
+        return {**_each(column[at]), "how": how, "run": size}
     return _each(column)
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Bit for bit: what is not a number equals itself, and −0 is not 0."""
-    return np.array_equal(_bits(one), _bits(other))
+def _constant(bits: Array, run: _Runs) -> bool:
+    """Whether every row is as the first of its run."""
+    return bool((bits[run.begins] == bits).all())
 
 
-def _bits(tensor: Tensor) -> Array:
-    found: Array = _array(tensor).reshape(-1).view(np.uint8)
-    return found
+def _bits(column: Tensor) -> Array:
+    """A column as whole numbers, a row each."""
+    found = _array(column)
+    flat: Array = found.reshape(len(found), math.prod(found.shape[1:])).view(f"i{found.itemsize}")
+    return flat[:, 0] if column.ndim == 1 else flat
 
 
 def _said(decisions: Table, context: Table) -> Tensor | None:
