@@ -10,15 +10,19 @@ lognormal lengths (mean 4,000, at most 16,384 tokens), on H200s. Its rates were 
 60 % of its byte floor and learning 50 % (42 % of 32B, whose blocks are computed again), that weights travel at 8.25
 GB/s and that the driver takes 2 s, is assumed. The best split of learners and samplers is searched for.
 
-Measured is GRPO on `chain`, with as many epochs as make learning take as long as sampling (`balance`). `alone-1` and
-`alone-2` are one process on one thread and on two; `pair` is one learner and one sampler, which shows what Ray costs;
-`ahead` two samplers and a learner with batches sampled one step ahead. Three steps warm up, then ten are timed.
+Measured is GRPO on `chain`, with as many epochs as make learning take as long as sampling (`balance`), and with a
+learning rate at which the policy hardly moves: rewards then stay as rare as they were, and all steps are of one length.
+`alone-1` and `alone-2` are one process on one thread and on two; `pair` one learner and one sampler, which shows what
+Ray costs; `ahead` two samplers and a learner with batches sampled one step ahead, and `ahead-1` the same with one
+sampler. `-long` is the same with four times the prompts. Three steps warm up, then ten are timed; `cpu` is what all
+processes of the run together computed in such a step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -78,6 +82,7 @@ WORK = {
     "world.operations": 6,
     "sample.prompts": 64,
     "sample.group": 8,
+    "update.lr": 1e-6,
     "run.held_out": 1,
     "run.evaluate_every": 0,
     "run.episodes_every": 0,
@@ -89,7 +94,11 @@ CELLS: dict[str, dict[str, Any]] = {
     "alone-2": {"threads": 2},
     "pair": {"threads": 1, "learners": 1, "samplers": 1},
     "ahead": {"threads": 1, "learners": 1, "samplers": 2, "staleness": 1},
+    "ahead-1": {"threads": 1, "learners": 1, "samplers": 1, "staleness": 1},
 }
+LONG = "-long"
+"""The end of names of cells with four times the prompts."""
+CELLS |= {name + LONG: how for name, how in CELLS.items() if name not in ("balance", "ahead-1")}
 
 
 def measure(name: str) -> None:
@@ -99,7 +108,10 @@ def measure(name: str) -> None:
 
     epochs = 1 if name == "balance" else json.loads((RESULTS / "balance.json").read_text())["epochs"]
     settings = {**WORK, "update.epochs": epochs}
+    if name.endswith(LONG):
+        settings["sample.prompts"] *= 4
     rows: list[dict[str, Any]] = []
+    computed: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         steps = panoply.steps(
             "grpo",
@@ -111,12 +123,15 @@ def measure(name: str) -> None:
             progress=panoply.Progress(),
             **CELLS[name],
         )
-        rows += [dict(step.metrics) for step in steps]
+        for step in steps:
+            rows.append(dict(step.metrics))
+            computed.append(cpu_seconds())
     ends = [row["seconds"] for row in rows]
     seconds = [after - before for before, after in zip(ends[WARM - 1 :], ends[WARM:], strict=False)]
     facts = {
         "steps": [round(s, 4) for s in seconds],
         "median": statistics.median(seconds),
+        "cpu": round((computed[-2] - computed[WARM - 1]) / (TIMED - 1), 4),  # the last step also evaluates
         "phases": {
             k: statistics.median([r[k] for r in rows[WARM:] if k in r]) for k in rows[-1] if "seconds_" in k
         },
@@ -128,6 +143,22 @@ def measure(name: str) -> None:
         ratio = facts["phases"]["seconds_sample"] / facts["phases"]["seconds_learn"]
         facts["epochs"] = max(1, round(ratio))
     _store(name, facts)
+
+
+def cpu_seconds() -> float:
+    """What this process and all that came of it have computed so far."""
+    spent, parents = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        pid = int(folder.name)
+        parents[pid], spent[pid] = int(words[1]), (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    family = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(spent[pid] for pid in family)
 
 
 def cells(names: list[str], again: bool) -> None:
@@ -154,14 +185,15 @@ def table() -> str:
             pieces.append("\n".join(lines))
     known = {n: json.loads(p.read_text()) for n in CELLS if (p := RESULTS / f"{n}.json").is_file()}
     if {"alone-1", "alone-2", "pair", "ahead"} <= known.keys():
-        took = {name: facts["median"] for name, facts in known.items()}
-        lines = ["| | seconds a step |", "|---|---|"]
-        lines += [f"| {name} | {seconds:.3f} |" for name, seconds in took.items() if name != "balance"]
-        one = min(took["alone-1"], took["alone-2"])
-        lines.append(
-            f"\nTwo samplers ahead of one learner are {one / took['ahead']:.2f} times as fast as one process. Ray "
-            f"takes {took['pair'] / took['alone-1'] - 1:+.1%} of a step with one learner and one sampler."
-        )
+        took = {name: facts["median"] for name, facts in known.items() if name != "balance"}
+        lines = ["| | seconds a step | computed | times one thread |", "|---|---|---|---|"]
+        for name, seconds in took.items():
+            one = took["alone-1" + (LONG if name.endswith(LONG) else "")]
+            lines.append(f"| {name} | {seconds:.3f} | {known[name]['cpu']:.3f} | {one / seconds:.2f} |")
+        for end in ("", LONG):
+            if "pair" + end in took:
+                over = took["pair" + end] / took["alone-1" + end] - 1
+                lines.append(f"\nRay takes {over:.1%} of a step of {took['alone-1' + end]:.2f} s.")
         pieces.append("\n".join(lines))
     return "\n\n".join(pieces)
 

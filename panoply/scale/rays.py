@@ -114,7 +114,8 @@ class Rays:
             from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
             if self._state is None:
-                self._state = get_state_from_address(None)  # type: ignore[no-untyped-call]
+                here = ray.get_runtime_context().gcs_address  # another cluster may be on this machine, too
+                self._state = get_state_from_address(here)  # type: ignore[no-untyped-call]
             reply = get_memory_info_reply(self._state)  # type: ignore[no-untyped-call]
             return int(reply.store_stats.object_store_bytes_used)
         return 0
