@@ -217,7 +217,8 @@ def _start(address: str, store: int) -> None:
     }
     if address == "local":
         settings |= {"include_dashboard": False, "object_store_memory": store}
-        settings["_system_config"] = {"automatic_object_spilling_enabled": False}
+        # workers compute for the run, and give way to others of this machine as little as one process does
+        settings["_system_config"] = {"automatic_object_spilling_enabled": False, "worker_niceness": 0}
     try:
         with _signals():
             ray.init(address=address, **settings)

@@ -20,6 +20,7 @@ from panoply.progress import Progress
 from panoply.run import Run
 from panoply.scale.cluster import ThreadWorker
 from panoply.scale.group import deal
+from panoply.scale.rank import AGAIN, Key, Rank
 
 TINY: dict[str, Any] = {
     "sample.prompts": 4,
@@ -100,6 +101,18 @@ def test_one_learner_is_one_process_bit_for_bit(tmp_path: Path) -> None:
     assert one[-1]["gradient_norm"] > 0
     assert logged(spread(plan, learners=1), tmp_path / "elsewhere") == one
     assert fingerprint(tmp_path / "elsewhere") == fingerprint(tmp_path / "one")
+
+
+def test_rows_travel_once_however_many_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    again, passes = [], Rank.passes
+
+    def noted(self: Rank, key: Key, step: int, rows: Any, *args: Any) -> Any:
+        again.append(rows == AGAIN)
+        return passes(self, key, step, rows, *args)
+
+    monkeypatch.setattr(Rank, "passes", noted)
+    logged(spread(tiny("grpo", settings={"update.epochs": 3}), learners=1), tmp_path / "run")
+    assert again == [False, True, True] * 2
 
 
 FAMILIES = {
