@@ -11,11 +11,12 @@ lognormal lengths (mean 4,000, at most 16,384 tokens), on H200s. Its rates were 
 GB/s and that the driver takes 2 s, is assumed. The best split of learners and samplers is searched for.
 
 Measured is GRPO on `chain`, with as many epochs as make learning take as long as sampling (`balance`), and with a
-learning rate at which the policy hardly moves: rewards then stay as rare as they were, and all steps are of one length.
-`alone-1` and `alone-2` are one process on one thread and on two; `pair` one learner and one sampler, which shows what
-Ray costs; `ahead` two samplers and a learner with batches sampled one step ahead, and `ahead-1` the same with one
-sampler. `-long` is the same with four times the prompts. Three steps warm up, then ten are timed; `cpu` is what all
-processes of the run together computed in such a step.
+learning rate at which the policy hardly moves: rewards then stay as rare as they were, and all steps are of one
+length. `alone-1` and `alone-2` are one process on one thread and on two, and `twice` is a step of one of two such
+processes at the same time, which have nothing to do with one another: two steps in its time is all that two cores
+give. `pair` one learner and one sampler, which shows what Ray costs; `ahead` two samplers and a learner with batches
+sampled one step ahead, and `ahead-1` the same with one sampler. `-long` is the same with four times the prompts.
+Three steps warm up, then ten are timed; `cpu` is what all processes of the run together computed in such a step.
 """
 
 from __future__ import annotations
@@ -92,16 +93,17 @@ CELLS: dict[str, dict[str, Any]] = {
     "balance": {"threads": 1},
     "alone-1": {"threads": 1},
     "alone-2": {"threads": 2},
+    "twice": {"threads": 1},
     "pair": {"threads": 1, "learners": 1, "samplers": 1},
     "ahead": {"threads": 1, "learners": 1, "samplers": 2, "staleness": 1},
     "ahead-1": {"threads": 1, "learners": 1, "samplers": 1, "staleness": 1},
 }
 LONG = "-long"
 """The end of names of cells with four times the prompts."""
-CELLS |= {name + LONG: how for name, how in CELLS.items() if name not in ("balance", "ahead-1")}
+CELLS |= {name + LONG: how for name, how in CELLS.items() if name not in ("balance", "twice", "ahead-1")}
 
 
-def measure(name: str) -> None:
+def measure(name: str, saved: bool = True) -> None:
     """One cell, in this process."""
     import panoply
     from panoply.run import versions
@@ -112,6 +114,8 @@ def measure(name: str) -> None:
         settings["sample.prompts"] *= 4
     rows: list[dict[str, Any]] = []
     computed: list[float] = []
+    command = [sys.executable, "-m", "benchmarks.cluster", "one", "--cell", "alone-1", "--unsaved"]
+    beside = subprocess.Popen(command) if name == "twice" else None
     with tempfile.TemporaryDirectory() as folder:
         steps = panoply.steps(
             "grpo",
@@ -126,6 +130,8 @@ def measure(name: str) -> None:
         for step in steps:
             rows.append(dict(step.metrics))
             computed.append(cpu_seconds())
+    if beside is not None:
+        beside.wait()
     ends = [row["seconds"] for row in rows]
     seconds = [after - before for before, after in zip(ends[WARM - 1 :], ends[WARM:], strict=False)]
     facts = {
@@ -142,7 +148,8 @@ def measure(name: str) -> None:
     if name == "balance":
         ratio = facts["phases"]["seconds_sample"] / facts["phases"]["seconds_learn"]
         facts["epochs"] = max(1, round(ratio))
-    _store(name, facts)
+    if saved:
+        _store(name, facts)
 
 
 def cpu_seconds() -> float:
@@ -209,11 +216,12 @@ def main() -> None:
     )
     parser.add_argument("what", nargs="?", default="cells", choices=["cells", "one", "simulate", "table"])
     parser.add_argument("--cell", action="append", choices=list(CELLS))
+    parser.add_argument("--unsaved", action="store_true", help="time one cell, and store nothing")
     chosen = parser.parse_args()
     if chosen.what == "simulate":
         simulate()
     elif chosen.what == "one":
-        measure(chosen.cell[0])
+        measure(chosen.cell[0], saved=not chosen.unsaved)
     elif chosen.what == "cells":
         cells(chosen.cell or list(CELLS), again=bool(chosen.cell))
     if chosen.what != "one":
