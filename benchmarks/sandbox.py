@@ -67,7 +67,7 @@ def step_with_programs(steps: int) -> dict[str, float]:
 
     Monty.run_many = timed  # type: ignore[method-assign]
     ends = []
-    options = {
+    options: dict[str, Any] = {
         "steps": steps,
         "evaluate_every": 0,
         "threads": 1,
