@@ -10,6 +10,7 @@ from panoply.costs import Cost, cost, device_memory
 from panoply.errors import PanoplyError
 from panoply.footprint import Dimensions
 from panoply.kinds import is_text, kind_of
+from panoply.loops.compiler import leave_unloaded
 from panoply.planning import Options, Plan
 from panoply.rollout import engines
 from panoply.scale import ahead, sharded
@@ -67,6 +68,7 @@ def check(plan: Plan) -> None:
 
 def _check_updates(plan: Plan) -> None:
     """Learners hand on sums of gradients: who wants to look at the mini-batch, or at all weights, cannot be shared."""
+    leave_unloaded()
     for one in plan.seats().values() or [plan]:
         update: Any = one.method.slots()["update"]
         if isinstance(update([torch.nn.Parameter(torch.zeros(1))]), Solver):

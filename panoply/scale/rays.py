@@ -13,7 +13,9 @@ import os
 import re
 import signal
 import socket
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from panoply.errors import PanoplyError, Resumable, needs_extra
@@ -219,19 +221,59 @@ def _start(address: str, store: int) -> None:
         settings |= {"include_dashboard": False, "object_store_memory": store}
         # workers compute for the run, and give way to others of this machine as little as one process does
         settings["_system_config"] = {"automatic_object_spilling_enabled": False, "worker_niceness": 0}
+    elif address.startswith("ray://"):
+        _show_token()
     try:
-        with _signals():
+        with _signals(), _hushed() if address != "local" else contextlib.nullcontext():
             ray.init(address=address, **settings)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         if ray.is_initialized():
             ray.shutdown()
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        if address == "auto":
+        if address == "local":
+            raise PanoplyError(f"Ray could not be started: {said}.") from error
+        if address == "auto" and "Could not find any running" in said:
             raise PanoplyError(
-                f"No Ray cluster could be joined from this machine ({said}): start one with ray start "
-                "--head, join one with ray start --address=HOST:6379, or leave --cluster auto out."
+                "No Ray cluster is there that this machine is in: start one with ray start --head, join one with ray "
+                "start --address=HOST:6379, or leave --cluster auto out."
             ) from error
-        raise PanoplyError(f"Ray could not be started ({address}): {said}.") from error
+        raise PanoplyError(
+            f"The Ray cluster could not be joined ({said}), though something answers at its address: {_token()} must "
+            "be that of the cluster (ray get-auth-token prints it there), and Ray must have the same version."
+        ) from error
+
+
+def _token() -> str:
+    """Where the token of this process comes from, in words."""
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return "the token in RAY_AUTH_TOKEN"
+    lies = Path(path) if path else Path.home() / ".ray" / "auth_token"
+    return (
+        f"the token in {lies}"
+        if lies.is_file()
+        else f"the token in RAY_AUTH_TOKEN (or in {lies}; neither is there)"
+    )
+
+
+def _show_token() -> None:
+    """Ray shows a distant cluster its token only if told to; one that wants none does not mind it."""
+    with contextlib.suppress(Exception):  # of Ray's inside, which may change
+        from ray._private.authentication import authentication_token_setup as tokens
+
+        tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Ray's own processes say on this one's stderr, every second, that they are not let in: it is said once, below."""
+    with contextlib.ExitStack() as back, open(os.devnull, "w") as nobody, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        before = os.dup(2)
+        back.callback(os.close, before)
+        back.callback(os.dup2, before, 2)
+        os.dup2(nobody.fileno(), 2)
+        yield
 
 
 @contextlib.contextmanager
@@ -260,13 +302,13 @@ def _versions() -> dict[str, str]:
 def _check_versions() -> None:
     """Every machine must compute as this one does."""
     mine, nodes = _versions(), [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    asked = {
-        node["NodeManagerHostname"]: ray.remote(_versions)
+    asked = [
+        ray.remote(_versions)
         .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
         .remote()
         for node in nodes
-    }
-    for name, found in asked.items():
+    ]
+    for name, found in zip([node["NodeManagerHostname"] for node in nodes], asked, strict=True):
         try:
             theirs = ray.get(found, timeout=6 * PATIENCE)
         except RayError as error:

@@ -279,7 +279,8 @@ def group_bounded_ratio(
     """`bounded_ratio` without a critic: an episode's return against the median of its group, in deviations.
 
     Where more than half of a group earned the same, that is the median, and those episodes are pulled to the middle of
-    the band.
+    the band: to where their ratio is before the first update. Of |ρ − 1| at ρ = 1 rounding alone decides the sign, so
+    that sums in another order (other micro-batches, several learners) part by some percent from the second update on.
 
     low, high: how far the band goes below and above 1
     temperature: of deviations from the median, over which the aim goes from one edge to the other
