@@ -22,7 +22,7 @@ STRICT = {"loss": 1e-6, "gradient_norm": 1e-6}
 """How far the two may be apart: what is learned from."""
 OTHERS = 1e-5
 """And what is only told: differences of sums over episodes, of which nothing may be left but rounding."""
-SIGNS = ("accuracy", "rank_accuracy", "right_order")
+SIGNS = ("accuracy", "rank_accuracy", "right_order", "likely_order", "inverse_order")
 """Shares of differences above 0, which before the first step are nothing but rounding."""
 
 
@@ -61,6 +61,7 @@ def main(names: list[str]) -> int:
 
     from panoply import registry
     from panoply.errors import PanoplyError
+    from panoply.scale import placement
 
     torch.set_num_threads(1)
     wrong = 0
@@ -70,8 +71,8 @@ def main(names: list[str]) -> int:
             if plan.method.regime not in ("on_policy", "dataset"):
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                one = logged(plan, Path(folder) / "one")
-                two = logged(spread(plan), Path(folder) / "two")
+                placement.check(there := spread(plan))
+                one, two = logged(plan, Path(folder) / "one"), logged(there, Path(folder) / "two")
             gap, where = apart(one, two)
             wrong += gap > 1
             print(f"{'ok   ' if gap <= 1 else 'APART'} {name} {gap:.2f} {where}", flush=True)

@@ -382,9 +382,8 @@ class Job:
         if self.spread is None:
             return {}
         told = self.spread.told(self.step, list(self.seats.values()))
-        for line in told:
-            if line["role"] == "learner":  # the driver counts them: all end where one does
-                line["restarts"] = self.run.restarts
+        for line in told:  # where a learner died all were started again
+            line["restarts"] += self.run.restarts
         self.run.log_workers(told)
         return self.spread.metrics(told)
 

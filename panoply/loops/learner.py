@@ -267,10 +267,12 @@ class Learner:
             (loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
             self.masters.collect()
 
-    def now(self, rows: Experience, active: Sequence[Active]) -> dict[str, Tensor]:
+    def now(
+        self, rows: Experience, active: Sequence[Active], but: frozenset[str] = frozenset()
+    ) -> dict[str, Tensor]:
         """What the current policy says of the rows; `own`, where terms ask for both, is its own log-probability."""
         asked = {term.info.scores for term, _, _ in active if rows.altered} - {"none"}
-        needs = self.objective.needs
+        needs = self.objective.needs - but
         if asked == {"policy"}:
             return self.policy.score(rows.unaltered(), needs)
         found = self.policy.score(rows, needs)

@@ -23,6 +23,7 @@ from panoply.loops.micro_batches import unit_labels, unit_tokens
 from panoply.loops.mover import Masters
 from panoply.loops.objective import Active, Weighed
 from panoply.parts import Part
+from panoply.policies import divergence
 from panoply.policies.low_rank import adapters
 from panoply.scale import wire
 from panoply.scale.cluster import Cluster, Future, Handle, WorkerDied, WorkerFailed
@@ -229,7 +230,10 @@ class Group(Learner):
         if not len(rows):
             return
         rows = rows.take(unit_labels(rows, self.terms) == 0)
-        here = self.now(self._beside(rows), weighed.active)
+        others = frozenset(need for need, _, _ in divergence.parse(self.objective.needs))
+        here = self.now(
+            self._beside(rows), weighed.active, but=others
+        )  # only learners have other selves' outputs
         there = heard(self.ranks.all("scored", self.key, self._step, wire.packed(rows))[0])
         for name, column in here.items():
             gap = float((column.cpu().float() - there[name].float()).abs().mean())

@@ -26,7 +26,7 @@ try:
     from ray.exceptions import (
         GetTimeoutError,
         ObjectStoreFullError,
-        OutOfMemoryError,
+        OutOfDiskError,
         RayActorError,
         RayError,
     )
@@ -41,7 +41,7 @@ except ImportError as error:
 PATIENCE = 10.0
 """Seconds in which a cluster must answer, and a place for a worker must be found."""
 STORE = 2**31
-"""Bytes of shared memory that a Ray started here may hold; nothing spills to disk."""
+"""Bytes of shared memory that a Ray started here may hold; what is beyond lies in files of its temporary folder."""
 COMPARED = ("panoply", "python", "torch")
 """What must be the same on every machine."""
 
@@ -226,7 +226,7 @@ def _start(address: str, store: int) -> None:
     try:
         with _signals(), _hushed() if address != "local" else contextlib.nullcontext():
             ray.init(address=address, **settings)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except Exception as error:  # of many kinds, a plain one where Ray's processes take too long to start
         if ray.is_initialized():
             ray.shutdown()
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
@@ -329,12 +329,14 @@ def compare_versions(mine: dict[str, str], name: str, theirs: dict[str, str]) ->
 
 @contextlib.contextmanager
 def _room() -> Iterator[None]:
+    """What travels and does not fit into shared memory lies in files; where they do not fit either, a run can only
+    stop. A worker whose answer did not fit lives on, so that this is told before its death is thought of."""
     try:
         yield
-    except (ObjectStoreFullError, OutOfMemoryError) as error:
+    except (ObjectStoreFullError, OutOfDiskError) as error:
         raise Resumable(
-            "The object store of the cluster is full: lower --staleness, make batches smaller, or start Ray with more "
-            "--object-store-memory."
+            "The object store of the cluster is full, and so is the disk of Ray's temporary folder: lower --staleness, "
+            "make batches smaller, free space there, or start Ray with more --object-store-memory."
         ) from error
 
 

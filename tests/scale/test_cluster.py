@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, Resumable
 from panoply.scale.cluster import Cluster, Threads, WorkerDied, WorkerFailed
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -120,3 +120,59 @@ def test_a_cluster_that_is_not_there_is_refused_at_once(monkeypatch: pytest.Monk
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(PanoplyError, match=r"Nobody answers at 127\.0\.0\.1:1 "):
         rays._reach("auto")
+
+
+def test_what_ray_raises_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A disk that is full is no worker's death; a start that failed and a token that is not the cluster's are named."""
+    from ray.exceptions import OutOfDiskError, RayTaskError
+
+    from panoply.scale import rays
+
+    class Gone:
+        name = "sampler-0"
+
+        def gone(self) -> None:
+            raise AssertionError("nobody died")
+
+    full = OutOfDiskError("Local disk is full")
+    raised: list[Exception] = [full, RayTaskError("do", "…", full).as_instanceof_cause()]
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise raised[0]
+
+    monkeypatch.setattr(rays.ray, "get", fail)
+    while raised:
+        with pytest.raises(Resumable, match="object store of the cluster is full, and so is the disk"):
+            rays.RayFuture(None, Gone()).result()  # type: ignore[arg-type]
+        raised.pop(0)
+
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(rays.ray, "init", fail)
+    for address, said, told in [
+        (
+            "local",
+            "The current node timed out\n…",
+            r"^Ray could not be started: The current node timed out\.$",
+        ),
+        (
+            "auto",
+            "Could not find any running Ray instance.",
+            "^No Ray cluster is there that this machine is in",
+        ),
+        (
+            "auto",
+            "Failed to connect.",
+            r"joined \(Failed to connect\).*auth_token; neither is there\) must be that",
+        ),
+    ]:
+        raised.append(Exception(said))
+        with pytest.raises(PanoplyError, match=told):
+            rays._start(address, 0)
+        raised.clear()
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "x")
+    raised.append(ConnectionError("timeout"))
+    with pytest.raises(PanoplyError, match="the token in RAY_AUTH_TOKEN must be that of the cluster"):
+        rays._start("ray://head:10001", 0)

@@ -123,6 +123,7 @@ FAMILIES = {
     "groups": tiny("gspo"),
     "pairs and a reference": tiny("dpo"),
     "adapters": tiny("grpo", lora=2),
+    "whole distributions of another self": tiny("mdpo"),
 }
 
 

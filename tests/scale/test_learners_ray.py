@@ -46,8 +46,8 @@ def test_a_killed_process_changes_nothing(
     assert killed == ["learner-1"]
     assert fingerprint(tmp_path / "ray") == fingerprint(tmp_path / "threads")
     lines = Run.open(tmp_path / "ray").workers()
-    assert [(line["step"], line["worker"]) for line in lines] == [
-        (step, f"learner-{number}") for step in (1, 2) for number in (0, 1)
+    assert [(line["step"], line["worker"], line["restarts"]) for line in lines] == [
+        (step, f"learner-{number}", step - 1) for step in (1, 2) for number in (0, 1)
     ]
 
 
