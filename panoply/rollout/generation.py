@@ -99,11 +99,11 @@ class Generation:
         self.slots, self.reach = Slots.empty(self.device), 0
         self.glance: Glance | None = None
         self.left: tuple[int, int] | None = None
+        self._look(between)
         self.admit()
         while len(self.slots):
-            if between is not None:
-                self.recorder.version = between()
             self.steps(patience)
+            self._look(between)
             self.settle(compact)
         return self.recorder.result(
             self._constants(),
@@ -113,6 +113,15 @@ class Generation:
             tuple(self.requests[i].key for i in self.request),
             {} if self.feeding is None else self.feeding.columns(len(self.prompt)),
         )
+
+    def _look(self, between: Callable[[], int] | None) -> None:
+        """Take newer weights where there are any, before new rows begin: what those read is read with the weights that
+        draw their first token, so that prompts which older weights have read are read anew."""
+        if between is None:
+            return
+        before, self.recorder.version = self.recorder.version, between()
+        if before != self.recorder.version:
+            self.source.keep(None)
 
     def _constants(self) -> dict[str, float]:
         """Columns of decisions that are the same in all of them."""

@@ -86,7 +86,7 @@ class Batch:
 class Ahead:
     """Of one seat. `batch` gives that of a step, and lets the one k steps later begin."""
 
-    def __init__(self, seat: Seat, fleet: Fleet, lag: int, steps: int, inflight: bool = False):
+    def __init__(self, seat: Seat, fleet: Fleet, lag: int, steps: int, board: Files | None = None):
         self.seat, self.fleet, self.lag, self.steps = seat, fleet, lag, steps
         self.held = cast(Part, seat.method.slots()[SAMPLE])
         self.flight: deque[tuple[int, Future[Batch]]] = deque()
@@ -94,7 +94,7 @@ class Ahead:
         self.weights: dict[int, Weights] = {}
         """Of every version that a batch in flight is sampled with."""
         self.own: Fleet | None = None
-        self.board = Files(keep=2) if inflight else None
+        self.board = board
         """Where samplers look for newer weights in the midst of answers."""
         self._memory: Any = None
         self._next = 0

@@ -12,6 +12,7 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -170,6 +171,10 @@ class Player(Collector):
         now = time.monotonic()
         if now >= self._again:
             self._again = now + PAUSE
+            if not Path(board).is_dir():
+                raise PanoplyError(
+                    f"--inflight needs a disk that all machines share: a sampler cannot see {board}, where weights are."
+                )
             newest = Files.newest(board)
             if newest is not None and newest[0] > self.version:
                 with contextlib.suppress(FileNotFoundError):  # newer ones have taken its place

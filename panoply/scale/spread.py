@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from panoply.errors import PanoplyError
 from panoply.kinds import is_text
-from panoply.scale.cluster import Cluster, open_cluster
+from panoply.scale.cluster import SEES, Cluster, Handle, open_cluster
 
 if TYPE_CHECKING:
     from panoply.experience import Experience
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 GLANCE = 2.0
 """Seconds between two looks at the object store, each of which takes some milliseconds."""
+WEIGHTS = ".weights"
+"""Where samplers on other machines find new weights in the midst of answers, in the run folder."""
 
 
 class Spread:
@@ -40,6 +42,8 @@ class Spread:
             self.cluster.close()
             raise
         """Of each worker."""
+        self.folder = Path()
+        """Of the run; what workers on other machines find there they must see."""
         self.aheads: list[Ahead] = []
         self._looked, self._bytes = -math.inf, 0
         self.ranks: Ranks | None = None
@@ -55,12 +59,20 @@ class Spread:
 
     def check_shared(self, folder: Path) -> None:
         """Learners on other machines read checkpoints: refuse a run folder that they do not see."""
-        for handle in [] if self.ranks is None else self.ranks.handles:
-            if handle.node != platform.node() and not handle.call("sees", str(folder.resolve())).result():
+        self.folder = folder.resolve()
+        if self.ranks is not None:
+            self._elsewhere(self.ranks.handles)
+
+    def _elsewhere(self, handles: Iterable[Handle]) -> bool:
+        """Whether any of these workers are on other machines; those must see the run folder."""
+        far = [handle for handle in handles if handle.node != platform.node()]
+        for handle in far:
+            if not handle.call(SEES, str(self.folder)).result():
                 raise PanoplyError(
-                    f"The run folder {folder} is not on {handle.node}, where {handle.name} is: name one on a disk that "
-                    "all machines share, --run DIR."
+                    f"The run folder {self.folder} is not on {handle.node}, where {handle.name} is: name one on a disk "
+                    "that all machines share, --run DIR."
                 )
+        return bool(far)
 
     def collector(self, seat: Seat) -> Callable[..., Collector]:
         """What makes the seat's collector, called as that of its kind is."""
@@ -84,9 +96,13 @@ class Spread:
             return None
         from panoply.scale.ahead import Ahead
         from panoply.scale.fleet import Fleet
+        from panoply.scale.weights import Files
 
-        options = self.options
-        made = Ahead(seat, cast(Fleet, seat.collect), options.staleness, options.steps, options.inflight)
+        options, fleet, board = self.options, cast(Fleet, seat.collect), None
+        if options.inflight:
+            far = self._elsewhere(member.handle for member in fleet.crew.members)
+            board = Files(self.folder / WEIGHTS if far else None, own=True)
+        made = Ahead(seat, fleet, options.staleness, options.steps, board)
         self.aheads.append(made)
         return made
 

@@ -59,13 +59,14 @@ class Stored:
 class Files:
     """Through a folder: in memory on one machine, on a disk that all machines see, otherwise.
 
-    A file is written beside its place and renamed, so that who looks finds a whole one; the last `keep` stay.
+    A file is written beside its place and renamed, so that who looks finds a whole one; the last `keep` stay. `own`:
+    the folder goes when it is closed, as one without a name does.
     """
 
-    def __init__(self, folder: Path | None = None, keep: int = 2):
+    def __init__(self, folder: Path | None = None, keep: int = 2, own: bool = False):
         shared = Path("/dev/shm")
         near = shared if folder is None and shared.is_dir() and os.access(shared, os.W_OK) else None
-        self.own = folder is None
+        self.own = own or folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="panoply-weights-", dir=near))
         self.folder.mkdir(parents=True, exist_ok=True)
         self.keep = keep

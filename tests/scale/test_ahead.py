@@ -20,7 +20,7 @@ from panoply.policies.build import open_policy
 from panoply.policies.moving import checksum, moving
 from panoply.progress import Progress
 from panoply.run import Run
-from panoply.scale import ahead, fleet
+from panoply.scale import ahead, cluster, fleet, spread
 from panoply.scale.ahead import lags
 from panoply.scale.sampler import Player, Sampler
 from panoply.scale.weights import Files
@@ -167,6 +167,30 @@ def test_a_run_with_weights_in_flight_stays_within_its_lag(tmp_path: Path) -> No
     logged = Run.open(tmp_path / "run").metrics()
     assert len(logged) == 3
     assert all(0 <= row["lag"] <= row["lag_max"] <= 1 for row in logged)
+
+
+def test_weights_in_flight_reach_other_machines_through_the_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spread, "platform", SimpleNamespace(node=lambda: "another"))
+    plan, look, boards = planned(staleness=1, inflight=True, steps=2), Player._look, set[str]()
+    monkeypatch.setattr(Player, "_look", lambda self, board: boards.add(board) or look(self, board))
+    pp.train(plan, run=tmp_path / "run", progress=Progress())
+    assert boards == {str(tmp_path / "run" / spread.WEIGHTS)}
+    assert not Path(*boards).exists()
+    with pytest.raises(
+        PanoplyError, match=r"^--inflight needs a disk that all machines share: .*/nowhere, where"
+    ):
+        look(SimpleNamespace(_again=0.0), f"{tmp_path}/nowhere")  # type: ignore[arg-type]
+
+    do = cluster.Held.do
+    monkeypatch.setattr(
+        cluster.Held, "do", lambda self, m, *a, **k: m != cluster.SEES and do(self, m, *a, **k)
+    )
+    with pytest.raises(
+        PanoplyError, match=r"run is not on .*, where sampler-0 is: name one on a disk that all"
+    ):
+        pp.train(plan, run=tmp_path / "blind" / "run", progress=Progress())
 
 
 def test_agreement_is_asked_of_what_the_present_weights_have_said() -> None:
