@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import panoply as pp
+from panoply import training
 from panoply.sandbox import Program, Result, Sandbox, Unavailable
 from panoply.sandbox.choice import KINDS
 from panoply.sandbox.contract import cores, named
@@ -65,7 +65,7 @@ def step_with_programs(steps: int) -> dict[str, float]:
         inside[-1] += time.perf_counter() - began
         return found
 
-    Monty.run_many = timed  # type: ignore[method-assign]
+    Monty.run_many = timed  # type: ignore[assignment, method-assign]
     ends = []
     options: dict[str, Any] = {
         "steps": steps,
@@ -74,7 +74,7 @@ def step_with_programs(steps: int) -> dict[str, float]:
         "settings": {"run.held_out": 8, "world.sandbox": "monty"},
     }
     with tempfile.TemporaryDirectory() as folder:
-        for _ in pp.steps("grpo", "program:python", run=Path(folder) / "run", **options):
+        for _ in training.steps("grpo", "program:python", run=Path(folder) / "run", **options):
             ends.append(time.perf_counter())
             inside.append(0.0)
     Monty.run_many = plain  # type: ignore[method-assign]
