@@ -230,8 +230,8 @@ def practitioners_guide(
         domains    ALFWorld 74 (imitation, PPO), SWE-Gym 22 (GRPO)        not built
 
     `panoply run practitioners-guide --set sweep=turns` measures what is not measured. A critic can tell which turn
-    changed what is to come; a score of the whole episode, as GRPO's and RLOO's, spreads a milestone over all turns. Here
-    the dense reward helped PPO on all five seeds and GRPO on two, which leaves the claim undecided.
+    changed what is to come; a score of the whole episode, as GRPO's and RLOO's, spreads a milestone over all turns.
+    Here the dense reward helped PPO on all five seeds and GRPO on two, which leaves the claim undecided.
 
     GAE that skips what the environment says is nothing special here: a table has rows for what the policy drew, and no
     others. TextWorld itself is `--world textworld:rooms=2,objects=3,quest=4`. Of the findings some are retold from a
