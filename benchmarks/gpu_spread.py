@@ -40,7 +40,8 @@ def _engines(cells: Cells) -> str:
     return f"""### vLLM as the engine
 
 {shape(first)} at 0.5B in bfloat16, with `--engine vllm` and without. *Handing over* is what new weights take on their way, and rows on
-theirs; *gap* the mean distance between the log-probability a token was sampled with and the learner's.
+theirs; *gap* the mean distance between the log-probability a token was sampled with and the learner's. The native row is of another
+sitting, on a machine of the same kind whose other cores were busy.
 
 {table(head, rows)}
 

@@ -61,6 +61,19 @@ def test_without_any_the_refusal_has_every_reason_and_what_to_install() -> None:
     )
 
 
+def test_one_whose_installation_is_broken_is_passed_over_with_its_reason() -> None:
+    def fallen(**asked: Any) -> Any:
+        raise IndexError(4)
+
+    def here(**asked: Any) -> Fake:
+        return Fake()
+
+    kinds = [Kind("fallen", fallen, NEEDED), Kind("whole", here, NEEDED)]
+    assert Wanted(kinds=kinds).find() is Wanted("whole", kinds=kinds).find()
+    with pytest.raises(PanoplyError, match=r"fallen: it does not start \(IndexError: 4\)"):
+        Wanted(kinds=kinds[:1]).find()
+
+
 def test_the_first_that_is_safe_and_has_what_is_needed_is_taken() -> None:
     def here(**asked: Any) -> Fake:
         return Fake()
