@@ -202,6 +202,9 @@ class TestLook:
         assert {"id", "kind", "paper", "family", "base"} <= found["grpo@1"].keys()
         assert found["chain@1"]["kind"] == "world"
         assert all(e["kind"] == "method" for e in json.loads(panoply("list", "methods", "--json")))
+        assert found["gigpo@1"]["verdict"] in ("holds", "fails", "undecided", "too small to matter", "not able to tell")
+        assert all("date" in before for before in found["gigpo@1"]["history"])
+        assert "verdict" not in found["grpo@1"]
 
     def test_list_parts(self, panoply: Terminal) -> None:
         assert "moving_baseline" in panoply("list", "parts")

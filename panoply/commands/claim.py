@@ -113,7 +113,7 @@ def _measure(found: Sequence[tuple[Entry, Claim]], desk: Desk, chosen: argparse.
 def _overview(found: Sequence[tuple[Entry, Claim]], store: Path) -> str:
     """Verdicts before and after, of claims that have one."""
     from panoply.evidence.history import before_and_now
-    from panoply.evidence.trials import stored
+    from panoply.evidence.verdicts import stored
     from panoply.report.layout import table
 
     facts = [(entry.name, stored(entry.name, store)) for entry, _ in found]

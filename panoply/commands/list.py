@@ -7,7 +7,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from panoply import tags
 from panoply.commands.parser import Commands, add_json, add_plugins, command, load_plugins
@@ -65,8 +65,18 @@ def _list(chosen: argparse.Namespace) -> int:
     if chosen.tags:
         print(json.dumps(_counted(found), indent=1) if chosen.json else _listed_tags(found))
         return 0
-    print(json.dumps([w.facts() for w in found], indent=1) if chosen.json else _listed(found))
+    print(json.dumps([_facts(w) for w in found], indent=1) if chosen.json else _listed(found))
     return 0
+
+
+def _facts(work: Listed) -> dict[str, Any]:
+    """What is known of a work, with the verdict on its claim and earlier ones, oldest first."""
+    from panoply.evidence.verdicts import known
+
+    if not work.claimed:
+        return work.facts()
+    found = known(work.id.split("@")[0]) or {}
+    return {**work.facts(), "verdict": found.get("verdict"), "history": found.get("history", [])}
 
 
 def _refuse_filters(chosen: argparse.Namespace) -> None:

@@ -21,7 +21,8 @@ from panoply.evidence import statistics, verdicts
 from panoply.evidence.claims import NOT_ABLE, Claim
 from panoply.evidence.history import before_and_now, by_former_rule, is_former
 from panoply.evidence.statistics import false_discoveries
-from panoply.evidence.trials import not_kept, stored
+from panoply.evidence.trials import not_kept
+from panoply.evidence.verdicts import stored
 from panoply.parts import show_value
 from panoply.recipes import Recipe
 from panoply.regimes import Method

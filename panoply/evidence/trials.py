@@ -21,14 +21,13 @@ from panoply.evidence.closure import closure
 from panoply.evidence.compare import CACHE
 from panoply.evidence.contest import Contest, Desk
 from panoply.evidence.history import by_former_rule, commit, with_history
-from panoply.files import BadFile, is_file, read_json
+from panoply.evidence.verdicts import STORE, stored
 from panoply.given import CHANGED, method_of
 from panoply.registry import Entry
 from panoply.report.layout import table
 from panoply.report.shown import Shown
 from panoply.run import versions
 
-STORE = Path("results") / "claims"
 UNASKED = ("measure", "reaches", "reworded")
 """Fields of a claim that a stamp finds in the code, or that ask nothing."""
 NEW_SEEDS = 100_000
@@ -58,17 +57,6 @@ def claimed(
             raise unknown("method with a claim", name, [e.name for e, _ in every])
         chosen += match[-1:]
     return chosen
-
-
-def stored(slug: str, store: Path = STORE) -> dict[str, Any] | None:
-    """What was measured of a claim, if anything."""
-    path = store / f"{slug}.json"
-    if not is_file(path):
-        return None
-    try:
-        return read_json(path, dict[str, Any], finite=False)
-    except BadFile as error:
-        raise BadFile(f"{error} Measure the claim again.") from error
 
 
 def store_result(facts: Mapping[str, Any], store: Path = STORE) -> Path:

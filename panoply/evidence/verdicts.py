@@ -1,6 +1,6 @@
-"""The verdicts that ship with the package: what was measured of each claim, without the single runs.
+"""What was measured of each claim: below the current folder, or else before it was shipped with the package.
 
-`make docs` writes them from results/claims. What was measured below the current folder comes first.
+Verdicts are shipped without their single runs; `make docs` writes them from results/claims. Nothing here loads torch.
 """
 
 from __future__ import annotations
@@ -11,12 +11,23 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from panoply.evidence.trials import STORE, stored
-from panoply.files import read_json
+from panoply.files import BadFile, is_file, read_json
 
+STORE = Path("results") / "claims"
 FILE = "verdicts.json"
-DETAIL = ("runs", "tuning", "curves", "history", "replications", "versions")
+DETAIL = ("runs", "tuning", "curves", "replications", "versions")
 """What stays in results/claims."""
+
+
+def stored(slug: str, store: Path = STORE) -> dict[str, Any] | None:
+    """What was measured of a claim, if anything."""
+    path = store / f"{slug}.json"
+    if not is_file(path):
+        return None
+    try:
+        return read_json(path, dict[str, Any], finite=False)
+    except BadFile as error:
+        raise BadFile(f"{error} Measure the claim again.") from error
 
 
 def known(slug: str, store: Path = STORE) -> dict[str, Any] | None:
