@@ -123,10 +123,13 @@ class Rays:
         return 0
 
     def close(self) -> None:
-        for worker in self.placed:
+        there = (
+            ray.is_initialized()
+        )  # asked for anything after its end, Ray would look for another cluster, and wait
+        for worker in self.placed if there else ():
             with contextlib.suppress(Exception):
                 worker.kill()
-        for group in self.groups:
+        for group in self.groups if there else ():
             with contextlib.suppress(Exception):
                 remove_placement_group(group)
         self.placed, self.groups = [], []
@@ -223,11 +226,12 @@ def _start(address: str, store: int) -> None:
         settings["_system_config"] = {"automatic_object_spilling_enabled": False, "worker_niceness": 0}
     elif address.startswith("ray://"):
         _show_token()
+    before = ray.is_initialized()
     try:
         with _signals(), _hushed() if address != "local" else contextlib.nullcontext():
             ray.init(address=address, **settings)
     except Exception as error:  # of many kinds, a plain one where Ray's processes take too long to start
-        if ray.is_initialized():
+        if ray.is_initialized() and not before:
             ray.shutdown()
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         if address == "local":
