@@ -11,20 +11,18 @@ of a network. Rows are the anchor's, sampled once; the gradient is compared in f
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import time
 from dataclasses import asdict
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.gpu import RESULTS, Fixed, Shape, method
+from benchmarks.gpu import Fixed, Shape, method
+from benchmarks.gpu_cells import command, now
 from benchmarks.gpu_models import DTYPES, random_policy
 from benchmarks.vllm_cell import TINY, opened
 from panoply.experience import Experience
@@ -110,15 +108,15 @@ def measure(cell: str, tiny: bool, steps: int, warm: int) -> dict[str, Any]:
     shape, short = (TINY, TINY) if tiny else (ANCHOR, SHORT)
     apart = off(short, cell) if cell != "plain" else 0.0
     rows = sampled(shape, "bfloat16")
-    began = _now()
+    began = now()
     learner, shards = learner_of(cell, shape, "bfloat16")
-    started, seconds = _now() - began, list[float]()
+    started, seconds = now() - began, list[float]()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     for number in range(warm + steps):
-        before = _now()
+        before = now()
         step(learner, shards, rows, number)
-        seconds.append(_now() - before)
+        seconds.append(now() - before)
         print(json.dumps({"cell": cell, "number": number, "seconds": seconds[-1]}), flush=True)
     _leave()
     return {
@@ -139,30 +137,5 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("cells", nargs="+", choices=[*CELLS, "all"])
-    parser.add_argument("--tiny", action="store_true", help="try it on a CPU; nothing is kept")
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    chosen = parser.parse_args()
-    for cell in CELLS if "all" in chosen.cells else chosen.cells:
-        place = chosen.results / f"fsdp-{cell}.json"
-        if place.exists() and not chosen.tiny:
-            print(f"{place} is there.")
-            continue
-        found = measure(cell, chosen.tiny, chosen.steps, warm=1 if chosen.tiny else 2)
-        print(json.dumps({k: v for k, v in found.items() if k != "steps"}))
-        if not chosen.tiny:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(json.dumps(found, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    command(__doc__, "fsdp", CELLS, 5, measure)

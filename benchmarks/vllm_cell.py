@@ -10,21 +10,19 @@ arrays. What is compared beside seconds is the gap, the mean |Δ log-prob| betwe
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib.metadata
 import json
 import statistics
-import time
 from collections.abc import Callable
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing as processes
 
-from benchmarks.gpu import RESULTS, Fixed, Shape, method
+from benchmarks.gpu import Fixed, Shape, method
+from benchmarks.gpu_cells import command, now
 from benchmarks.gpu_models import DTYPES, random_policy
 from panoply.experience import Experience
 from panoply.loops.learner import Learner
@@ -65,11 +63,11 @@ def here(shape: Shape, policy: TextPolicy, engine: str) -> Callable[[int], Sampl
     collect, sample = Collector(Fixed(shape), policy, seed=0, engine=engine), method(shape).sample
 
     def batch(version: int) -> Sampled:
-        collect.version, began = version, _now()
+        collect.version, began = version, now()
         assert collect.engine.model is policy.model  # who has weights of its own is given those of now
-        sent = _now()
+        sent = now()
         rows = sample(collect)
-        return rows, {"publish": sent - began, "sample": _now() - sent}
+        return rows, {"publish": sent - began, "sample": now() - sent}
 
     return batch
 
@@ -83,13 +81,13 @@ def there(shape: Shape, policy: TextPolicy) -> Callable[[int], Sampled]:
     told.get()
 
     def batch(version: int) -> Sampled:
-        began, weights = _now(), moving(policy)
+        began, weights = now(), moving(policy)
         asked.put((version, weights))
         found, times, arrived = told.get()
         if arrived != checksum(weights):
             raise SystemExit(f"Other weights arrived: {arrived}, not {checksum(weights)}.")
         rows = wire.unpacked(found)
-        return rows, {**times, "moved": _now() - began - sum(times.values())}
+        return rows, {**times, "moved": now() - began - sum(times.values())}
 
     return batch
 
@@ -101,37 +99,38 @@ def _sampler(shape: Shape, asked: Any, told: Any) -> None:
     told.put("ready")
     while True:
         version, weights = asked.get()
-        collect.version, began = version, _now()
+        collect.version, began = version, now()
         arrived = collect._engine.publish(weights, version)
         del weights  # they are the learner's
-        sent = _now()
+        sent = now()
         rows = sample(collect)
-        told.put((wire.packed(rows), {"publish": sent - began, "sample": _now() - sent}, arrived))
+        told.put((wire.packed(rows), {"publish": sent - began, "sample": now() - sent}, arrived))
 
 
 # ------------------------------------------------------------------ a cell
 
 
-def measure(cell: str, shape: Shape, steps: int, warm: int) -> dict[str, Any]:
+def measure(cell: str, tiny: bool, steps: int, warm: int) -> dict[str, Any]:
+    shape = TINY if tiny else ANCHOR
     policy, grpo = opened(shape), method(shape)
-    began = _now()
+    began = now()
     batch = (
         there(shape, policy)
         if cell == "second"
         else here(shape, policy, "vllm" if cell == "same" else "native")
     )
-    started = _now() - began
+    started = now() - began
     learner = Learner(policy, grpo, total_steps=100, micro_tokens=0)
     found: list[dict[str, float]] = []
     for step in range(warm + steps):
-        whole = _now()
+        whole = now()
         rows, times = batch(step)
         rows = rows.with_columns(reward=grpo.reward(rows))
         rows = rows.with_columns(advantage=grpo.credit(rows))
-        before = _now()
+        before = now()
         metrics = learner.step(rows, step)
         assert len(rows) == shape.sampled
-        times |= {"learn": _now() - before, "step": _now() - whole, "gap": metrics["logp_gap"]}
+        times |= {"learn": now() - before, "step": now() - whole, "gap": metrics["logp_gap"]}
         found.append(times)
         print(json.dumps({"cell": cell, "number": step, **times}), flush=True)
     kept = found[warm:]
@@ -158,30 +157,5 @@ def _version() -> str:
     return "unknown"
 
 
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("cells", nargs="+", choices=[*CELLS, "all"])
-    parser.add_argument("--tiny", action="store_true", help="try it on a CPU; nothing is kept")
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    chosen = parser.parse_args()
-    for cell in CELLS if "all" in chosen.cells else chosen.cells:
-        place = chosen.results / f"vllm-{cell}.json"
-        if place.exists() and not chosen.tiny:
-            print(f"{place} is there.")
-            continue
-        found = measure(cell, TINY if chosen.tiny else ANCHOR, chosen.steps, warm=1 if chosen.tiny else 2)
-        print(json.dumps({k: v for k, v in found.items() if k != "steps"}))
-        if not chosen.tiny:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(json.dumps(found, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    command(__doc__, "vllm", CELLS, 3, measure)

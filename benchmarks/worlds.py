@@ -151,7 +151,7 @@ def measure(name: str, case: Case, chosen: argparse.Namespace) -> dict[str, Any]
         "world": name,
         "settings": case.all_settings(),
         "goal": GOAL,
-        "start": found.to_json(),
+        "start": {**found.to_json(), "model": start.name},
         "runs": runs,
         "median_seconds": statistics.median(r["seconds"] for r in runs),
         "median_cpu_seconds": statistics.median(r["cpu_seconds"] for r in runs),

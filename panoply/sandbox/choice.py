@@ -146,9 +146,8 @@ def _made(kind: Kind, preload: tuple[str, ...]) -> Sandbox | Unavailable:
             _found[key] = kind.make(preload=preload)
         except Unavailable as reason:
             _found[key] = reason
-        except (
-            Exception
-        ) as problem:  # a broken installation is a reason like others, and the next sandbox is tried
+        # a broken installation is a reason like others, and the next sandbox is tried
+        except Exception as problem:
             _found[key] = Unavailable(f"it does not start ({type(problem).__name__}: {problem})")
     return _found[key]
 

@@ -230,10 +230,9 @@ class Group(Learner):
         if not len(rows):
             return
         rows = rows.take(unit_labels(rows, self.terms) == 0)
+        # outputs of other selves are with the learners alone
         others = frozenset(need for need, _, _ in divergence.parse(self.objective.needs))
-        here = self.now(
-            self._beside(rows), weighed.active, but=others
-        )  # only learners have other selves' outputs
+        here = self.now(self._beside(rows), weighed.active, but=others)
         there = heard(self.ranks.all("scored", self.key, self._step, wire.packed(rows))[0])
         for name, column in here.items():
             gap = float((column.cpu().float() - there[name].float()).abs().mean())
