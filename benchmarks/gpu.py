@@ -33,6 +33,7 @@ from panoply.regimes import OnPolicy
 from panoply.rollout.graphs import _made
 from panoply.rollout.text import Collector
 from panoply.seeds import numpy_rng
+from panoply.threads import pick_threads
 from panoply.worlds.world import Task, TextWorld
 
 RESULTS = Path("results/bench-gpu")
@@ -124,6 +125,7 @@ def measure(
 ) -> dict[str, Any]:
     """Steps of Panoply, phase by phase. The first ones, with capture and compilation, are left out."""
     torch.cuda.reset_peak_memory_stats()
+    torch.set_num_threads(pick_threads(device="cuda"))  # as a run does
     policy, grpo = random_policy(shape.model, DTYPES[dtype]), method(shape)
     if shape.lora:
         policy = add_lora(policy, shape.lora, settings=Lora(base=shape.base))

@@ -9,7 +9,7 @@ import torch
 
 import panoply as pp
 from panoply.progress import Progress
-from panoply.threads import with_threads, without_denormals
+from panoply.threads import pick_threads, with_threads, without_denormals
 
 
 def vanishes() -> bool:
@@ -41,3 +41,9 @@ def test_a_run_leaves_arithmetic_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(pp.PanoplyError):
         pp.train("ppo", "cartpole", run=tmp_path / "other", model="nowhere", threads=1, progress=Progress())
     assert not vanishes()
+
+
+def test_beside_a_gpu_the_processor_has_one_thread() -> None:
+    with with_threads(2):
+        assert pick_threads(device="cuda") == 1
+        assert torch.get_num_threads() == 2
