@@ -1,10 +1,8 @@
-"""Workers on threads and on Ray behave alike: calls, what travels, faults, and deaths."""
+"""Workers: calls, what travels, faults, and deaths; and what is said where Ray cannot be had. See test_rays.py, too."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 
 from panoply.errors import PanoplyError, Resumable
-from panoply.scale.cluster import Cluster, Threads, WorkerDied, WorkerFailed
+from panoply.scale.cluster import Cluster, Handle, Threads, WorkerDied, WorkerFailed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from workers import Adder
@@ -20,20 +18,8 @@ from workers import Adder
 X = {"x": np.ones(4)}
 
 
-@pytest.fixture(scope="module", params=["threads", "ray"])
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    if request.param == "threads":
-        made: Any = Threads()
-    else:
-        from panoply.scale.rays import Rays
-
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-        made = Rays("local")
-    yield made
-    made.close()
-
-
-def test_workers_answer_fail_and_die_alike_everywhere(cluster: Cluster) -> None:
+def answer_fail_and_die(cluster: Cluster) -> Handle:
+    """What workers do alike everywhere; the one of two that is left."""
     one, two = cluster.place("adder", 2, Adder, 1.0)
     assert [one.name, two.name, one.role] == ["adder-0", "adder-1", "adder"]
     assert one.node == two.node != ""
@@ -65,10 +51,18 @@ def test_workers_answer_fail_and_die_alike_everywhere(cluster: Cluster) -> None:
         with pytest.raises(WorkerDied, match="The worker adder-0 died") as said:
             future.result()
         assert said.value.worker == "adder-0"
-    (instead,) = cluster.place("adder", 1, Adder, 2.0)
     one.kill()  # the second time changes nothing
+    assert two.call("add", X).result() == 9.0
+    return two
+
+
+def test_workers_answer_fail_and_die_and_are_followed() -> None:
+    cluster = Threads()
+    left = answer_fail_and_die(cluster)
+    (instead,) = cluster.place("adder", 1, Adder, 2.0)
     assert instead.name == "adder-0"
-    assert [instead.call("add", X).result(), two.call("add", X).result()] == [6.0, 9.0]
+    assert [instead.call("add", X).result(), left.call("add", X).result()] == [6.0, 13.0]
+    cluster.close()
 
 
 def test_who_cannot_be_made_is_told_of_at_once() -> None:
@@ -80,25 +74,6 @@ def test_who_cannot_be_made_is_told_of_at_once() -> None:
     with pytest.raises(PanoplyError, match="Threads have no GPUs"):
         cluster.place("negative", 1, Adder, 0.0, gpus=1)
     cluster.close()
-
-
-def test_what_ray_alone_can(request: pytest.FixtureRequest) -> None:
-    """A process that is gone is noticed; GPUs that are not there are refused; the store is measured."""
-    from panoply.scale.rays import Rays
-
-    here = Rays("local")  # joins what the fixture has started, and leaves it as it is
-    (one,) = here.place("process", 1, Adder, 0.0)
-    process, threads = one.call("where").result()
-    assert process != os.getpid()
-    assert threads == 1
-    before, held = here.store_bytes(), here.put(np.zeros(10**6))
-    assert here.store_bytes() - before == pytest.approx(8e6, rel=0.01)
-    del held
-    with pytest.raises(WorkerDied, match="The worker process-0 died"):
-        one.call("die").result()
-    with pytest.raises(PanoplyError, match="2 learners need 2 GPUs, and the cluster has 0 GPUs"):
-        here.place("learner", 2, Adder, 0.0, gpus=1)
-    here.close()
 
 
 def test_machines_with_other_versions_are_refused_with_both() -> None:

@@ -301,22 +301,3 @@ def test_every_sample_part_gives_the_same_with_samplers(
     finally:
         for seat in seats:
             seat.collect.close()
-
-
-def test_samplers_that_are_processes_and_one_that_is_killed() -> None:
-    from panoply.scale.rays import Rays
-
-    processes = Rays("local")
-    try:
-        fleet, alone = both(processes, planned("keydoor", 1))  # type: ignore[arg-type]
-        tasks = alone.tasks(3)
-        same(fleet.episodes(tasks, 2), alone.episodes(tasks, 2))
-        fleet.crew.members[0].handle.kill()
-        with torch.no_grad():
-            for weight in fleet.policy.parameters():
-                weight.add_(0.01)
-        same(fleet.episodes(tasks, 2), alone.episodes(tasks, 2))
-        (line,) = fleet.workers(1)
-        assert (line["worker"], line["restarts"]) == ("sampler-0", 1)
-    finally:
-        processes.close()

@@ -1,4 +1,7 @@
-"""Learners in processes of their own, which Ray starts: the bits of threads, also when one is killed; and pieces."""
+"""Workers in processes of their own, which Ray starts: the bits of threads, also when one is killed; and pieces.
+
+All that starts Ray is here, and starts it once. A process takes seconds to import torch, so that few are started.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,65 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from scale.test_cluster import answer_fail_and_die
+from scale.test_fleet import both, planned, same
 from scale.test_group import fingerprint, tiny
 from spread import apart, logged, spread
 
 import panoply as pp
+from panoply.errors import PanoplyError
 from panoply.progress import Progress
 from panoply.run import Run
+from panoply.scale.cluster import WorkerDied
 from panoply.scale.rays import Rays, RayWorker
+
+sys.path.insert(0, str(Path(__file__).parent))
+from workers import Adder
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Rays]:
-    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     made = Rays("local")
     yield made
     made.close()
 
 
-def test_a_killed_process_changes_nothing(
+def test_workers_of_ray_are_like_those_on_threads(cluster: Rays) -> None:
+    """A process that is gone is noticed; GPUs that are not there are refused; the store is measured."""
+    left = answer_fail_and_die(cluster)
+    process, threads = left.call("where").result()
+    assert process != os.getpid()
+    assert threads == 1
+    again = Rays("local")  # joins what is there, and leaves it as it is
+    before, held = again.store_bytes(), again.put(np.zeros(10**6))
+    assert again.store_bytes() - before == pytest.approx(8e6, rel=0.01)
+    del held
+    again.close()
+    with pytest.raises(WorkerDied, match="The worker adder-1 died"):
+        left.call("die").result()
+    with pytest.raises(PanoplyError, match="2 learners need 2 GPUs, and the cluster has 0 GPUs"):
+        cluster.place("learner", 2, Adder, 0.0, gpus=1)
+
+
+def test_a_killed_sampler_changes_nothing(cluster: Rays) -> None:
+    fleet, alone = both(cluster, planned("keydoor", 1))  # type: ignore[arg-type]
+    tasks = alone.tasks(3)
+    same(fleet.episodes(tasks, 2), alone.episodes(tasks, 2))
+    fleet.crew.members[0].handle.kill()
+    with torch.no_grad():
+        for weight in fleet.policy.parameters():
+            weight.add_(0.01)
+    same(fleet.episodes(tasks, 2), alone.episodes(tasks, 2))
+    (line,) = fleet.workers(1)
+    assert (line["worker"], line["restarts"]) == ("sampler-0", 1)
+    fleet.close()
+
+
+def test_a_killed_learner_changes_nothing(
     cluster: Rays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gloo sums in the order of ranks, as threads do; what died in the second step is there again."""
