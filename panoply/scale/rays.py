@@ -45,6 +45,8 @@ STORE = 2**31
 """Bytes of shared memory that a Ray started here may hold; what is beyond lies in files of its temporary folder."""
 COMPARED = ("panoply", "python", "torch")
 """What must be the same on every machine."""
+OF_ONE_RUN = "panoply_run"
+"""The resource that marks a Ray started for one run, with which it ends; `auto` would find it, and is to pass it by."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Names of `mallopt`: of how many free bytes memory is given back, and from which size on it is asked for alone."""
 
@@ -63,6 +65,7 @@ class Rays:
             _start(address, store)
         if address != "local":
             try:
+                _check_lasts()
                 _check_versions()
             except BaseException:
                 self.close()
@@ -215,7 +218,7 @@ class RayWorker:
 def _reach(address: str) -> None:
     """Refuse an address at which nobody answers, before Ray tries for minutes."""
     if address == "auto":
-        address = os.environ.get("RAY_ADDRESS", "")
+        address = _found()
     if (found := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)) is None:
         return
     try:
@@ -225,6 +228,16 @@ def _reach(address: str) -> None:
             f"Nobody answers at {address} ({error.strerror or 'it takes too long'}): start Ray there, or name another "
             "address."
         ) from error
+
+
+def _found() -> str:
+    """Where Ray looks for the cluster of this machine: also at an address that was noted when one began, though it may
+    have gone since without a word."""
+    with contextlib.suppress(Exception):  # of Ray's inside, which may change; and where there is none
+        from ray._private.services import get_ray_address_from_environment
+
+        return str(get_ray_address_from_environment("auto", None))
+    return os.environ.get("RAY_ADDRESS", "")
 
 
 def _start(address: str, store: int) -> None:
@@ -240,10 +253,14 @@ def _start(address: str, store: int) -> None:
         "namespace": "panoply",
     }
     if address == "local":
-        settings |= {"include_dashboard": False, "object_store_memory": store}
+        settings |= {
+            "include_dashboard": False,
+            "object_store_memory": store,
+            "resources": {OF_ONE_RUN: 1},
+        }
         # workers compute for the run, and give way to others of this machine as little as one process does
         settings["_system_config"] = {"automatic_object_spilling_enabled": False, "worker_niceness": 0}
-    elif address.startswith("ray://"):
+    else:
         _show_token()
     before = ray.is_initialized()
     try:
@@ -280,7 +297,8 @@ def _token() -> str:
 
 
 def _show_token() -> None:
-    """Ray shows a distant cluster its token only if told to; one that wants none does not mind it."""
+    """Ray shows a cluster at a named address (`RAY_ADDRESS`, too) its token only if told to; one that wants none does
+    not mind it."""
     with contextlib.suppress(Exception):  # of Ray's inside, which may change
         from ray._private.authentication import authentication_token_setup as tokens
 
@@ -314,6 +332,14 @@ def _signals() -> Iterator[None]:
 def _resources() -> dict[str, float]:
     found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return found
+
+
+def _check_lasts() -> None:
+    if OF_ONE_RUN in _resources():
+        raise PanoplyError(
+            "The Ray that is there was started for another run, and ends with it: start one with ray start --head, or "
+            "leave --cluster auto out."
+        )
 
 
 def _versions() -> dict[str, str]:

@@ -95,6 +95,23 @@ def test_a_cluster_that_is_not_there_is_refused_at_once(monkeypatch: pytest.Monk
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(PanoplyError, match=r"Nobody answers at 127\.0\.0\.1:1 "):
         rays._reach("auto")
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
+    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda place: "127.0.0.1:2")
+    with pytest.raises(
+        PanoplyError, match=r"Nobody answers at 127\.0\.0\.1:2 "
+    ):  # it was killed, and is still noted
+        rays._reach("auto")
+
+
+def test_the_ray_of_another_run_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    from panoply.scale import rays
+
+    monkeypatch.setattr(rays, "_reach", lambda address: None)
+    monkeypatch.setattr(rays, "_start", lambda address, store: None)
+    monkeypatch.setattr(rays, "_resources", lambda: {"CPU": 2.0, rays.OF_ONE_RUN: 1.0})
+    with pytest.raises(PanoplyError, match="was started for another run, and ends with it"):
+        rays.Rays("auto")
 
 
 def test_what_ray_raises_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -126,6 +143,8 @@ def test_what_ray_raises_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(rays.ray, "init", fail)
+    shown: list[str] = []
+    monkeypatch.setattr(rays, "_show_token", lambda: shown.append("token"))
     for address, said, told in [
         (
             "local",
@@ -151,3 +170,4 @@ def test_what_ray_raises_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, 
     raised.append(ConnectionError("timeout"))
     with pytest.raises(PanoplyError, match="the token in RAY_AUTH_TOKEN must be that of the cluster"):
         rays._start("ray://head:10001", 0)
+    assert len(shown) == 3  # to all but the one that is started here

@@ -24,6 +24,7 @@ import panoply as pp
 from panoply.errors import PanoplyError
 from panoply.progress import Progress
 from panoply.run import Run
+from panoply.scale import rays
 from panoply.scale.cluster import WorkerDied
 from panoply.scale.rays import Rays, RayWorker
 
@@ -50,6 +51,8 @@ def test_workers_of_ray_are_like_those_on_threads(cluster: Rays) -> None:
     assert again.store_bytes() - before == pytest.approx(8e6, rel=0.01)
     del held
     again.close()
+    with pytest.raises(PanoplyError, match="was started for another run, and ends with it"):
+        rays._check_lasts()  # as another run is told that looks for a cluster here
     with pytest.raises(WorkerDied, match="The worker adder-1 died"):
         left.call("die").result()
     with pytest.raises(PanoplyError, match="2 learners need 2 GPUs, and the cluster has 0 GPUs"):
