@@ -70,6 +70,12 @@ def _check_updates(plan: Plan) -> None:
     """Learners hand on sums of gradients: who wants to look at the mini-batch, or at all weights, cannot be shared."""
     leave_unloaded()
     for one in plan.seats().values() or [plan]:
+        data: Any = one.method.slots().get("data")
+        if data is not None and "engine:vectors" in data.needs():
+            raise PanoplyError(
+                f"--learners cannot be {plan.options.learners}: {data.info.id} of {plan.method_id} has the policy read "
+                "vectors once data is asked for, which only the driver does."
+            )
         update: Any = one.method.slots()["update"]
         if isinstance(update([torch.nn.Parameter(torch.zeros(1))]), Solver):
             raise PanoplyError(

@@ -44,7 +44,7 @@ def _impossible(held: Any, method: Any) -> list[Finding]:
 @part(
     "data",
     equation="{batch} demonstrations a step, with states of {teacher} for what stands between {first} and {last}",
-    needs={"world:teacher", "world:looks"},
+    needs={"world:teacher", "world:looks", "engine:vectors"},
     bounds={**BOUNDS, "batch": "at least 1"},
     impossible=_impossible,
 )
