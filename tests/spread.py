@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,11 @@ STRICT = {"loss": 1e-6, "gradient_norm": 1e-6}
 OTHERS = 1e-5
 """And what is only told: differences of sums over episodes, of which nothing may be left but rounding."""
 SIGNS = ("accuracy", "rank_accuracy", "right_order", "likely_order", "inverse_order")
-"""Shares of differences above 0. In the first step, where policy and reference are one, these are nothing but rounding."""
+"""Shares of differences above 0, which in the first step, where policy and reference are one, are but rounding."""
+TIES = ("lipo",)
+"""Weighed by ranks of scores, which are all 0 before the first step: in float32 exactly, in float64 up to rounding."""
 WIDE = 2e-7
-"""How far any number may be apart in float64: about 1e-15, but values, Qs and judges' scores are float32 in any case."""
+"""How far any number may be apart in float64: about 1e-15, but values, Qs and judges' scores stay float32."""
 
 
 @contextmanager
@@ -65,15 +67,18 @@ def logged(plan: Any, folder: Path) -> list[dict[str, Any]]:
 
 
 def apart(
-    one: list[dict[str, Any]], two: list[dict[str, Any]], most: float | None = None
+    one: list[dict[str, Any]], two: list[dict[str, Any]], most: float | None = None, tied: Sequence[str] = ()
 ) -> tuple[float, str]:
-    """The largest difference as a share of what it may be (`most`, if it is said), and of which metric of which step."""
+    """The largest difference as a share of what it may be (`most`, if it is said), and of which metric of which step.
+
+    tied   metrics that are left out of every step
+    """
     worst = (0.0, "")
     for number, (first, second) in enumerate(zip(one, two, strict=True)):
         if first.keys() != second.keys():
             return float("inf"), f"names {sorted(first.keys() ^ second.keys())}"
         for name, value in first.items():
-            if isinstance(value, int | float) and (number or name not in SIGNS):
+            if isinstance(value, int | float) and name not in (tied if number else SIGNS):
                 gap = abs(second[name] - value) / max(1.0, abs(value)) / (most or STRICT.get(name, OTHERS))
                 worst = max(worst, (gap, f"{name} of step {number + 1}: {value} {second[name]}"))
     return worst
@@ -87,10 +92,13 @@ def compared(name: str, float32: bool) -> tuple[float, str]:
 
     plan = small(name)
     placement.check(there := spread(plan))
-    narrow = float32 or plan.world().medium == "control" or "world:masks" in plan.method.needs()
+    narrow = (
+        float32 or plan.world().medium == "control" or "world:masks" in plan.method.needs() or name in TIES
+    )
     with tempfile.TemporaryDirectory() as folder, nullcontext() if narrow else wide():
         one, two = logged(plan, Path(folder) / "one"), logged(there, Path(folder) / "two")
-    return apart(one, two, None if narrow else WIDE)
+    tied = ("accuracy",) if plan.method.regime == "on_policy" else ()  # margins of own answers may be 0
+    return apart(one, two, None if narrow else WIDE, tied)
 
 
 def main() -> int:

@@ -162,6 +162,39 @@ def test_weights_change_in_the_midst_of_answers_and_each_decision_says_by_which_
     assert sum(lags(found, 6)[f"lag_{i}"] for i in (1, 2)) == pytest.approx(1, abs=1e-5)
 
 
+def test_a_prompt_is_read_again_by_the_weights_that_answer_it(tmp_path: Path) -> None:
+    """Of 24 answers to one prompt 8 are drawn at a time: those begun after an update are the new policy's alone."""
+    world: Any = planned().world()
+    policy = open_policy("start", world, 0, "cpu")
+    first = policy.copy()
+    player, board, looked, plain = Player(world, policy, 0), Files(tmp_path), 0, Player._look
+    player._engine.slots = 8  # type: ignore[attr-defined]
+
+    def look(folder: str) -> int:
+        nonlocal looked
+        looked += 1
+        if looked == 3:
+            board.parcel({name: weight.detach() + 0.02 for name, weight in moving(policy).items()}, 5)
+        player._again = 0.0
+        return plain(player, folder)
+
+    player._look = look  # type: ignore[method-assign]
+    share = {
+        "who": "learner", "counted": None, "version": 4, "board": str(tmp_path), "how": {"temperature": 1.0},
+        "tasks": player.numbered(range(1)), "sizes": [24], "keys": [0], "first": 0,
+    }  # fmt: skip
+    found = player.played(share)
+    episodes, version = found.by("episode"), found["version"]
+    begun = episodes.rows(episodes.min(version))
+    gap = (policy.score(found)["logp"].detach() - found["logp"]).abs()
+    assert len(set(found["episode"][begun == 5].tolist())) >= 8
+    assert float(gap[begun == 5].max()) < 1e-5, "all of them, the prompt included, by the new weights"
+    old = (first.score(found)["logp"].detach() - found["logp"]).abs()
+    assert float(old[version == 4].max()) < 1e-5
+    assert float(old[version == 5].mean()) > 1e-3
+    assert (version[1:] >= version[:-1])[found["episode"][1:] == found["episode"][:-1]].all()
+
+
 def test_a_run_with_weights_in_flight_stays_within_its_lag(tmp_path: Path) -> None:
     pp.train(planned(staleness=1, inflight=True, steps=3), run=tmp_path / "run", progress=Progress())
     logged = Run.open(tmp_path / "run").metrics()

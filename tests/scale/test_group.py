@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from kit import Tabular, learner, on_policy, ragged
+from kit import Tabular, learner, on_policy, ragged, world_for
 from methods.test_conformance import small
 from spread import apart, logged, spread
 
@@ -59,6 +59,14 @@ def rows_of(lengths: list[int], group: list[int]) -> Experience:
     of = torch.tensor(group)[episode]
     columns = {"episode": episode, "group": of, "context": episode, "action": torch.zeros_like(episode)}
     return Experience(Table(columns), Table({"observation": torch.zeros(len(lengths), 1)}))
+
+
+def test_programs_that_are_compared_are_not_dealt_to_two() -> None:
+    (q, *_) = [
+        t for t in pp.plan("b-coder", world_for("b-coder")).method.terms() if "q_of_logits" in t.info.id
+    ]
+    rows = rows_of([3, 3, 3, 3], [0, 0, 0, 0])
+    assert deal(rows, [q], 2)[1] is None
 
 
 class Whole:
@@ -213,6 +221,7 @@ def test_a_learner_that_is_killed_changes_nothing(
         ("trpo", "CartPole-v1", "update.natural of trpo@1 wants more than the sum of gradients"),
         ("n-pg-igt", "CartPole-v1", "wants more than the sum of gradients"),
         ("nash-mp", "chain", "wants more than the sum of gradients"),
+        ("monet-imagine", "grids", "data.monet-vlpo/imagined of monet-imagine@1 has the policy read vectors"),
         ("sac", "Pendulum-v1", "learns from transitions"),
         ("iql", "Pendulum-v1", "learns from transitions"),
     ],
