@@ -67,7 +67,9 @@ def after(batch: Batch, value: Tensor) -> Tensor:
 def _q_needs(held: Any) -> frozenset[str]:
     of = {"logp_of_favourite:reference", "favourite@reference"} if held.target == "checkpoint" else set[str]()
     whole = "whole:group"  # programs for one task are compared
-    return frozenset({"top_logp", "residual", "column:value", "world:verify", f"signal:{held.name}", whole, *of})
+    return frozenset(
+        {"top_logp", "residual", "column:value", "world:verify", f"signal:{held.name}", whole, *of}
+    )
 
 
 def _q_equation(held: Any) -> str:
