@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -41,6 +42,8 @@ except ImportError as error:
 
 PATIENCE = 10.0
 """Seconds in which a cluster must answer, and a place for a worker must be found."""
+GLIMPSE = 0.5
+"""Seconds that a run waits to hear how much the object store holds."""
 STORE = 2**31
 """Bytes of shared memory that a Ray started here may hold; what is beyond lies in files of its temporary folder."""
 COMPARED = ("panoply", "python", "torch")
@@ -58,6 +61,7 @@ class Rays:
         self.names, self.threads = Names(), threads
         self.groups: list[Any] = []
         self._state: Any = None
+        self._asking, self._bytes = threading.Thread(), 0
         self.placed: list[RayWorker] = []
         self.own = not ray.is_initialized()
         if self.own:
@@ -117,7 +121,16 @@ class Rays:
         return int(_resources().get("CPU", 1))
 
     def store_bytes(self) -> int:
-        """Of the machine that this process is on; asked of Ray's inside, which may change: then it is not told."""
+        """Of the machine that this process is on. Ray asks every worker for it, and waits a minute for one that hangs:
+        then the last number stands that was heard."""
+        if not self._asking.is_alive():
+            self._asking = threading.Thread(target=self._ask_store, daemon=True)
+            self._asking.start()
+        self._asking.join(GLIMPSE)
+        return self._bytes
+
+    def _ask_store(self) -> None:
+        """Of Ray's inside, which may change: then it is not told."""
         with contextlib.suppress(Exception):
             from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
@@ -125,8 +138,7 @@ class Rays:
                 here = ray.get_runtime_context().gcs_address  # another cluster may be on this machine, too
                 self._state = get_state_from_address(here)  # type: ignore[no-untyped-call]
             reply = get_memory_info_reply(self._state)  # type: ignore[no-untyped-call]
-            return int(reply.store_stats.object_store_bytes_used)
-        return 0
+            self._bytes = int(reply.store_stats.object_store_bytes_used)
 
     def close(self) -> None:
         there = (
