@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,20 @@ def test_the_ray_of_another_run_is_not_joined(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(rays, "_resources", lambda: {"CPU": 2.0, rays.OF_ONE_RUN: 1.0})
     with pytest.raises(PanoplyError, match="was started for another run, and ends with it"):
         rays.Rays("auto")
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray asks every worker what it holds, also one that hangs."""
+    from panoply.scale import rays
+
+    answers, there = threading.Event(), rays.Rays.__new__(rays.Rays)
+    there._asking, there._bytes = threading.Thread(), 7
+    monkeypatch.setattr(rays, "GLIMPSE", 0.01)
+    monkeypatch.setattr(there, "_ask_store", lambda: answers.wait(10))
+    began = time.monotonic()
+    assert [there.store_bytes(), there.store_bytes()] == [7, 7]
+    assert time.monotonic() - began < 5
+    answers.set()
 
 
 def test_what_ray_raises_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
