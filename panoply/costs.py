@@ -164,7 +164,9 @@ def step_work(plan: Plan, sampled: int, trained: int) -> Work:
         max(sampled // max(1, of.answer), options.held_out),
         trained,
         min(decisions, trained),
-        pass_tokens(options.micro_tokens, adapters=options.lora > 0),
+        pass_tokens(
+            options.micro_tokens, adapters=options.lora > 0, memory=device_memory(options.device) or 0
+        ),
         4 if options.dtype == "float32" else 2,
         "entropy" in method.needs(),
         options.lora > 0,
@@ -234,7 +236,7 @@ def activations(
     inside = sum(shape[0] for _, shape in blocks) if sizes is None else sizes.kept
     between = sum(shape[0] for name, shape in blocks if name.endswith("o_proj.weight"))
     width = 4 if options.dtype == "float32" else 2
-    at_once = pass_tokens(options.micro_tokens, gpu=total is not None, adapters=options.lora > 0)
+    at_once = pass_tokens(options.micro_tokens, total is not None, options.lora > 0, total or 0)
     longest, most = of.prompt + of.context, min(at_once, max(trained, 1))
     cramped = total is not None and held + longest * inside * width > total
     recomputed = options.recompute == "always" or (options.recompute == "auto" and cramped)

@@ -23,19 +23,24 @@ SLOTS = 512
 """Answers that are sampled at once."""
 LOGITS = 1 << 27
 """Of a pass, held at a time in float32 (`policies/scoring.py`)."""
+LARGE = 64 * 10**9
+"""Bytes of a card on which passes over all weights are larger."""
 SHARE = 0.9
 """Of the memory that is left, what a pass may take (`loops/memory.py`)."""
 KEPT_VOCABULARY, KEPT_SHARE = 4096, 0.05
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def pass_tokens(asked: int, gpu: bool = True, adapters: bool = False) -> int:
+def pass_tokens(asked: int, gpu: bool = True, adapters: bool = False, memory: int = 0) -> int:
     """Context tokens of a pass: those asked for, or as few as keep a device busy.
 
-    A GPU is with 8,000; fewer cost time, and more only memory. Under adapters, whose backward pass has more and smaller
-    kernels, it takes half as many again, of which each leaves less, since nothing is kept of the head.
+    A GPU is with 8,000, if the processor hands out work fast enough; fewer cost time, and more only memory. Where its
+    `memory` is `LARGE` there is enough for twice as many, with which a slow processor keeps it busy, too. Under
+    adapters, whose backward pass has more and smaller kernels, it takes half as many again, of which each leaves less,
+    since nothing is kept of the head.
     """
-    return asked or ((12288 if adapters else 9216) if gpu else 16384)
+    whole = 17664 if memory >= LARGE else 9216
+    return asked or ((12288 if adapters else whole) if gpu else 16384)
 
 
 @dataclass(frozen=True)

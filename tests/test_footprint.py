@@ -173,5 +173,7 @@ def test_more_answers_at_once_are_more_keys_and_values() -> None:
 
 def test_passes_have_as_many_tokens_as_keep_a_device_busy_unless_told() -> None:
     assert [pass_tokens(0), pass_tokens(0, adapters=True), pass_tokens(0, gpu=False)] == [9216, 12288, 16384]
+    assert [pass_tokens(0, memory=n * GB) for n in (48, 80)] == [9216, 17664]
+    assert pass_tokens(0, adapters=True, memory=80 * GB) == 12288
     assert pass_tokens(77, adapters=True) == pass_tokens(77, gpu=False) == 77
     assert learner(Tabular(), on_policy(), micro_tokens=0).room.tokens == 16384

@@ -69,8 +69,8 @@ class Job:
         self.seat = next(iter(self.seats.values()))
         """The one that the run is judged by; it keeps what parts remember that belong to none."""
         if not options.threads and not options.is_spread() and self._found is None:
-            width, device = self.kind.width(self.policy), self.policy.device.type
-            torch.set_num_threads(pick_threads(width, device=device))
+            device = next((p.device.type for _, p in self.policy.named_parameters()), "cpu")
+            torch.set_num_threads(pick_threads(self.kind.width(self.policy), device=device))
         self.step = 0
         self.seconds = 0.0
         self.best: Best = {"step": 0, "of": plan.measures(), "score": None}
