@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -167,6 +169,13 @@ def measure(
     }
 
 
+def cold(shape: Shape) -> dict[str, Any]:
+    """The same where nothing was compiled before."""
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ["TRITON_CACHE_DIR"] = empty
+        return measure(shape, steps=1, warm=1)
+
+
 def _now() -> float:
     torch.cuda.synchronize()
     return time.perf_counter()
@@ -212,6 +221,8 @@ GEMMA2, MOE, TOP_P = (
 CELLS: dict[str, Callable[[], dict[str, Any]]] = {
     "equality": equality,
     "anchor": lambda: measure(ANCHOR, steps=5),
+    "anchor-cold": lambda: cold(ANCHOR),
+    "anchor-small-passes": lambda: measure(ANCHOR, steps=5, micro_tokens=9216),
     "anchor-float16": lambda: measure(ANCHOR, "float16"),
     "anchor-float32": lambda: measure(ANCHOR, "float32", steps=1, warm=1, micro_tokens=8192),
     "anchor-trl-best": lambda: trl(ANCHOR, best=True),

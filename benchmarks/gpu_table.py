@@ -141,10 +141,16 @@ def _reading(cells: Cells) -> str:
         "such a machine; the two shares are sampling's and learning's. A prompt is read once for its group, in sampling and in learning."
     ]
     if (anchor := cells.get("anchor")) is not None:
+        empty = cells.get("anchor-cold", anchor)
         lines.append(
-            f"Kernels and graphs are made once in a process, in {anchor['setup_s']:.1f} s here, and less where the compiler's cache is warm; the first step took "
-            f"{anchor['first_step_s']:.1f} s. Single steps of the first row took {min(s['step'] for s in anchor['steps'][1:]):.2f} to "
+            f"Kernels and graphs are made once in a process: the first step took {anchor['first_step_s']:.1f} s with the compiler's cache of an "
+            f"earlier process, and {empty['first_step_s']:.1f} s without. Single steps of the first row took {min(s['step'] for s in anchor['steps'][1:]):.2f} to "
             f"{max(s['step'] for s in anchor['steps'][1:]):.2f} s."
+        )
+    if (small := cells.get("anchor-small-passes")) is not None:
+        lines.append(
+            f"Passes of {small['micro_tokens']:,} tokens, which smaller cards get, take the first row's learning {small['learn']:.2f} s and its step "
+            f"{small['step']:.2f} s, at {small['peak_gb']:.0f} GB: the processor then hands out work hardly as fast as the GPU does it."
         )
     if older := [
         c for name in ORDER if (c := cells.get(name)) and "micro_tokens" not in c and c["dtype"] != "float32"
