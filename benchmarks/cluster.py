@@ -2,7 +2,7 @@
 
     python -m benchmarks.cluster simulate            seconds a step by number of GPUs, for 7B and 32B (a few minutes)
     python -m benchmarks.cluster                     the cells on this machine; those that are there already are kept
-    python -m benchmarks.cluster --cell ahead        one cell again
+    python -m benchmarks.cluster --cell ahead        one cell again (several, `--rounds 3`: by turns, thrice)
     python -m benchmarks.cluster table               what was found, as Markdown
 
 Simulated is the model that `panoply plan` prints (`panoply/scale/timing.py`): 512 prompts with 16 answers each, of
@@ -14,9 +14,10 @@ Measured is GRPO on `chain`, with as many epochs as make learning take as long a
 learning rate at which the policy hardly moves: rewards then stay as rare as they were, and all steps are of one
 length. `alone-1` and `alone-2` are one process on one thread and on two, and `twice` is a step of one of two such
 processes at the same time, which have nothing to do with one another: two steps in its time is all that two cores
-give. `pair` one learner and one sampler, which shows what Ray costs; `ahead` two samplers and a learner with batches
-sampled one step ahead, and `ahead-1` the same with one sampler. `-long` is the same with four times the prompts.
-Three steps warm up, then ten are timed; `cpu` is what all processes of the run together computed in such a step.
+give. `pair` is one learner and one sampler, by turns with a run of one process, which shows what Ray costs; `ahead` two
+samplers and a learner with batches sampled one step ahead, and `ahead-1` the same with one sampler. `-long` is the same
+with four times the prompts. Three steps warm up, then ten are timed; `cpu` is what all processes of the run together
+computed in such a step.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,51 +107,73 @@ CELLS |= {name + LONG: how for name, how in CELLS.items() if name not in ("balan
 
 def measure(name: str, saved: bool = True) -> None:
     """One cell, in this process."""
-    import panoply
     from panoply.run import versions
 
     epochs = 1 if name == "balance" else json.loads((RESULTS / "balance.json").read_text())["epochs"]
     settings = {**WORK, "update.epochs": epochs}
     if name.endswith(LONG):
         settings["sample.prompts"] *= 4
-    rows: list[dict[str, Any]] = []
-    computed: list[float] = []
     command = [sys.executable, "-m", "benchmarks.cluster", "one", "--cell", "alone-1", "--unsaved"]
     beside = subprocess.Popen(command) if name == "twice" else None
+    turns = [name, "alone-1"] if name.startswith("pair") else [name]
     with tempfile.TemporaryDirectory() as folder:
-        steps = panoply.steps(
+        taken = in_turns(turns, settings, Path(folder))
+    if beside is not None:
+        beside.wait()
+    seconds, rows, computed = taken[0]
+    facts = {
+        "steps": [round(s, 4) for s in seconds],
+        "median": statistics.median(seconds),
+        "cpu": round((computed[1] - computed[0]) / (TIMED - 1), 4),
+        "phases": {k: statistics.median([r[k] for r in rows if k in r]) for k in rows[-1] if "seconds_" in k},
+        "epochs": epochs,
+        "versions": versions(),
+        "chosen": CELLS[name],
+    }
+    if len(taken) > 1:
+        facts["over"] = statistics.median(a / b - 1 for a, b in zip(seconds, taken[1][0], strict=True))
+        del facts["cpu"]  # it is both runs'
+    if name == "balance":
+        ratio = facts["phases"]["seconds_sample"] / facts["phases"]["seconds_learn"]
+        facts["epochs"] = max(1, round(ratio))
+    if saved:
+        _store(name, {**facts, "rounds": [*_rounds(name), round(facts["median"], 4)]})
+
+
+def in_turns(names: list[str], settings: dict[str, Any], folder: Path) -> list[Any]:
+    """Runs of cells that make their steps by turns, so that a machine which gets slower does so for all of them.
+
+    Of each: seconds and metrics of the timed steps, and what was computed until the last warm one and the last but one.
+    """
+    import panoply
+
+    runs = [
+        panoply.steps(
             "grpo",
             "chain",
-            run=Path(folder) / "run",
+            run=folder / name,
             steps=WARM + TIMED,
             settings=settings,
             device="cpu",
             progress=panoply.Progress(),
             **CELLS[name],
         )
-        for step in steps:
-            rows.append(dict(step.metrics))
-            computed.append(cpu_seconds())
-    if beside is not None:
-        beside.wait()
-    ends = [row["seconds"] for row in rows]
-    seconds = [after - before for before, after in zip(ends[WARM - 1 :], ends[WARM:], strict=False)]
-    facts = {
-        "steps": [round(s, 4) for s in seconds],
-        "median": statistics.median(seconds),
-        "cpu": round((computed[-2] - computed[WARM - 1]) / (TIMED - 1), 4),  # the last step also evaluates
-        "phases": {
-            k: statistics.median([r[k] for r in rows[WARM:] if k in r]) for k in rows[-1] if "seconds_" in k
-        },
-        "epochs": epochs,
-        "versions": versions(),
-        "chosen": CELLS[name],
-    }
-    if name == "balance":
-        ratio = facts["phases"]["seconds_sample"] / facts["phases"]["seconds_learn"]
-        facts["epochs"] = max(1, round(ratio))
-    if saved:
-        _store(name, facts)
+        for name in names
+    ]
+    found: list[Any] = [([], [], []) for _ in runs]
+    for number in range(WARM + TIMED):
+        for run, (seconds, rows, computed) in zip(runs, found, strict=True):
+            began = time.perf_counter()
+            step = next(run)
+            took = time.perf_counter() - began
+            if number in (WARM - 1, WARM + TIMED - 2):  # the last step also evaluates
+                computed.append(cpu_seconds())
+            if number >= WARM:
+                seconds.append(took)
+                rows.append(dict(step.metrics))
+    for run in runs:
+        run.close()
+    return found
 
 
 def cpu_seconds() -> float:
@@ -168,12 +192,23 @@ def cpu_seconds() -> float:
     return sum(spent[pid] for pid in family)
 
 
-def cells(names: list[str], again: bool) -> None:
-    for name in names:
-        if again or not (RESULTS / f"{name}.json").is_file():
+def cells(names: list[str], again: bool, rounds: int) -> None:
+    """Every cell once in a round: a machine is not the same for minutes, and cells of one round are compared."""
+    due = [name for name in names if again or not (RESULTS / f"{name}.json").is_file()]
+    for name in due:
+        if _rounds(name):
+            _store(name, {**json.loads((RESULTS / f"{name}.json").read_text()), "rounds": []})
+    for _ in range(rounds):
+        for name in due:
             subprocess.run([sys.executable, "-m", "benchmarks.cluster", "one", "--cell", name], check=True)
-        facts = json.loads((RESULTS / f"{name}.json").read_text())
-        print(f"{name:10} {facts['median']:.3f} s a step, {facts['epochs']} epochs", flush=True)
+            facts = json.loads((RESULTS / f"{name}.json").read_text())
+            over = f", {facts['over']:+.1%} of the step of one process" if "over" in facts else ""
+            print(f"{name:12} {facts['median']:.3f} s a step, {facts['epochs']} epochs{over}", flush=True)
+
+
+def _rounds(name: str) -> list[float]:
+    place = RESULTS / f"{name}.json"
+    return list(json.loads(place.read_text()).get("rounds", [])) if place.is_file() else []
 
 
 # ------------------------------------------------------------------ shown
@@ -190,18 +225,22 @@ def table() -> str:
                 told = [f"{row[m][0]:,.0f}" + (f" ({row[m][1]})" if row[m][1] else "") for m in MODES]
                 lines.append(f"| {gpus} | {' | '.join(told)} |")
             pieces.append("\n".join(lines))
-    known = {n: json.loads(p.read_text()) for n in CELLS if (p := RESULTS / f"{n}.json").is_file()}
-    if {"alone-1", "alone-2", "pair", "ahead"} <= known.keys():
-        took = {name: facts["median"] for name, facts in known.items() if name != "balance"}
-        lines = ["| | seconds a step | computed | times one thread |", "|---|---|---|---|"]
-        for name, seconds in took.items():
-            one = took["alone-1" + (LONG if name.endswith(LONG) else "")]
-            lines.append(f"| {name} | {seconds:.3f} | {known[name]['cpu']:.3f} | {one / seconds:.2f} |")
-        for end in ("", LONG):
-            if "pair" + end in took:
-                over = took["pair" + end] / took["alone-1" + end] - 1
-                lines.append(f"\nRay takes {over:.1%} of a step of {took['alone-1' + end]:.2f} s.")
-        pieces.append("\n".join(lines))
+    known: dict[str, Any] = {
+        n: json.loads(p.read_text()) for n in CELLS if (p := RESULTS / f"{n}.json").is_file()
+    }
+    shown = ["| | seconds a step | computed | times one thread, by round |", "|---|---|---|---|"]
+    for name, facts in known.items():
+        one = known.get("alone-1" + (LONG if name.endswith(LONG) else ""))
+        if name == "balance" or one is None:
+            continue
+        pairs = zip(one.get("rounds", []), facts.get("rounds", []), strict=False)
+        times = sorted(a / b for a, b in pairs) or [one["median"] / facts["median"]]
+        gained = f"{statistics.median(times):.2f} ({times[0]:.2f}–{times[-1]:.2f})"
+        shown.append(f"| {name} | {facts['median']:.3f} | {facts.get('cpu', '')} | {gained} |")
+    for name, facts in known.items():
+        if "over" in facts:
+            shown.append(f"\n{name}: Ray takes {facts['over']:.1%} of a step, by turns with one process.")
+    pieces.append("\n".join(shown))
     return "\n\n".join(pieces)
 
 
@@ -216,6 +255,7 @@ def main() -> None:
     )
     parser.add_argument("what", nargs="?", default="cells", choices=["cells", "one", "simulate", "table"])
     parser.add_argument("--cell", action="append", choices=list(CELLS))
+    parser.add_argument("--rounds", type=int, default=1, help="how often each cell is measured, by turns")
     parser.add_argument("--unsaved", action="store_true", help="time one cell, and store nothing")
     chosen = parser.parse_args()
     if chosen.what == "simulate":
@@ -223,7 +263,7 @@ def main() -> None:
     elif chosen.what == "one":
         measure(chosen.cell[0], saved=not chosen.unsaved)
     elif chosen.what == "cells":
-        cells(chosen.cell or list(CELLS), again=bool(chosen.cell))
+        cells(chosen.cell or list(CELLS), bool(chosen.cell), chosen.rounds)
     if chosen.what != "one":
         print(f"\n{table()}")
 
