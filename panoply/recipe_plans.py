@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from panoply import registry
 from panoply.errors import PanoplyError, unknown
 from panoply.parts import Part, value_to_json
 from panoply.planning import MADE_WITH, Options, Plan
@@ -18,6 +19,8 @@ from panoply.seeds import stable_hash
 WIDER = ("world", "run", "recipe")
 FOR_ALL, OF_RECIPE = ("world.", "run."), "recipe."
 """What settings for all stages, and those of the recipe as a whole, begin with; others begin with the name of one."""
+SAMPLING = ("samplers", "staleness", "inflight", "patience", "engine")
+"""Options that only stages which sample are told of, where they are given for all."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,8 @@ def plan_stages(id: str, recipe: Recipe, choices: Mapping[str, Any], plan: Calla
         starts[stage.name] = made.options.model
         if stage.method:
             starts[LAST[1:]] = made.options.model
+    if choices.get("samplers") and not any(made.options.samplers for made in found.values()):
+        raise PanoplyError(f"--samplers has no effect: no stage of {id} samples, all learn from data.")
     return RecipePlan(id, recipe, dict(choices), found, later)
 
 
@@ -150,10 +155,25 @@ def asked_of(turn: Turn, choices: Mapping[str, Any], earlier: Mapping[str, str])
         options["from_scratch"] = True
     wired = {k: v for k, v in stage.options.items() if is_stage(v)}
     said = {k: v for k, v in stage.options.items() if k not in wired and f"run.{k}" not in shared}
+    options, shared = _heard(stage.method, options, shared)
     options = {**said, **options, **placed(wired)}
     options = {k: v for k, v in options.items() if f"run.{k}" not in own}
     settings = {**placed(stage.settings), **shared, **own}
     return _reseeded({**options, "settings": settings}, turn.round)
+
+
+def _heard(
+    method: str, options: dict[str, Any], shared: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is said for all stages, without what means nothing to this one: who learns from data has no samplers."""
+    if "sample" in registry.find("method", method).build().slots():
+        return options, shared
+    idle = SAMPLING if options.get("learners") or "run.learners" in shared else (*SAMPLING, "cluster")
+    unheard = {*idle, *(f"run.{name}" for name in idle)}
+    return (
+        {k: v for k, v in options.items() if k not in unheard},
+        {k: v for k, v in shared.items() if k not in unheard},
+    )
 
 
 def _asked_to_make(
