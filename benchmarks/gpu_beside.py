@@ -49,7 +49,8 @@ def pairs(cells: Cells, named: Mapping[str, str], alone: bool = True) -> str:
         rows.append([what, "**Panoply**", *_phases(mine), ""])
         for c in others:
             mark = f"; {c['note'][0].lower()}{c['note'][1:].rstrip('.')}" if "note" in c else ""
-            setting = f"TRL {c['trl']}, {c['setting']}, {c['micro_batch']} rows at a time{mark}"
+            apart = f"; in another sitting, {c['date']}" if c.get("date") != mine.get("date") else ""
+            setting = f"TRL {c['trl']}, {c['setting']}, {c['micro_batch']} rows at a time{mark}{apart}"
             rows.append(["", setting, *_phases(c), f"{c['step'] / mine['step']:.1f}×"])
     head = ["the same work", "", "sampling and scoring, s", "training, s", "step, s", "peak, GB", "slower by"]
     return table(head, rows) if rows else ""
