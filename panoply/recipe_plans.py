@@ -130,9 +130,21 @@ def plan_stages(id: str, recipe: Recipe, choices: Mapping[str, Any], plan: Calla
         starts[stage.name] = made.options.model
         if stage.method:
             starts[LAST[1:]] = made.options.model
-    if choices.get("samplers") and not any(made.options.samplers for made in found.values()):
-        raise PanoplyError(f"--samplers has no effect: no stage of {id} samples, all learn from data.")
+    _check_sampling(id, recipe, choices)
     return RecipePlan(id, recipe, dict(choices), found, later)
+
+
+def _check_sampling(id: str, recipe: Recipe, choices: Mapping[str, Any]) -> None:
+    """Refuse what would be told to stages that sample, where there are none."""
+    usual, given = vars(Options()), choices.get("settings") or {}
+    for name in SAMPLING:
+        chosen = choices.get(name) not in (None, usual[name]) or f"run.{name}" in given
+        if chosen and not any(_samples(stage.method) for stage in recipe.stages if stage.method):
+            raise PanoplyError(f"--{name} has no effect: no stage of {id} samples, all learn from data.")
+
+
+def _samples(method: str) -> bool:
+    return "sample" in registry.find("method", method).build().slots()
 
 
 def asked_of(turn: Turn, choices: Mapping[str, Any], earlier: Mapping[str, str]) -> dict[str, Any]:
@@ -166,7 +178,7 @@ def _heard(
     method: str, options: dict[str, Any], shared: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is said for all stages, without what means nothing to this one: who learns from data has no samplers."""
-    if "sample" in registry.find("method", method).build().slots():
+    if _samples(method):
         return options, shared
     idle = SAMPLING if options.get("learners") or "run.learners" in shared else (*SAMPLING, "cluster")
     unheard = {*idle, *(f"run.{name}" for name in idle)}

@@ -141,9 +141,8 @@ class Rays:
             self._bytes = int(reply.store_stats.object_store_bytes_used)
 
     def close(self) -> None:
-        there = (
-            ray.is_initialized()
-        )  # asked for anything after its end, Ray would look for another cluster, and wait
+        # asked for anything after its end, Ray would look for another cluster, and wait
+        there = ray.is_initialized()
         for worker in self.placed if there else ():
             with contextlib.suppress(Exception):
                 worker.kill()
@@ -230,7 +229,7 @@ class RayWorker:
 def _reach(address: str) -> None:
     """Refuse an address at which nobody answers, before Ray tries for minutes."""
     if address == "auto":
-        address = _found()
+        address = _noted_address()
     if (found := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address)) is None:
         return
     try:
@@ -242,7 +241,7 @@ def _reach(address: str) -> None:
         ) from error
 
 
-def _found() -> str:
+def _noted_address() -> str:
     """Where Ray looks for the cluster of this machine: also at an address that was noted when one began, though it may
     have gone since without a word."""
     with contextlib.suppress(Exception):  # of Ray's inside, which may change; and where there is none

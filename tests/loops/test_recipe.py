@@ -229,6 +229,9 @@ def test_only_stages_that_sample_are_told_of_samplers() -> None:
     data = Recipe((Stage("one", "sft"), Stage("two", "sft", options={"model": "@one"})))
     with pytest.raises(PanoplyError, match=r"--samplers has no effect: no stage of"):
         plan_stages("two@1", data, spread, pp.plan)
+    with pytest.raises(PanoplyError, match=r"--engine has no effect: no stage of"):
+        plan_stages("two@1", data, {"settings": {"run.engine": "vllm"}}, pp.plan)
+    assert len(plan_stages("two@1", data, {"engine": "native"}, pp.plan)) == 2
     with pytest.raises(PanoplyError, match="sft@1 samples nothing"):
         pp.plan_recipe("rlhf", settings={"imitate.run.samplers": 2})
 
