@@ -26,7 +26,7 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(
 )  # what tests run is not remembered for good
 pool.subprocess = forks  # type: ignore[assignment]  # workers of comparisons need not import torch first
 os.fsync = lambda descriptor: None  # type: ignore[assignment]  # no test cuts the power, and a disk makes them wait
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell has it ignored
 os.environ["COLUMNS"] = "100"  # what is printed is compared, whatever terminal the tests run in
 
 

@@ -110,6 +110,40 @@ def add_norm(
 
 
 @triton.jit
+def _embed_norm(
+    token, embedding, weight, total, out, width, eps, offset, factor,
+    NORM: tl.constexpr, CHAIN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    begin(CHAIN)
+    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = column < width
+    at = row.to(tl.int64) * width + column
+    value = tl.load(embedding + tl.load(token + row) * width + column, mask=inside, other=0.0)
+    value = (value.to(tl.float32) * factor).to(value.dtype)
+    tl.store(total + at, value, mask=inside)
+    if NORM:
+        wide = value.to(tl.float32)
+        scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / width + eps)
+        gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset
+        tl.store(out + at, (wide * scale * gain).to(value.dtype), mask=inside)
+
+
+def embed_norm(
+    token: Tensor, embedding: Tensor, factor: float, weight: Tensor | None, stream: Stream
+) -> tuple[Tensor, Tensor]:
+    """[rows, width] embeddings of tokens, times a factor, and their RMSNorm; without a weight themselves."""
+    width = embedding.shape[1]
+    total = embedding.new_empty(len(token), width)
+    out = total if weight is None else torch.empty_like(total)
+    block = triton.next_power_of_2(width)
+    _embed_norm[(len(token),)](
+        token, embedding, total if weight is None else weight, total, out, width, stream.eps, stream.offset, factor,
+        weight is not None, chained(), block, num_warps=4 if block <= 2048 else 8, launch_pdl=chained(),
+    )  # fmt: skip
+    return total, out
+
+
+@triton.jit
 def gelu_parts(x):
     """x · s(x), the approximation of gelu that is a gate of x's own: the gate s, and its slope."""
     inside = 1.5957691216057308 * (
@@ -227,6 +261,8 @@ def _attention(
     keys,
     values,
     positions,
+    holders,
+    held,
     out,
     q_weight,
     k_weight,
@@ -276,6 +312,8 @@ def _attention(
     )
     v = tl.load(start + (HEADS + KV_HEADS + kv) * D + column, mask=real, other=0.0)[None, :]
     base = (row.to(tl.int64) * capacity) * KV_HEADS * D + kv * D
+    theirs = (tl.load(holders + row) * capacity) * KV_HEADS * D + kv * D
+    shared = tl.load(held + row)
     own = base + position * KV_HEADS * D + column[None, :]
     tl.store(keys + own, k, mask=real[None, :])
     tl.store(values + own, v, mask=real[None, :])
@@ -292,7 +330,7 @@ def _attention(
     for low in range(first, position, BLOCK):
         at = low + tl.arange(0, BLOCK)
         seen = at < position
-        place = base + at[:, None] * (KV_HEADS * D) + column[None, :]
+        place = tl.where(at < shared, theirs, base)[:, None] + at[:, None] * (KV_HEADS * D) + column[None, :]
         there = seen[:, None] & real[None, :]
         key = tl.load(keys + place, mask=there, other=0.0)
         score = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
@@ -322,6 +360,7 @@ def decode_attention(
     keys: Tensor,
     values: Tensor,
     positions: Tensor,
+    holders: tuple[Tensor, Tensor],
     norms: tuple[Tensor, Tensor] | None,
     stream: Stream,
     focus: Focus,
@@ -332,6 +371,8 @@ def decode_attention(
 
     Norms and rotates queries and keys, and writes keys and values at `positions` of the cache's
     [slots, capacity, kv_heads, size] on the way. `angles` is [positions, turning]: cosines, then sines.
+    `holders` are a row and a number of positions for each row: these hold the same as its own there, and are read in
+    their place, so that rows with one prompt read one copy, from the GPU's cache but for the first of them.
     """
     rows, (_, capacity, kv_heads, size) = len(qkv), keys.shape
     heads = qkv.shape[1] // size - 2 * kv_heads
@@ -341,7 +382,7 @@ def decode_attention(
     block = 64 if qkv.element_size() == 2 else 32
     scale = size**-0.5 if focus.scale is None else focus.scale
     _attention[(rows, kv_heads)](
-        qkv, angles, keys, values, positions, out, q_norm, k_norm, qkv if sinks is None else sinks,
+        qkv, angles, keys, values, positions, *holders, out, q_norm, k_norm, qkv if sinks is None else sinks,
         stream.eps, stream.offset, scale, focus.cap,
         capacity, HEADS=heads, KV_HEADS=kv_heads, D=size, WIDE=max(16, triton.next_power_of_2(size)),
         TURNING=angles.shape[1], INTERLEAVED=interleaved, PAD=pad, NORM=norms is not None, CAPPED=focus.cap > 0,

@@ -179,7 +179,10 @@ class Record:
 
 @dataclass(frozen=True)
 class State:
-    """What the kernels change: a slot's stream, newest token, place and status, its history, and a clock."""
+    """What the kernels change: a slot's stream, newest token, place and status, its history, and a clock.
+
+    And what they read beside it: `held` positions at the beginning of the row `holder` are those of the slot's own.
+    """
 
     stream: Tensor
     token: Tensor
@@ -188,11 +191,13 @@ class State:
     limit: Tensor
     status: Tensor
     tick: Tensor
+    holder: Tensor
+    held: Tensor
     history: Tensor
 
     @staticmethod
     def empty(rows: int, capacity: int, device: torch.device | str) -> State:
-        shapes = [(rows,)] * 7 + [(rows, capacity)]
+        shapes = [(rows,)] * 9 + [(rows, capacity)]
         return State(*(torch.zeros(shape, dtype=torch.long, device=device) for shape in shapes))
 
 

@@ -179,15 +179,17 @@ def turn(
 
 @triton.jit
 def _gather(
-    d_k, d_v, k_stride, v_stride, places, bounds, out, out_stride, width, BLOCK: tl.constexpr
+    d_k, d_v, stride, places, bounds, out, out_stride, width, size, SHARE: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
     inside = column < width
+    first = column // size * SHARE * size + column % size
     keys, values = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for index in range(tl.load(bounds + row), tl.load(bounds + row + 1)):
-        at = tl.load(places + index).to(tl.int64)
-        keys += tl.load(d_k + at * k_stride + column, mask=inside, other=0.0).to(tl.float32)
-        values += tl.load(d_v + at * v_stride + column, mask=inside, other=0.0).to(tl.float32)
+        at = tl.load(places + index).to(tl.int64) * stride + first
+        for member in tl.static_range(SHARE):
+            keys += tl.load(d_k + at + member * size, mask=inside, other=0.0).to(tl.float32)
+            values += tl.load(d_v + at + member * size, mask=inside, other=0.0).to(tl.float32)
     to = out + row.to(tl.int64) * out_stride + column
     tl.store(to, keys.to(out.dtype.element_ty), mask=inside)
     tl.store(to + width, values.to(out.dtype.element_ty), mask=inside)
@@ -200,13 +202,14 @@ def gather(d_k: Tensor, d_v: Tensor, places: Tensor, bounds: Tensor, out: Tensor
     """Slopes of listed keys and values back to tokens, [N, 2 · kv_heads, size] `out`: a token's are summed in float32.
 
     Of token i those at `places[bounds[i] : bounds[i + 1]]` are, of a prefix's as many as it has suffixes and one more.
+    Where they are of more heads than there are keys, those of heads that share one are summed as well.
     """
     d_k, d_v = d_k.contiguous(), d_v.contiguous()
-    width = d_k[0].numel()
-    strides = d_k.stride(0), d_v.stride(0)
+    (heads, size), width = d_k.shape[1:], out[0].numel() // 2
+    share = heads * size // width
     _GATHER(
-        (len(out),), (d_k.dtype, out.dtype, out.device, width, out.stride(0)),
-        d_k, d_v, *strides, places, bounds, out, out.stride(0), width, power_above(width), num_warps=1,
+        (len(out),), (d_k.dtype, out.dtype, out.device, heads, size, width, out.stride(0)),
+        d_k, d_v, heads * size, places, bounds, out, out.stride(0), width, size, share, power_above(width), num_warps=1,
     )  # fmt: skip
 
 

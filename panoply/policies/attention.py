@@ -13,6 +13,7 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.experience import Experience, Ragged
 from panoply.policies.architectures import ARCHITECTURES
+from panoply.policies.scoring import has_triton
 
 if TYPE_CHECKING:
     from panoply.policies.decoder import Block, Decoder
@@ -212,7 +213,8 @@ def _weights(model: Decoder, block: Block, x: Tensor, positions: Tensor) -> Tens
 
 
 class Cache:
-    """Preallocated buffers, one pair a layer, that a forward pass writes through `append`.
+    """Preallocated keys and values, [layers, rows, capacity, kv_heads, head_dim] each, that a forward pass writes
+    through `append`.
 
     A forward pass over B rows uses the first B rows. Call `begin` with its positions before it. Slots past a
     row's last token hold garbage, zeros at first: no query sees it, and real tokens overwrite it.
@@ -230,8 +232,7 @@ class Cache:
     ):
         self.rows, self.capacity = rows, capacity
         like = torch.zeros((), dtype=dtype, device=device)
-        self._keys = [_zeros(like, rows, capacity, kv_heads, head_dim) for _ in range(layers)]
-        self._values = [_zeros(like, rows, capacity, kv_heads, head_dim) for _ in range(layers)]
+        self.keys, self.values = (_zeros(like, layers, rows, capacity, kv_heads, head_dim) for _ in range(2))
         self._rows = torch.arange(rows, device=device)[:, None]
         self._slots = self._rows[:0]
         self._width = 0
@@ -249,34 +250,28 @@ class Cache:
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write [B, kv_heads, T, head_dim]; give views of what is seen, [B, kv_heads, width, head_dim]."""
         at = (self._rows[: len(k)], self._slots)
-        self._keys[layer][at], self._values[layer][at] = k.transpose(1, 2), v.transpose(1, 2)
+        self.keys[layer][at], self.values[layer][at] = k.transpose(1, 2), v.transpose(1, 2)
         return self.seen(layer, len(k))
 
     def seen(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
         """Views of what the first rows see, [rows, kv_heads, width, head_dim]."""
-        keys, values = (
-            buffers[layer][:rows, : self._width].transpose(1, 2) for buffers in (self._keys, self._values)
-        )
+        keys, values = (x[layer, :rows, : self._width].transpose(1, 2) for x in (self.keys, self.values))
         return keys, values
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """A layer's whole buffers, [rows, capacity, kv_heads, head_dim]."""
-        return self._keys[index], self._values[index]
+        return self.keys[index], self.values[index]
 
     def grow(self, capacity: int) -> None:
         """Make room for more positions. Views given out before stay with the old buffers."""
-        for buffers in (self._keys, self._values):
-            for layer, buffer in enumerate(buffers):
-                rows, old, heads, size = buffer.shape
-                buffers[layer] = _zeros(buffer, rows, capacity, heads, size)
-                buffers[layer][:, :old] = buffer
-        self.capacity = capacity
+        self.keys, self.capacity = _wider(self.keys, capacity), capacity
+        self.values = _wider(self.values, capacity)
 
     def take(self, rows: Tensor, width: int, capacity: int) -> Cache:
         """A copy of some rows: their first `width` positions, with room for `capacity`."""
-        like = self._keys[0]
-        heads, size = like.shape[2:]
-        copy = Cache(len(self._keys), len(rows), heads, capacity, size, like.dtype, like.device)
+        like = self.keys
+        heads, size = like.shape[3:]
+        copy = Cache(len(like), len(rows), heads, capacity, size, like.dtype, like.device)
         copy.put(torch.arange(len(rows), device=rows.device), self, rows, width)
         return copy
 
@@ -285,11 +280,30 @@ class Cache:
 
         This is how one prefilled prompt reaches its whole group, and, with itself as source, how gaps close.
         """
+        if self.keys.is_cuda and has_triton():
+            self.put_tokens(at, source.flat, rows * source.capacity, torch.full_like(rows, width), width)
+            return
         if width > self.capacity:
             self.grow(max(width, 2 * self.capacity))
-        for mine, theirs in ((self._keys, source._keys), (self._values, source._values)):
-            for target, given in zip(mine, theirs, strict=True):
-                target[:, :width].index_copy_(0, at, given[:, :width].index_select(0, rows))
+        for mine, theirs in ((self.keys, source.keys), (self.values, source.values)):
+            for target, given in zip(mine[:, :, :width], theirs[:, :, :width], strict=True):
+                target.index_copy_(0, at, given.index_select(0, rows))
+
+    def put_tokens(
+        self, at: Tensor, source: tuple[Tensor, Tensor], first: Tensor, count: Tensor, longest: int
+    ) -> None:
+        """On a GPU: `count[i]` tokens from `first[i]` on of [layers, tokens, kv_heads, head_dim] keys and values, to
+        the beginning of row `at[i]`. None has more than `longest`."""
+        from panoply.kernels.copying import Tokens, copy
+
+        if longest > self.capacity:
+            self.grow(max(longest, 2 * self.capacity))
+        copy(Tokens(*source), first, count, Tokens(*self.flat), at, self.capacity, longest)
+
+    @property
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """Keys and values as tokens one after another, [layers, rows · capacity, kv_heads, head_dim]."""
+        return self.keys.flatten(1, 2), self.values.flatten(1, 2)
 
 
 class Above:
@@ -302,11 +316,18 @@ class Above:
         return self.cache.append(self.first + layer, k, v)
 
 
-def _zeros(like: Tensor, rows: int, capacity: int, heads: int, size: int) -> Tensor:
-    """[rows, capacity, heads, size]; on a CPU a head's positions lie together, as its batched products want them.
+def _zeros(like: Tensor, layers: int, rows: int, capacity: int, heads: int, size: int) -> Tensor:
+    """[layers, rows, capacity, heads, size]; on a CPU a head's positions lie together, as batched products want them.
 
     Zeros, not empty: an invisible key has weight 0, and 0 x NaN is NaN.
     """
     if like.device.type == "cpu":
-        return like.new_zeros(rows, heads, capacity, size).transpose(1, 2)
-    return like.new_zeros(rows, capacity, heads, size)
+        return like.new_zeros(layers, rows, heads, capacity, size).transpose(2, 3)
+    return like.new_zeros(layers, rows, capacity, heads, size)
+
+
+def _wider(buffer: Tensor, capacity: int) -> Tensor:
+    layers, rows, old, heads, size = buffer.shape
+    found = _zeros(buffer, layers, rows, capacity, heads, size)
+    found[:, :, :old] = buffer
+    return found

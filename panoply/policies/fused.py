@@ -25,7 +25,6 @@ from panoply.policies.decoder_config import ACTIVATE
 from panoply.policies.packing import Packing, pack, rotate_and_attend
 
 if TYPE_CHECKING:
-    from panoply.policies.attention import Cache
     from panoply.policies.decoder import Attention, Block, Decoder, Norm
 
 Rotation = tuple[Tensor, Tensor]
@@ -72,23 +71,23 @@ def run_blocks(
 
 
 @torch.no_grad()
-def prefill(model: Decoder, cache: Cache, rows: Sequence[Sequence[int]]) -> None:
-    """Keys and values of rows of tokens, from their beginning, into the first rows of a cache."""
+def prefill(model: Decoder, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Keys and values of rows of tokens, from their beginning, end to end: [layers, tokens, kv_heads, size] each."""
     lengths = torch.tensor([len(row) for row in rows])
     number = torch.arange(len(rows))
     packing = pack(lengths, torch.zeros_like(lengths), number).to(model.device)
     row = number.repeat_interleave(lengths)
     position = torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row]
-    token, row, position = (
-        moved(x, model.device) for x in (torch.tensor([t for r in rows for t in r]), row, position)
-    )
+    token, position = (moved(x, model.device) for x in (torch.tensor([t for r in rows for t in r]), position))
+    x, config = model.embed(token[None]), model.config
+    kept = x.new_empty(config.layers, len(token), 2 * config.kv_heads, config.head_dim)
 
     def keep(index: int, kv: Tensor) -> None:
-        for target, given in zip(cache.layer(index), kv.chunk(2, dim=1), strict=True):
-            target[row, position] = given
+        kept[index] = kv
 
-    x = model.embed(token[None])
     run_blocks(model, x, model.rotations(position[None], x.dtype), packing, keep=keep)
+    keys, values = kept.chunk(2, dim=2)
+    return keys, values
 
 
 def _projected(attention: Attention, y: Tensor) -> tuple[Tensor, int]:

@@ -111,8 +111,8 @@ class _Turn(torch.autograd.Function):
 class _Flash(torch.autograd.Function):
     """Rotation and attention of [N, heads + 2 · kv_heads, size] queries, keys and values, changed in place.
 
-    The operators are those behind `torch.nn.attention.varlen`, without its wrapper's tenth of a millisecond a call;
-    they cannot cap scores, so that layouts which do have a kernel of their own (`kernels/capped.py`).
+    By kernels of this library where these are quicker, or scores are capped (`kernels/attention.py`); by torch's where
+    not: the operators behind `torch.nn.attention.varlen`, without its wrapper's tenth of a millisecond a call.
     """
 
     @staticmethod
@@ -127,6 +127,7 @@ class _Flash(torch.autograd.Function):
         interleaved: bool,
         sinks: Tensor | None,
     ) -> Tensor:
+        from panoply.kernels.attention import forward, suits
         from panoply.kernels.train import turn
 
         shared = (qkv.shape[1] - heads) // 2
@@ -142,10 +143,9 @@ class _Flash(torch.autograd.Function):
         kv = packing.spread(qkv[:, heads:])
         given = qkv[:, :heads], kv[:, :shared], kv[:, shared:]
         out: Tensor
-        if focus.cap:
-            from panoply.kernels.capped import capped_forward
-
-            out, lse = capped_forward(*given, packing.queries, packing.keys, packing.longest[0], focus)
+        ctx.own = suits(qkv.shape[2], focus)
+        if ctx.own:
+            out, lse = forward(*given, packing.queries, packing.keys, packing.longest[0], focus)
             state: list[Tensor] = []
         else:
             out, lse, *state = torch.ops.aten._flash_attention_forward(
@@ -169,16 +169,15 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
+        from panoply.kernels.attention import backward
         from panoply.kernels.train import gather, turn
 
         qkv, cos, sin, out, lse, sinks, *state = ctx.saved_tensors
         packing, heads, shared, focus = ctx.packing, ctx.heads, ctx.shared, ctx.focus
         kv = packing.spread(qkv[:, heads:])
         given = g.contiguous(), qkv[:, :heads], kv[:, :shared], kv[:, shared:], out, lse
-        if focus.cap:
-            from panoply.kernels.capped import capped_backward
-
-            d_q, d_k, d_v = capped_backward(*given, packing.queries, packing.keys, packing.longest, focus)
+        if ctx.own:
+            d_q, d_k, d_v = backward(*given, packing.queries, packing.keys, packing.longest, focus)
         else:
             d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
                 *given,

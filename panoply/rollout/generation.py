@@ -19,7 +19,18 @@ from panoply.rollout.hosted import host_decoder
 from panoply.rollout.masks import BatchMask, View, combined
 from panoply.rollout.prefill import Prompts, chunks, even, feed, padded
 from panoply.rollout.requests import CachedModel, Complete, OnStop, Request, Turn
-from panoply.rollout.rollouts import CONTEXT, DEAD, LENGTH, RUNNING, STOP, Recorder, Rollouts, Slots, ends
+from panoply.rollout.rollouts import (
+    CONTEXT,
+    DEAD,
+    LENGTH,
+    RUNNING,
+    STOP,
+    Recorder,
+    Rollouts,
+    Slots,
+    ends,
+    holders,
+)
 from panoply.rollout.sampling import Draw, Sampling, draw, listed, stream, uniforms
 from panoply.rollout.stops import StopStrings
 
@@ -72,6 +83,7 @@ class Generation:
         self.streams = stream(self._tensor([_signed(seed) for r in requests for seed in r.seeds]))
         longest = [min(r.most or sampling.max_tokens, sampling.max_tokens) for r in requests]
         self.longest = self._tensor([longest[i] for i in self.request])
+        self.lengths = self._tensor([len(self.prompts[p]) for p in self.prompt])
         # By prompt, so that no more than one prompt has rows both running and waiting.
         self.waiting = deque(sorted(range(len(self.prompt)), key=self.prompt.__getitem__))
         table = sampling.temperatures()
@@ -97,10 +109,12 @@ class Generation:
         self._allocate(capacity, min(longest + self.sampling.max_tokens, self.context) + 1, patience)
         self.source = Prompts(self.model, self.prompts, prefill_tokens, self.prefixes, least)
         self.slots, self.reach = Slots.empty(self.device), 0
+        self.readings, self.label = 0, torch.zeros_like(self.longest)
         self.glance: Glance | None = None
         self.left: tuple[int, int] | None = None
         self._look(between)
         self.admit()
+        self._share()
         while len(self.slots):
             self.steps(patience)
             self._look(between)
@@ -108,7 +122,7 @@ class Generation:
         return self.recorder.result(
             self._constants(),
             torch.tensor(self.prompt, dtype=torch.long),
-            torch.tensor([len(self.prompts[p]) for p in self.prompt], dtype=torch.long),
+            self.lengths.cpu(),
             torch.tensor(self.request, dtype=torch.long),
             tuple(self.requests[i].key for i in self.request),
             {} if self.feeding is None else self.feeding.columns(len(self.prompt)),
@@ -122,6 +136,7 @@ class Generation:
         before, self.recorder.version = self.recorder.version, between()
         if before != self.recorder.version:
             self.source.keep(None)
+            self.readings += 1
 
     def _constants(self) -> dict[str, float]:
         """Columns of decisions that are the same in all of them."""
@@ -335,6 +350,13 @@ class Generation:
             self.admit()
         elif not self.waiting and live <= (1 - compact) * len(self.slots):
             self.close_gaps()
+        self._share()
+
+    def _share(self) -> None:
+        """Rows whose prompt was read once, with the same weights, look at it in one place, but for its last token."""
+        if self.graphs is not None and len(self.slots):
+            row = self.slots.row.clamp(min=0)
+            self.graphs.share(*holders(self.label[row], self.lengths[row] - 1, self.slots.live))
 
     def _end_turns(self, at: Tensor) -> None:
         part, history = self.slots.take(at), self.history[at]
@@ -415,13 +437,15 @@ class Generation:
             return
         rows = [self.waiting.popleft() for _ in free]
         wanted = [self.prompt[row] for row in rows]
-        at, prompts = self._tensor(free), [self.prompts[p] for p in wanted]
+        at, row = self._tensor(free), self._tensor(rows)
         self.source.install(wanted, self.cache, at)
         self.source.keep(self.prompt[self.waiting[0]] if self.waiting else None)
-        tokens = padded(prompts, self.device)
-        self.history[at, : tokens.shape[1]] = tokens
-        row, start = self._tensor(rows), self._tensor([len(p) for p in prompts])
-        last = self._tensor([p[-1] for p in prompts])
+        places = {prompt: place for place, prompt in enumerate(dict.fromkeys(wanted))}
+        tokens = padded([self.prompts[p] for p in places], self.device)
+        place, start = self._tensor([places[p] for p in wanted]), self.lengths[row]
+        self.history[at, : tokens.shape[1]] = tokens[place]
+        self.label[row] = self.readings * len(self.prompts) + self._tensor(wanted)
+        last = tokens[place, start - 1]
         new = self._turns(row, self.streams[row], last, start, torch.zeros_like(row))
         self.slots = self.slots.put(at, new)
         if self.feeding is not None:

@@ -297,7 +297,7 @@ class GraphDecoder:
         with rehearsal():
             self._step(self.rows, Record.empty(self.longest_burst, self.rows, self.device))
             if getattr(model, "fuses", False):
-                prefill(model, model.new_cache(1, 17), [[0] * 16])
+                prefill(model, [[0] * 16])
 
     def grow(self, capacity: int) -> None:
         """Room for longer rows; graphs are captured anew."""
@@ -329,6 +329,12 @@ class GraphDecoder:
                 glance = Glance.of(self.state.status[:n])
         moved = {name: getattr(self.state, name)[:n].clone() for name in ("token", "position", "status")}
         return replace(slots, **moved), out.first(steps, n), glance
+
+    def share(self, holder: Tensor, held: Tensor) -> None:
+        """Let slots read the beginning of their rows from others (`rollouts.holders`), until this is called anew."""
+        n = len(holder)
+        self.state.holder[:n], self.state.held[:n] = holder, held
+        self.state.held[n:] = 0
 
     def _bar(self, mask: Tensor) -> None:
         """Put a mask where graphs read it; slots that stand idle may draw anything."""
@@ -394,15 +400,15 @@ class GraphDecoder:
 
     def _logits(self, size: int) -> Tensor:
         """Feed the newest token of the first `size` slots; float32 logits of what comes next."""
-        from panoply.kernels.decode import add_norm, cap_all
+        from panoply.kernels.decode import add_norm, cap_all, embed_norm
 
-        x = F.embedding(self.state.token[:size], self.embedding)
-        if self.embedding_factor != 1.0:
-            x *= self.embedding_factor
+        first = self.layers[0].norms[0]
+        x, y = embed_norm(self.state.token[:size], self.embedding, self.embedding_factor, first, self.stream)
         change, after = None, None
         for index, layer in enumerate(self.layers):
             before, after_attention, before_mlp, after_mlp = layer.norms
-            y = add_norm(x, change, before, self.stream, after)
+            if index:
+                y = add_norm(x, change, before, self.stream, after)
             mixed = self._attend(index, layer, y, self.state.position[:size])
             y = add_norm(x, _onto(mixed, layer.out), before_mlp, self.stream, after_attention)
             change = self._feed(layer.mlp, y)
@@ -438,6 +444,7 @@ class GraphDecoder:
             keys,
             values,
             position,
+            (self.state.holder, self.state.held),
             norms,
             self.stream,
             layer.focus,

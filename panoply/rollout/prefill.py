@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from panoply.experience import moved
 from panoply.policies.attention import Cache
 from panoply.policies.decoder import Decoder
 from panoply.policies.fused import prefill
@@ -84,12 +86,39 @@ def chunks(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
         yield chunk
 
 
-class _Read(NamedTuple):
-    """Where a prompt stands that was read: a row of a cache, of which no prompt takes more than `width` positions."""
+class _Padded(NamedTuple):
+    """Prompts that were read side by side, in rows of a cache of which none takes more than `width` positions."""
 
     cache: Cache
-    row: int
     width: int
+
+    def put(self, into: Cache, at: Tensor, places: list[int]) -> None:
+        """Copy the prompts at some places of this to rows `at` of a cache."""
+        into.put(at, self.cache, torch.tensor(places, device=at.device), self.width)
+
+    def alone(self, place: int) -> _Padded:
+        """The prompt at a place by itself."""
+        row = torch.tensor([place], device=self.cache.keys.device)
+        return _Padded(self.cache.take(row, self.width, self.cache.capacity), self.width)
+
+
+class _Packed(NamedTuple):
+    """Prompts that were read end to end: [layers, tokens, kv_heads, size] keys and values, and each one's length."""
+
+    keys: Tensor
+    values: Tensor
+    lengths: list[int]
+
+    def put(self, into: Cache, at: Tensor, places: list[int]) -> None:
+        ends = list(accumulate(self.lengths))
+        spans = torch.tensor([[ends[p] - self.lengths[p], self.lengths[p]] for p in places]).t()
+        first, count = moved(spans, at.device)
+        into.put_tokens(at, (self.keys, self.values), first, count, max(self.lengths))
+
+    def alone(self, place: int) -> _Packed:
+        end = sum(self.lengths[: place + 1])
+        keys, values = (x[:, end - self.lengths[place] : end].clone() for x in (self.keys, self.values))
+        return _Packed(keys, values, [self.lengths[place]])
 
 
 class Prompts:
@@ -108,42 +137,43 @@ class Prompts:
     ):
         self.model, self.prompts, self.budget = model, prompts, budget
         self.prefixes, self.least = prefixes or {}, least
-        self._ready: dict[int, _Read] = {}
+        self._ready: dict[int, tuple[_Padded | _Packed, int]] = {}
+        """What a prompt was read into, and its place there."""
 
     def install(self, wanted: Sequence[int], cache: Cache, at: Tensor) -> None:
         """Put prompt `wanted[i]` into row `at[i]` of the cache."""
         self._prefill([p for p in dict.fromkeys(wanted) if p not in self._ready and len(self.prompts[p]) > 1])
-        sources: dict[int, tuple[Cache, int, list[int], list[int]]] = {}
+        sources: dict[int, tuple[_Padded | _Packed, list[int], list[int]]] = {}
         for i, prompt in enumerate(wanted):
             if prompt in self._ready:
-                source, row, width = self._ready[prompt]
-                *_, members, rows = sources.setdefault(id(source), (source, width, [], []))
+                source, place = self._ready[prompt]
+                _, members, places = sources.setdefault(id(source), (source, [], []))
                 members.append(i)
-                rows.append(row)
-        for source, width, members, rows in sources.values():
-            to = at[torch.tensor(members, device=at.device)]
-            cache.put(to, source, torch.tensor(rows, device=at.device), width)
+                places.append(place)
+        for source, members, places in sources.values():
+            to = at if len(members) == len(at) else at[torch.tensor(members, device=at.device)]
+            source.put(cache, to, places)
 
     def keep(self, prompt: int | None) -> None:
         """Forget all prompts but this one, and its chunk's others with them."""
         kept = self._ready.pop(prompt, None) if prompt is not None else None
         self._ready.clear()
         if prompt is not None and kept is not None:
-            index = torch.tensor([kept.row], device=self.model.device)
-            alone = kept.cache.take(index, kept.width, kept.cache.capacity)
-            self._ready[prompt] = _Read(alone, 0, kept.width)
+            source, place = kept
+            self._ready[prompt] = source.alone(place), 0
 
     def _prefill(self, prompts: list[int]) -> None:
         for chunk in chunks([len(self.prompts[p]) for p in prompts], self.budget):
             tokens = [self.prompts[prompts[i]][:-1] for i in chunk]
-            width = max(map(len, tokens))
-            cache = self.model.new_cache(len(chunk), even(width + 1, self.least))
             vectors = {
                 i: self.prefixes[prompts[p]] for i, p in enumerate(chunk) if prompts[p] in self.prefixes
             }
             fuses = isinstance(self.model, Decoder) and self.model.fuses and not vectors
+            found: _Padded | _Packed
             if isinstance(self.model, Decoder) and fuses and self.model.device.type == "cuda":
-                prefill(self.model, cache, tokens)
+                found = _Packed(*prefill(self.model, tokens), [len(row) for row in tokens])
             else:
-                feed(self.model, cache, tokens, [0] * len(chunk), vectors, self.least)
-            self._ready |= {prompts[i]: _Read(cache, row, width) for row, i in enumerate(chunk)}
+                width = max(map(len, tokens))
+                found = _Padded(self.model.new_cache(len(chunk), even(width + 1, self.least)), width)
+                feed(self.model, found.cache, tokens, [0] * len(chunk), vectors, self.least)
+            self._ready |= {prompts[i]: (found, place) for place, i in enumerate(chunk)}

@@ -14,11 +14,14 @@ from panoply.experience import OPEN, TERMINATED, TRUNCATED, Column, Ragged, Tabl
 from panoply.rollout import cuts
 from panoply.rollout.cuts import Few
 from panoply.rollout.sampling import Draw
+from panoply.tables import in_order
 
 STOP, LENGTH, CONTEXT = 1, 2, 3
 """Why a turn ended: a stop token or string, its own length limit, or the model's context."""
 HELD = 1 << 24
 """Listed ids that may wait on a device."""
+PLACES = 1 << 32
+"""More than there are positions in a row."""
 
 
 @dataclass(frozen=True)
@@ -153,11 +156,10 @@ class Recorder:
             whole = dict.fromkeys(("context", "position", "turn", "action", "end"), none)
             return Table({**whole, "logp": torch.zeros(0)})
         live = steps.pop("live").nonzero().flatten()
-        row, position = steps["context"][live], steps["position"][live]
-        order = live[(row * (int(position.max()) + 1) + position).argsort()]
-        sorted_steps = {name: column[order].cpu() for name, column in steps.items()}
+        order = live[(steps["context"][live] * PLACES + steps["position"][live]).argsort()]
+        sorted_steps = _fetched({name: column[order] for name, column in steps.items()})
         columns: dict[str, Column] = {**sorted_steps}
-        order, row = order.cpu(), sorted_steps["context"]
+        row = sorted_steps["context"]
         last = torch.ones_like(row, dtype=torch.bool)
         last[:-1] = row[1:] != row[:-1]
         columns["end"] = end[row].masked_fill(~last, OPEN)
@@ -165,15 +167,18 @@ class Recorder:
             del columns["temperature"]
         self._fetch()
         if self._allowed:
-            columns["allowed"] = Ragged.cat(self._allowed).take(order)
+            columns["allowed"] = Ragged.cat(self._allowed).take(order.cpu())
         return Table(columns)
 
     def _contexts(self) -> tuple[Ragged, Tensor]:
         if not self._rows:
             return Ragged.from_lists([]), torch.zeros(0, dtype=torch.long)
-        row, end, values, length = (torch.cat(parts) for parts in zip(*self._rows, strict=True))
+        row, end, values, length = (torch.cat(parts).cpu() for parts in zip(*self._rows, strict=True))
+        tokens = Ragged(values, _offsets(length))
+        if in_order(row):
+            return tokens, end
         order = row.argsort()
-        return Ragged(values, _offsets(length)).take(order).to("cpu"), end[order].cpu()
+        return tokens.take(order), end[order]
 
     def _reasons(self, rows: int) -> Ragged:
         if not self._turns:
@@ -181,6 +186,15 @@ class Recorder:
         row, turn, reason = (torch.cat(parts).cpu() for parts in zip(*self._turns, strict=True))
         order = (row * (int(turn.max()) + 1) + turn).argsort()
         return Ragged(reason[order], _offsets(row.bincount(minlength=rows)))
+
+
+def _fetched(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Columns of one length on the host, all of one kind in one copy: for each the host waits."""
+    found = dict(columns)
+    for kind in {column.dtype for column in columns.values() if column.device.type != "cpu"}:
+        names = [name for name, column in columns.items() if column.dtype == kind]
+        found |= zip(names, torch.stack([columns[name] for name in names]).cpu(), strict=True)
+    return found
 
 
 def ends(reason: Tensor, more: Tensor) -> Tensor:
@@ -262,3 +276,15 @@ class Slots:
     @staticmethod
     def empty(device: torch.device) -> Slots:
         return Slots(*(torch.zeros(0, dtype=torch.long, device=device) for _ in fields(Slots)))
+
+
+def holders(label: Tensor, length: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+    """For every slot one that holds the same at the beginning of its row, and how many positions of it.
+
+    Of live slots with equal labels `length` positions are the same, and the first holds them for all. A slot that is
+    not live holds for none: whatever it draws next is written into the beginning of its row.
+    """
+    same = (label[:, None] == label) & live
+    return torch.where(
+        live, same.int().argmax(1), torch.arange(len(label), device=label.device)
+    ), length * live

@@ -31,17 +31,20 @@ def test_many_gradients_are_added_at_once() -> None:
 
 @CUDA
 @pytest.mark.parametrize("lengths", [(3, 2, 40, 5, 1), (130, 0, 0, 7, 9)])
-def test_slopes_of_listed_keys_come_back_to_their_tokens(lengths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("share", [1, 3])
+def test_slopes_of_listed_keys_come_back_to_their_tokens(lengths: tuple[int, ...], share: int) -> None:
     from panoply.kernels.train import gather
 
     packing = pack(torch.tensor(lengths), torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0, 0, 0, 1, 1])).to(
         "cuda"
     )
-    keys, values = (torch.randn(len(packing.source), 2, 24, device="cuda").bfloat16() for _ in range(2))
+    shape = len(packing.source), 2 * share, 24
+    keys, values = (torch.randn(shape, device="cuda").bfloat16() for _ in range(2))
     out = torch.zeros(sum(lengths), 7, 24, device="cuda").bfloat16()
     gather(keys, values, packing.places, packing.bounds, out[:, 3:])
     for found, slopes in ((out[:, 3:5], keys), (out[:, 5:], values)):
-        wanted = torch.zeros(sum(lengths), 2, 24, device="cuda").index_add_(0, packing.source, slopes.float())
+        of_heads = slopes.float().view(len(slopes), 2, share, 24).sum(2)
+        wanted = torch.zeros(sum(lengths), 2, 24, device="cuda").index_add_(0, packing.source, of_heads)
         torch.testing.assert_close(found, wanted.bfloat16(), atol=2e-2, rtol=1e-2)
     assert not out[:, :3].any()
 

@@ -25,13 +25,24 @@ class Stepping:
 
     def configure(self, *_: Any) -> None: ...
 
+    def share(self, holder: torch.Tensor, held: torch.Tensor) -> None:
+        self.holders = list(zip(holder.tolist(), held.tolist(), strict=True))
+
+    def check_holders(self) -> None:
+        """What a graph reads from another slot is what the slot has itself."""
+        for slot, (holder, held) in enumerate(self.holders):
+            for x in (self.cache.keys, self.cache.values):
+                assert torch.equal(x[:, slot, :held], x[:, holder, :held])
+
     def burst(
         self, slots: Slots, steps: int, mask: torch.Tensor | None = None, unseen: int = 0
     ) -> tuple[Slots, Any, Any]:
         owner, drawn, seen = self.owner, [], []
         held = (owner.slots, owner.graphs)
         owner.slots, owner.graphs = slots, None
+        assert len(self.holders) == len(slots)
         for _ in range(steps):
+            self.check_holders()
             at = owner.slots.position + 1
             found, live = owner._draw(owner._logits(), at), owner.slots.live
             owner.history[: len(slots)].scatter_(1, at[:, None], found.action[:, None])
@@ -76,6 +87,34 @@ class _Record:
     def __init__(self, live: torch.Tensor, position: torch.Tensor, **columns: torch.Tensor):
         self.live, self.position, self.temperature = live, position, None
         self.__dict__.update(columns)
+
+
+def test_rows_of_one_prompt_look_at_it_in_one_place_unless_other_weights_have_read_it(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_bursts(monkeypatch)
+    shared, version = [], 0
+    check = Stepping.check_holders
+
+    def watched(self: Stepping) -> None:
+        check(self)
+        shared.append(sum(slot != holder for slot, (holder, held) in enumerate(self.holders) if held))
+
+    def between() -> int:
+        nonlocal version
+        version += 1
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1.01)
+        return version
+
+    monkeypatch.setattr(Stepping, "check_holders", watched)
+    engine = TextEngine(model, slots=7, patience=4)
+    sampling = Sampling(max_tokens=24, stop_tokens=(5, 7))
+    engine.generate(make_requests(3, 6), sampling, entropy=True)
+    assert max(shared) > 3
+    engine.between = between
+    engine.generate(make_requests(3, 6), sampling, entropy=True)
 
 
 @pytest.fixture
