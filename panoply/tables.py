@@ -19,6 +19,11 @@ def moved(x: Tensor, device: torch.device | str) -> Tensor:
     return x.to(device)
 
 
+def picked(x: Tensor, at: Tensor) -> Tensor:
+    """x[at], for numbers of rows `at`: on a CPU in a quarter of the time that brackets take."""
+    return x.index_select(0, at) if at.device.type == "cpu" and x.device.type == "cpu" else x[at]
+
+
 def distinct(key: Tensor) -> tuple[Tensor, Tensor]:
     """The distinct values in ascending order, and each row's place among them."""
     return _distinct(key, in_order(key))
@@ -66,7 +71,7 @@ class Ragged:
         lengths = self.lengths[rows]
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         start = (self.offsets[rows] - offsets[:-1]).repeat_interleave(lengths)
-        return Ragged(self.values[start + torch.arange(len(start), device=start.device)], offsets)
+        return Ragged(picked(self.values, start + torch.arange(len(start), device=start.device)), offsets)
 
     def padded(self, values: Tensor, empty: float) -> Tensor:
         """A grid [rows, longest] of `values`, one for each of the own ones, with `empty` after the end of a row."""
@@ -150,9 +155,13 @@ class Table(Mapping[str, Column]):
     def take(self, rows: Tensor) -> Table:
         """Some rows, by index. A column is gathered when it is first asked for; of rows in a row it is a view."""
         at = _span(rows)
-        return _Later(
-            self, len(rows), lambda whole: whole.take(at) if isinstance(whole, Ragged) else whole[at]
-        )
+
+        def some(whole: Column) -> Column:
+            if isinstance(whole, Ragged):
+                return whole.take(at)
+            return whole[at] if isinstance(at, slice) else picked(whole, at)
+
+        return _Later(self, len(rows), some)
 
     def to(self, device: torch.device | str) -> Table:
         """The same on another device. To a GPU a column is moved when it is first asked for there."""
@@ -243,7 +252,7 @@ class Segments:
         return len(self.keys)
 
     def rows(self, per_segment: Tensor) -> Tensor:
-        return per_segment[self.index]
+        return picked(per_segment, self.index)
 
     def sum(self, x: Tensor) -> Tensor:
         x = x if x.is_floating_point() else x.long()

@@ -274,14 +274,14 @@ class Tile(NamedTuple):
 
 
 TILES: dict[int, tuple[Tile, Tile, Tile]] = {
-    64: (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
+    64: (Tile(64, 64, 4, 3), Tile(64, 32, 4, 3), Tile(32, 64, 4, 2)),
     128: (Tile(64, 64, 4, 2), Tile(64, 64, 4, 2), Tile(32, 64, 4, 2)),
     256: (Tile(64, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
 }
 """By the padded size of a head: of the forward pass, of slopes by queries, and by keys."""
 
 
-OWN_SIZE = 64
+OWN_SIZE = 128
 """The largest heads for which these kernels are quicker than torch's."""
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from panoply.experience import KEY_UNITS, Experience, Segments, Table
 from panoply.parts import Part
+from panoply.tables import in_order, picked
 
 
 def unit_labels(rows: Experience, terms: Sequence[Part]) -> Tensor:
@@ -106,6 +107,6 @@ def split(rows: Experience, terms: Sequence[Part], limit: int) -> Iterator[Exper
         yield rows
         return
     label = unit_labels(rows, terms)
-    bins = torch.tensor(fill(unit_tokens(rows, label).tolist(), limit), device=label.device)[label]
-    for b in range(int(bins.max()) + 1):
-        yield rows.take(bins == b)
+    bins = picked(torch.tensor(fill(unit_tokens(rows, label).tolist(), limit), device=label.device), label)
+    order = torch.arange(len(bins), device=bins.device) if in_order(bins) else bins.argsort(stable=True)
+    yield from map(rows.take, order.split(bins.bincount().tolist()))  # type: ignore[no-untyped-call]

@@ -11,6 +11,7 @@ from panoply.errors import PanoplyError
 from panoply.experience import Experience, Ragged, moved
 from panoply.policies.packing import Packing, pack
 from panoply.policies.thoughts import Inputs
+from panoply.tables import picked
 
 CALL_TOKENS = 256
 """What one more forward call costs, in tokens: a bucket is split when that saves more padding."""
@@ -100,13 +101,12 @@ def lay_out(
     pieces, prefix_piece, suffix_piece = _cut(needed, prefix, row)
 
     before = position - 1
-    inside = before < prefix[context]
-    piece = torch.where(inside, prefix_piece[context], suffix_piece[context])
-    column = pieces.column[piece] + before - pieces.start[piece]
+    inside = before < picked(prefix, context)
+    piece = torch.where(inside, picked(prefix_piece, context), picked(suffix_piece, context))
+    column = picked(pieces.column - pieces.start, piece) + before
     vectors = _Vectors.of(experience, tokens)
-    if packed:
-        return [_pack(tokens, pieces, row[context], column, vectors)]
-    return _fill(tokens, pieces, row[context], column, vectors)
+    fill = _pack if packed else _fill
+    return fill(tokens, pieces, picked(row, context), column, vectors)
 
 
 def _assign(experience: Experience, needed: Tensor, shared: bool, dense: int) -> tuple[Tensor, Tensor]:
@@ -177,18 +177,20 @@ def _cut(needed: Tensor, prefix: Tensor, row: Tensor) -> tuple[_Pieces, Tensor, 
     return pieces, prefix_piece, suffix_piece
 
 
-def _pack(tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor, vectors: _Vectors | None) -> Rows:
+def _pack(
+    tokens: Ragged, pieces: _Pieces, row: Tensor, column: Tensor, vectors: _Vectors | None
+) -> list[Rows]:
     """All pieces in one row; `row` and `column` are the decisions'."""
     begin = pieces.length.cumsum(0) - pieces.length
-    piece = torch.arange(len(begin)).repeat_interleave(pieces.length)  # of each token
-    position = torch.arange(len(piece)) + (pieces.start - begin)[piece]
-    number = tokens.offsets[pieces.context][piece] + position
+    position = (pieces.start - begin).repeat_interleave(pieces.length)
+    position += torch.arange(len(position))
+    number = tokens.offsets[pieces.context].repeat_interleave(pieces.length) + position
     of_row = begin[torch.searchsorted(pieces.row, torch.arange(int(pieces.row[-1]) + 1))]
     packing = pack(pieces.length, pieces.segment, pieces.row)
     decision = torch.arange(len(row))
     inputs = None if vectors is None else vectors.inputs(number, torch.arange(len(number)))
-    token, state = tokens.values[number], of_row[row] + column
-    return Rows(token[None], position[None], None, decision, state, packing, inputs)
+    token, state = picked(tokens.values, number), picked(of_row, row) + column
+    return [Rows(token[None], position[None], None, decision, state, packing, inputs)]
 
 
 def _fill(
@@ -200,11 +202,11 @@ def _fill(
     within = torch.arange(len(piece)) - begin[piece]
 
     def spread(per_piece: Tensor) -> Tensor:
-        return per_piece[piece]
+        return picked(per_piece, piece)
 
     position = spread(pieces.start) + within
     number = spread(tokens.offsets[pieces.context]) + position
-    token = tokens.values[number]
+    token = picked(tokens.values, number)
     segment, place = spread(pieces.segment), spread(pieces.column) + within
     token_row = spread(pieces.row)
     lengths = token_row.bincount()

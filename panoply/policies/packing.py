@@ -71,10 +71,10 @@ def pack(length: Tensor, segment: Tensor, row: Tensor) -> Packing:
     seen = shared + length
     ends = seen.cumsum(0)
 
-    piece = torch.arange(len(seen)).repeat_interleave(seen)  # of each key
-    inside = torch.arange(len(piece)) - (ends - seen)[piece]
-    copy = inside < shared[piece]
-    source = inside + torch.where(copy, prefix_at[piece], (begin - shared)[piece])
+    # a key's token is its place in the list, less where its piece begins: at its prefix, and after that at its own
+    before, own = (x.repeat_interleave(seen) for x in (prefix_at, begin - shared))
+    inside = torch.arange(len(own)) - (ends - seen).repeat_interleave(seen)
+    source = inside + torch.where(inside < shared.repeat_interleave(seen), before, own)
     zero = torch.zeros(1, dtype=torch.int32)
     counts = source.bincount(minlength=int(length.sum()))
     return Packing(

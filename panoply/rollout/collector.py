@@ -433,22 +433,22 @@ class Replies:
         names = sorted({name for f in found if f is not None for name in f[1].signals})
         columns: dict[str, Column] = {
             "state": turns.rows(torch.tensor([f[0] if f else 0 for f in found], dtype=torch.long)),
-            "end": self._ends(end, row, [f[1] if f else None for f in found], last),
+            "end": self._ends(end, turns, [f[1] if f else None for f in found], last),
         }
         for name in names:
             signals = [f[1].signals.get(name, 0.0) if f else 0.0 for f in found]
             columns[f"signal:{name}"] = _placed(name, signals, turns, last)
         return columns
 
-    def _ends(self, end: Tensor, row: Tensor, replies: list[Reply | None], last: Tensor) -> Tensor:
+    def _ends(self, end: Tensor, turns: Segments, replies: list[Reply | None], last: Tensor) -> Tensor:
         """Truncated where the world says so, or where the engine cut the last turn short."""
-        ends = torch.zeros_like(end)
-        final = Segments(row).is_last()
+        episode = turns.keys >> 20
+        final = torch.ones_like(episode, dtype=torch.bool)
+        final[:-1] = episode[1:] != episode[:-1]
         cuts = (r is None or r.truncated or not r.done for r in replies)
         of_turn = torch.tensor([TRUNCATED if cut else TERMINATED for cut in cuts], dtype=torch.long)
-        ends[last] = of_turn
-        cut = (end == TRUNCATED) & final
-        return torch.where(cut, TRUNCATED, torch.where(final, ends, OPEN))
+        of_turn = torch.where(end[last] == TRUNCATED, TRUNCATED, of_turn)
+        return torch.zeros_like(end).index_copy(0, last, torch.where(final, of_turn, OPEN))
 
 
 def _placed(name: str, signals: Sequence[Signal], turns: Segments, last: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from panoply.experience import OPEN, TERMINATED, TRUNCATED, Column, Ragged, Tabl
 from panoply.rollout import cuts
 from panoply.rollout.cuts import Few
 from panoply.rollout.sampling import Draw
-from panoply.tables import in_order
+from panoply.tables import in_order, picked
 
 STOP, LENGTH, CONTEXT = 1, 2, 3
 """Why a turn ended: a stop token or string, its own length limit, or the model's context."""
@@ -57,9 +57,10 @@ class Rollouts:
 
     def completions(self) -> list[list[int]]:
         """Each row's tokens after the prompt, observations included."""
-        prompts = self.context.tensor("shared").tolist()
-        rows = self.context.ragged("tokens").tolist()
-        return [tokens[start:] for tokens, start in zip(rows, prompts, strict=True)]
+        tokens = self.context.ragged("tokens")
+        values, ends = tokens.values.tolist(), tokens.offsets.tolist()
+        starts = (tokens.offsets[:-1] + self.context.tensor("shared")).tolist()
+        return [values[a:b] for a, b in zip(starts, ends[1:], strict=True)]
 
 
 class Recorder:
@@ -162,7 +163,7 @@ class Recorder:
         row = sorted_steps["context"]
         last = torch.ones_like(row, dtype=torch.bool)
         last[:-1] = row[1:] != row[:-1]
-        columns["end"] = end[row].masked_fill(~last, OPEN)
+        columns["end"] = picked(end, row).masked_fill_(~last, OPEN)
         if "temperature" in columns and bool((sorted_steps["temperature"] == 1).all()):
             del columns["temperature"]
         self._fetch()

@@ -29,6 +29,7 @@ from panoply.rollout.engines import Engine, engine_of
 from panoply.rollout.masks import BatchMask, of_plays
 from panoply.rollout.sampling import Heat, Sampling
 from panoply.seeds import stable_hash
+from panoply.tables import picked
 from panoply.worlds.world import Play, Signals, Task, TextWorld, earned
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class Collector(Given):
         if single:
             log.grade(self.world, rollouts.completions())
         decisions = rollouts.decisions
-        decisions = decisions.plus({"episode": order[decisions.tensor("context")]})
+        decisions = decisions.plus({"episode": picked(order, decisions.tensor("context"))})
         return decisions, rollouts.context, log
 
     def _markov(
@@ -187,7 +188,7 @@ class Collector(Given):
             decisions, context = rollouts.decisions, rollouts.context
             row = decisions.tensor("context")
             moved: dict[str, Column] = {
-                "episode": torch.tensor(live)[row],
+                "episode": picked(torch.tensor(live), row),
                 "turn": torch.full_like(row, turn),
                 "context": row + first,
             }
@@ -333,9 +334,9 @@ class Collector(Given):
         self.count_signals([reply.signals for _, reply in log.replies.values()])
         episode = self._number(len(tasks))
         columns: dict[str, Column] = {
-            **{name: column[row] for name, column in self._of_tasks(tasks).items()},
-            "group": torch.tensor(groups)[row],
-            "episode": episode[row],
+            **{name: picked(column, row) for name, column in self._of_tasks(tasks).items()},
+            "group": picked(torch.tensor(groups), row),
+            "episode": picked(episode, row),
             **({} if "version" in decisions else {"version": torch.full_like(row, self.version)}),
             "source": torch.full_like(row, OWN),
             **({"actor": torch.full_like(row, self.actor)} if self.selves and self.selves.actors else {}),
