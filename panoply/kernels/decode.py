@@ -417,6 +417,31 @@ def norm_spans(x: Tensor, first: Tensor, second: Tensor, stream: Stream) -> None
 
 
 @triton.jit
+def _norm_heads(
+    x, first, second, eps, offset, heads, shared, stride, D: tl.constexpr, WIDE: tl.constexpr, PAD: tl.constexpr
+):  # fmt: skip
+    head, column = tl.arange(0, PAD)[:, None], tl.arange(0, WIDE)[None, :]
+    real = column < D
+    here = (head < heads + shared) & real
+    at = x + tl.program_id(0).to(tl.int64) * stride + head * D + column
+    value = tl.load(at, mask=here, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(value * value, axis=1) / D + eps)[:, None]
+    of_queries = tl.load(first + column, mask=real, other=0.0).to(tl.float32)
+    of_keys = tl.load(second + column, mask=real, other=0.0).to(tl.float32)
+    gain = tl.where(head < heads, of_queries, of_keys) + offset
+    tl.store(at, (value * scale * gain).to(x.dtype.element_ty), mask=here)
+
+
+def norm_heads(x: Tensor, heads: int, first: Tensor, second: Tensor, stream: Stream) -> None:
+    """RMSNorm, in place, of the first `heads` of [rows, heads + 2 · kv_heads, size], and of the kv_heads after them."""
+    shared, size = (x.shape[1] - heads) // 2, x.shape[2]
+    _norm_heads[(len(x),)](
+        x, first, second, stream.eps, stream.offset, heads, shared, x.stride(0),
+        size, triton.next_power_of_2(size), triton.next_power_of_2(heads + shared), num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
 def _cap_all(x, cap, count, CHAIN: tl.constexpr, BLOCK: tl.constexpr):
     begin(CHAIN)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

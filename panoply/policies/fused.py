@@ -5,8 +5,7 @@ The same function as `Block.forward`, with fewer passes over memory and nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from panoply.experience import moved
 from panoply.kernels import host
 from panoply.kernels.low_rank import Weight, matrix
 from panoply.policies import low_rank
 from panoply.policies.decoder_config import ACTIVATE
-from panoply.policies.packing import Packing, pack, rotate_and_attend
+from panoply.policies.packing import Packing, rotate_and_attend
 
 if TYPE_CHECKING:
     from panoply.policies.decoder import Attention, Block, Decoder, Norm
@@ -36,17 +34,12 @@ def _kernels(device: torch.device) -> ModuleType:
     return import_module("panoply.kernels.train")
 
 
-Keep = Callable[[int, Tensor], None]
-"""Takes a block's index and its [N, 2 · kv_heads, size] keys and values, rotated."""
-
-
 def run_blocks(
     model: Decoder,
     x: Tensor,
     rotations: Sequence[Rotation],
     packing: Packing,
     taps: Collection[int] = (),
-    keep: Keep | None = None,
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """[1, N, width] embeddings to final states after the norm, and the states after `taps` blocks."""
     flat = [(cos[0, :, 0].contiguous(), sin[0, :, 0].contiguous()) for cos, sin in rotations]
@@ -59,8 +52,7 @@ def run_blocks(
         if recompute:
             total, change = checkpoint(_block, block, total, change, *turn, packing, use_reentrant=False)
         else:
-            seen = None if keep is None else partial(keep, depth - 1)
-            total, change = _block(block, total, change, *turn, packing, seen)  # type: ignore[arg-type]
+            total, change = _block(block, total, change, *turn, packing)  # type: ignore[arg-type]
         if depth in taps:
             tapped[depth] = _add_norm(total, change, None, block)[0][None]  # type: ignore[arg-type]
     _, normed = _add_norm(total, change, model.model.norm, block)  # type: ignore[arg-type]
@@ -68,26 +60,6 @@ def run_blocks(
     if model.config.layers in taps:
         tapped[model.config.layers] = normed[None]
     return normed[None], tapped
-
-
-@torch.no_grad()
-def prefill(model: Decoder, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Keys and values of rows of tokens, from their beginning, end to end: [layers, tokens, kv_heads, size] each."""
-    lengths = torch.tensor([len(row) for row in rows])
-    number = torch.arange(len(rows))
-    packing = pack(lengths, torch.zeros_like(lengths), number).to(model.device)
-    row = number.repeat_interleave(lengths)
-    position = torch.arange(len(row)) - (lengths.cumsum(0) - lengths)[row]
-    token, position = (moved(x, model.device) for x in (torch.tensor([t for r in rows for t in r]), position))
-    x, config = model.embed(token[None]), model.config
-    kept = x.new_empty(config.layers, len(token), 2 * config.kv_heads, config.head_dim)
-
-    def keep(index: int, kv: Tensor) -> None:
-        kept[index] = kv
-
-    run_blocks(model, x, model.rotations(position[None], x.dtype), packing, keep=keep)
-    keys, values = kept.chunk(2, dim=2)
-    return keys, values
 
 
 def _projected(attention: Attention, y: Tensor) -> tuple[Tensor, int]:
@@ -124,7 +96,6 @@ def _block(
     cos: Tensor,
     sin: Tensor,
     packing: Packing,
-    keep: Callable[[Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The stream and what is to be added to it, before a block and after it."""
     attention = block.self_attn
@@ -134,8 +105,6 @@ def _block(
     mixed = rotate_and_attend(
         qkv, (cos, sin), heads, packing, attention.focus, attention.interleaved, attention.sinks
     ).flatten(1)
-    if keep is not None:
-        keep(qkv[:, heads:])
     added = attention.o_proj(mixed)
     total, y = _add_norm(total, _normed(after, added), before_mlp, block)
     return total, _normed(after_mlp, _fed(block.mlp, y))

@@ -127,7 +127,6 @@ class _Flash(torch.autograd.Function):
         interleaved: bool,
         sinks: Tensor | None,
     ) -> Tensor:
-        from panoply.kernels.attention import forward, suits
         from panoply.kernels.train import turn
 
         shared = (qkv.shape[1] - heads) // 2
@@ -140,43 +139,21 @@ class _Flash(torch.autograd.Function):
             focus,
             interleaved,
         )
-        kv = packing.spread(qkv[:, heads:])
-        given = qkv[:, :heads], kv[:, :shared], kv[:, shared:]
-        out: Tensor
-        ctx.own = suits(qkv.shape[2], focus)
-        if ctx.own:
-            out, lse = forward(*given, packing.queries, packing.keys, packing.longest[0], focus)
-            state: list[Tensor] = []
-        else:
-            out, lse, *state = torch.ops.aten._flash_attention_forward(
-                *given,
-                packing.queries,
-                packing.keys,
-                *packing.longest,
-                0.0,
-                not focus.window,
-                False,
-                **_options(focus),
-            )
-        if sinks is not None:
-            # One score more in every sum: weights shrink, and a backward pass given the larger sum computes just these.
-            whole = torch.logaddexp(lse, sinks.float()[:, None])
-            out.mul_((lse - whole).exp().t()[..., None])
-            lse = whole
+        out, lse, *state = attended(qkv, heads, packing, focus, sinks)
         ctx.save_for_backward(qkv, cos, sin, out, lse, sinks, *state[:2])
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        from panoply.kernels.attention import backward
+        from panoply.kernels.attention import backward, suits
         from panoply.kernels.train import gather, turn
 
         qkv, cos, sin, out, lse, sinks, *state = ctx.saved_tensors
         packing, heads, shared, focus = ctx.packing, ctx.heads, ctx.shared, ctx.focus
         kv = packing.spread(qkv[:, heads:])
         given = g.contiguous(), qkv[:, :heads], kv[:, :shared], kv[:, shared:], out, lse
-        if ctx.own:
+        if suits(qkv.shape[2], focus):
             d_q, d_k, d_v = backward(*given, packing.queries, packing.keys, packing.longest, focus)
         else:
             d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
@@ -199,6 +176,40 @@ class _Flash(torch.autograd.Function):
             taken = (sinks.float()[:, None] - lse).exp()
             on_sinks = -(taken.t() * (g.float() * out).sum(-1)).sum(0).to(sinks.dtype)
         return slope, None, None, None, None, None, None, on_sinks
+
+
+def attended(
+    qkv: Tensor, heads: int, packing: Packing, focus: Focus, sinks: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """[N, heads, size] from rotated queries, keys and values, on a GPU in half precision.
+
+    And [heads, N] logarithms of sums, and what torch's way back needs where torch's kernels were taken.
+    """
+    from panoply.kernels.attention import forward, suits
+
+    shared = (qkv.shape[1] - heads) // 2
+    kv = packing.spread(qkv[:, heads:])
+    given = qkv[:, :heads], kv[:, :shared], kv[:, shared:]
+    state: list[Tensor] = []
+    if suits(qkv.shape[2], focus):
+        out, lse = forward(*given, packing.queries, packing.keys, packing.longest[0], focus)
+    else:
+        out, lse, *state = torch.ops.aten._flash_attention_forward(
+            *given,
+            packing.queries,
+            packing.keys,
+            *packing.longest,
+            0.0,
+            not focus.window,
+            False,
+            **_options(focus),
+        )
+    if sinks is not None:
+        # One score more in every sum: weights shrink, and a backward pass given the larger sum computes just these.
+        whole = torch.logaddexp(lse, sinks.float()[:, None])
+        out.mul_((lse - whole).exp().t()[..., None])
+        lse = whole
+    return out, lse, *state
 
 
 def _options(focus: Focus) -> dict[str, Any]:

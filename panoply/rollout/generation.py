@@ -12,6 +12,7 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.policies.penalties import NEUTRAL, count_, penalise_
+from panoply.policies.reading import reader
 from panoply.rollout.cuts import Few
 from panoply.rollout.feeding import Feeding
 from panoply.rollout.graphs import Glance, GraphDecoder, graph_decoder
@@ -107,7 +108,8 @@ class Generation:
         self.size = max(self.size, least) if self.size else 0
         capacity = even(capacity, least)
         self._allocate(capacity, min(longest + self.sampling.max_tokens, self.context) + 1, patience)
-        self.source = Prompts(self.model, self.prompts, prefill_tokens, self.prefixes, least)
+        read = reader(self.model) if self.graphs is None else self.graphs.reader(self.model)
+        self.source = Prompts(self.model, self.prompts, prefill_tokens, self.prefixes, least, read)
         self.slots, self.reach = Slots.empty(self.device), 0
         self.readings, self.label = 0, torch.zeros_like(self.longest)
         self.glance: Glance | None = None
@@ -346,7 +348,9 @@ class Generation:
         self.left = None
         self._end_turns(ended)
         live = int(self.slots.live.sum())
-        if self.waiting and live <= (1 - compact) * self.size:
+        if not live and not self.waiting:
+            self.slots = Slots.empty(self.device)
+        elif self.waiting and live <= (1 - compact) * self.size:
             self.admit()
         elif not self.waiting and live <= (1 - compact) * len(self.slots):
             self.close_gaps()

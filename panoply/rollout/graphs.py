@@ -17,13 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
-from panoply.kernels.low_rank import Weight, matrix
-from panoply.policies.attention import Cache, Focus
-from panoply.policies.decoder import Block, Decoder, FeedForward
+from panoply.kernels.low_rank import matrix
+from panoply.policies.attention import Cache
+from panoply.policies.decoder import Decoder
 from panoply.policies.experts import Mixture
-from panoply.policies.fused import one_matrix, prefill
-from panoply.policies.low_rank import PLAIN
 from panoply.policies.penalties import count_, penalise_
+from panoply.policies.reading import Gated, Layer, Matrix, Plain, Read, plain, product, reader
 from panoply.policies.scoring import has_triton, wide_product
 from panoply.rollout.rollouts import DEAD, LENGTH, RUNNING, STOP, Slots
 
@@ -90,10 +89,7 @@ def _kind(model: nn.Module) -> type[GraphDecoder]:
 
 def has_kernels(model: object) -> bool:
     """Whether a model is decoded by kernels of this library: of its layouts, without PEFT, with heads not too large."""
-    if not isinstance(model, Decoder) or model.config.head_dim > HEAD_SIZE:
-        return False
-    layers = (m for m in model.modules() if isinstance(m, nn.Linear) or hasattr(m, "base_layer"))
-    return all(type(layer) in PLAIN for layer in layers)
+    return isinstance(model, Decoder) and model.config.head_dim <= HEAD_SIZE and plain(model)
 
 
 def _tell(reason: str) -> None:
@@ -131,57 +127,6 @@ def fitting(model: Any, rows: int, capacity: int) -> int:
     return min(rows, int(free * MEMORY_SHARE / each))
 
 
-_Matrix = tuple[Weight, Tensor | None]
-"""A weight and a bias, of layers that share their input."""
-
-
-@dataclass(frozen=True)
-class _Gated:
-    """The weights of a feed-forward layer."""
-
-    both: _Matrix
-    gelu: bool
-    down: _Matrix
-
-    @classmethod
-    def of(cls, mlp: FeedForward) -> _Gated:
-        return cls(one_matrix(mlp.inputs), mlp.activation != "silu", one_matrix([mlp.down_proj]))
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """A block's weights, with those of products that share their input joined."""
-
-    norms: tuple[Tensor | None, ...]
-    """Before and after attention, before and after the feed-forward layer."""
-    qkv: _Matrix
-    qk_norms: tuple[Tensor, Tensor] | None
-    whole: bool
-    """Whether these are of whole projections, not of single heads."""
-    out: _Matrix
-    sinks: Tensor | None
-    mlp: _Gated | Mixture
-    focus: Focus
-    table: int
-    interleaved: bool
-
-    @classmethod
-    def of(cls, block: Block) -> _Layer:
-        a, m = block.self_attn, block.mlp
-        return cls(
-            tuple(None if norm is None else norm.weight.detach() for norm in block.norms),
-            one_matrix(a.inputs),
-            (a.q_norm.weight.detach(), a.k_norm.weight.detach()) if a.qk_norm else None,
-            a.qk_norm == "whole",
-            one_matrix([a.o_proj]),
-            None if a.sinks is None else a.sinks.detach(),
-            m if isinstance(m, Mixture) else _Gated.of(m),
-            a.focus,
-            a.table,
-            a.interleaved,
-        )
-
-
 @dataclass(frozen=True)
 class Glance:
     """The status of slots at some moment, on its way to the host."""
@@ -208,6 +153,8 @@ class GraphDecoder:
     Of a decoder of this library; `plain_graphs.py` has what differs for all other models.
     """
 
+    blocks: Plain | None = None
+
     def __init__(self, model: Any, rows: int, capacity: int, burst: int):
         from panoply.kernels.cut import Rule
         from panoply.kernels.sample import State
@@ -231,13 +178,11 @@ class GraphDecoder:
 
     def _bind(self, model: Any) -> None:
         """Take what a step reads of the model: no more than weights, or the model would live as long as its graphs."""
-        from panoply.kernels.decode import Stream
-
         config = model.config
-        self.stream = Stream(config.norm_eps, config.layout.norm_offset, config.residual_scale)
+        self.blocks = Plain.of(model)
+        self.layers, self.stream = self.blocks.layers, self.blocks.stream
         self.embedding_factor, self.logit_divisor = model.embedding_factor, config.logit_divisor
         self.softcap = model.softcap
-        self.layers = [_Layer.of(block) for block in model.model.layers if isinstance(block, Block)]
         self.embedding, self.head = model.model.embed_tokens.weight.detach(), model.head_weight.detach()
         self.last_norm = model.model.norm.weight.detach()
         self._rotation = weakref.WeakMethod(model.rotation_tables)
@@ -296,8 +241,12 @@ class GraphDecoder:
         self._idle()
         with rehearsal():
             self._step(self.rows, Record.empty(self.longest_burst, self.rows, self.device))
-            if getattr(model, "fuses", False):
-                prefill(model, [[0] * 16])
+            if (read := self.reader(model)) is not None:
+                read([[0] * 16])
+
+    def reader(self, model: CachedModel) -> Read | None:
+        """What reads prompts of the model that this was made for."""
+        return reader(model, self.blocks)
 
     def grow(self, capacity: int) -> None:
         """Room for longer rows; graphs are captured anew."""
@@ -419,7 +368,7 @@ class GraphDecoder:
             cap_all(logits, self.softcap)
         return logits
 
-    def _feed(self, mlp: _Gated | Mixture, y: Tensor) -> Tensor:
+    def _feed(self, mlp: Gated | Mixture, y: Tensor) -> Tensor:
         from panoply.kernels.decode import chained, gated
         from panoply.kernels.experts import Table
 
@@ -427,12 +376,12 @@ class GraphDecoder:
             if len(y) not in self._tables:
                 self._tables[len(y)] = Table.of(len(y), mlp.mixing.chosen, mlp.mixing.experts, self.device)
             return mlp.decode(y, self._tables[len(y)])
-        return _onto(gated(_product(y, mlp.both), mlp.gelu, chained()), mlp.down)
+        return _onto(gated(product(y, mlp.both), mlp.gelu, chained()), mlp.down)
 
-    def _attend(self, index: int, layer: _Layer, y: Tensor, position: Tensor) -> Tensor:
+    def _attend(self, index: int, layer: Layer, y: Tensor, position: Tensor) -> Tensor:
         from panoply.kernels.decode import decode_attention, norm_spans
 
-        qkv, norms = _product(y, layer.qkv), layer.qk_norms
+        qkv, norms = product(y, layer.qkv), layer.qk_norms
         if norms is not None and layer.whole:
             norm_spans(qkv, *norms, self.stream)
             norms = None
@@ -453,12 +402,7 @@ class GraphDecoder:
         )
 
 
-def _product(x: Tensor, by: _Matrix) -> Tensor:
-    weight, bias = by
-    return F.linear(x, matrix(weight), bias)
-
-
-def _onto(x: Tensor, by: _Matrix) -> Tensor:
+def _onto(x: Tensor, by: Matrix) -> Tensor:
     """A product that `add_norm` adds to the stream: whole, or in parts."""
     from panoply.kernels.decode import in_parts, part_product
 
@@ -472,5 +416,11 @@ def bucket(rows: int) -> int:
 
 
 def addresses(model: nn.Module) -> tuple[int, ...]:
-    """Where the weights lie: a graph reads them there."""
-    return tuple(p.data_ptr() for p in model.parameters())
+    """Where the weights lie: a graph reads them there. Asked before every call, so without the names torch would make."""
+    found: list[int] = []
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        if (module := waiting.pop()) is not None:
+            found += [weight.data_ptr() for weight in module._parameters.values() if weight is not None]
+            waiting += module._modules.values()
+    return tuple(found)

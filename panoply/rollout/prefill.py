@@ -12,8 +12,7 @@ from torch import Tensor
 
 from panoply.experience import moved
 from panoply.policies.attention import Cache
-from panoply.policies.decoder import Decoder
-from panoply.policies.fused import prefill
+from panoply.policies.reading import Read
 from panoply.policies.thoughts import Inputs
 from panoply.rollout.requests import CachedModel
 
@@ -134,9 +133,10 @@ class Prompts:
         budget: int,
         prefixes: Mapping[int, Tensor] | None = None,
         least: int = 1,
+        read: Read | None = None,
     ):
         self.model, self.prompts, self.budget = model, prompts, budget
-        self.prefixes, self.least = prefixes or {}, least
+        self.prefixes, self.least, self.read = prefixes or {}, least, read
         self._ready: dict[int, tuple[_Padded | _Packed, int]] = {}
         """What a prompt was read into, and its place there."""
 
@@ -168,10 +168,9 @@ class Prompts:
             vectors = {
                 i: self.prefixes[prompts[p]] for i, p in enumerate(chunk) if prompts[p] in self.prefixes
             }
-            fuses = isinstance(self.model, Decoder) and self.model.fuses and not vectors
             found: _Padded | _Packed
-            if isinstance(self.model, Decoder) and fuses and self.model.device.type == "cuda":
-                found = _Packed(*prefill(self.model, tokens), [len(row) for row in tokens])
+            if self.read is not None and not vectors:
+                found = _Packed(*self.read(tokens), [len(row) for row in tokens])
             else:
                 width = max(map(len, tokens))
                 found = _Padded(self.model.new_cache(len(chunk), even(width + 1, self.least)), width)

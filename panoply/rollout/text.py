@@ -149,9 +149,10 @@ class Collector(Given):
         starts: dict[tuple[tuple[int, ...], int], list[int]] = defaultdict(list)
         given = dict(enumerate(prefixes))
         for row, play in enumerate(plays):
-            prefix = given.get(row)
-            blank = () if prefix is None else (BLANK,) * len(prefix)
-            starts[(*blank, *play.prompt), -1 if prefix is None else row].append(row)
+            if (prefix := given.get(row)) is None:
+                starts[play.prompt, -1].append(row)
+            else:
+                starts[(*(BLANK,) * len(prefix), *play.prompt), row].append(row)
         requests = [
             Request(prompt, [seeds[r] for r in rows], prefix=given.get(alone))
             for (prompt, alone), rows in starts.items()

@@ -25,6 +25,9 @@ class Stepping:
 
     def configure(self, *_: Any) -> None: ...
 
+    def reader(self, _: Any) -> None:
+        """Prompts are read side by side, on a CPU."""
+
     def share(self, holder: torch.Tensor, held: torch.Tensor) -> None:
         self.holders = list(zip(holder.tolist(), held.tolist(), strict=True))
 
