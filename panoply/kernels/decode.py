@@ -20,6 +20,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from panoply.kernels.launching import Often, parts_of
 from panoply.policies.attention import Focus
 
+LOOK = (64, 4, 3)
+"""Keys at a time that a program of `decode_attention` looks at, its warps, and how many loads are under way."""
 TILE = (32, 128)
 PARTS = 4
 """Columns and depth of a tile of `part_product`, and how many parts it has: the best of 24 tried on an H200."""
@@ -379,7 +381,8 @@ def decode_attention(
     out = qkv.new_empty(rows, heads * size)
     pad = max(16, triton.next_power_of_2(heads // kv_heads))
     q_norm, k_norm = norms if norms is not None else (qkv, qkv)
-    block = 64 if qkv.element_size() == 2 else 32
+    block, warps, stages = LOOK
+    block = block if qkv.element_size() == 2 else block // 2
     scale = size**-0.5 if focus.scale is None else focus.scale
     _attention[(rows, kv_heads)](
         qkv, angles, keys, values, positions, *holders, out, q_norm, k_norm, qkv if sinks is None else sinks,
@@ -387,7 +390,7 @@ def decode_attention(
         capacity, HEADS=heads, KV_HEADS=kv_heads, D=size, WIDE=max(16, triton.next_power_of_2(size)),
         TURNING=angles.shape[1], INTERLEAVED=interleaved, PAD=pad, NORM=norms is not None, CAPPED=focus.cap > 0,
         SINKS=sinks is not None, WINDOW=focus.window,
-        CHAIN=chained(), BLOCK=block, num_warps=4, num_stages=3, launch_pdl=chained(),
+        CHAIN=chained(), BLOCK=block, num_warps=warps, num_stages=stages, launch_pdl=chained(),
     )  # fmt: skip
     return out
 

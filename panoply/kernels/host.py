@@ -102,8 +102,8 @@ def add_norm(
 
 
 def column_sums(x: Tensor) -> Tensor:
-    """The sum over the rows of [N, width]."""
-    return x.sum(0)
+    """The sum over the rows of [N, width], in at least float32."""
+    return x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def angles(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from panoply.kernels.decode import _add_norm, gated, gelu_parts
 from panoply.kernels.launching import Often, parts_of, power_above
 from panoply.kernels.low_rank import Stack, Weight, matrix, slopes
+from panoply.kernels.summing import sum_product, sums_of
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -69,6 +70,7 @@ class _AddNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         total, normed = _added(x, change, weight, eps, offset)
         ctx.save_for_backward(total, weight)
+        ctx.sums = sums_of([weight])
         ctx.eps, ctx.offset, ctx.added = eps, offset, change is not None
         ctx.set_materialize_grads(False)
         return total, normed
@@ -89,7 +91,11 @@ class _AddNorm(torch.autograd.Function):
             x, weight, g.contiguous(), more, out, partial, rows, width, ctx.eps, ctx.offset, g_total is not None,
             block, num_warps=4 if block <= 2048 else 8,
         )  # fmt: skip
-        return out, out if ctx.added else None, partial.sum(0).to(weight.dtype), None, None
+        slope = partial.sum(0)
+        if ctx.sums is not None:
+            ctx.sums[0].add(slope)
+        on_weight = slope.to(weight.dtype) if ctx.sums is None else None
+        return out, out if ctx.added else None, on_weight, None, None
 
 
 def add_norm(
@@ -118,13 +124,13 @@ _COLUMN_SUMS = Often(_column_sums)
 
 
 def column_sums(x: Tensor) -> Tensor:
-    """The sum over the rows of [N, width], in float32 on the way."""
+    """The sum over the rows of [N, width], in float32."""
     (rows, width), x = x.shape, x.contiguous()
     programs = min(64, parts_of(rows, 32))
     partial = torch.empty(programs, width, dtype=torch.float32, device=x.device)
     grid = (parts_of(width, 128), programs)
     _COLUMN_SUMS(grid, (x.dtype, x.device, width), x, partial, rows, width, 32, 128, num_warps=4)
-    return partial.sum(0).to(x.dtype)
+    return partial.sum(0)
 
 
 @triton.jit
@@ -247,6 +253,7 @@ class _GatedDown(torch.autograd.Function):
         whole = weight if isinstance(weight, Tensor) else weight()
         ctx.save_for_backward(both, whole if weight is whole else None)
         ctx.gelu, ctx.stack, ctx.made = gelu, stack, None if weight is whole else weight
+        ctx.sums = sums_of([whole]) if ctx.needs_input_grad[1] else None
         return gated(both, gelu) @ whole.t()
 
     @staticmethod
@@ -260,7 +267,11 @@ class _GatedDown(torch.autograd.Function):
         grid = (rows, parts_of(inner, 1024))
         kind = (both.dtype, both.device, inner, ctx.gelu)
         _GATE_BACK(grid, kind, both, slope, wide, g_both, inner, ctx.gelu, 1024, num_warps=4)
-        on_weight = g.t() @ wide if ctx.needs_input_grad[1] else None
+        on_weight = None
+        if ctx.sums is not None:
+            sum_product(ctx.sums, g.t(), wide)
+        elif ctx.needs_input_grad[1]:
+            on_weight = g.t() @ wide
         on_factors = slopes(wide, g, ctx.stack) if ctx.stack else ()
         return g_both, on_weight, None, None, *on_factors
 

@@ -261,13 +261,15 @@ class Learner:
         """Forward and backward over one micro-batch."""
         micro, active, prepared = weighed
         whole = frozenset(n for n in {t.info.stream for t, _, _ in active} if micro.holds_all(n))
-        with Offload(self._read()) if self.offload == "activations" else nullcontext():
-            batch = Batch(self._beside(micro), self.now(micro, active), prepared, whole)
-            loss = self.objective.loss(batch, active, totals, self.watch)
-        if loss.requires_grad:
+        with self.masters.summing():
+            with Offload(self._read()) if self.offload == "activations" else nullcontext():
+                batch = Batch(self._beside(micro), self.now(micro, active), prepared, whole)
+                loss = self.objective.loss(batch, active, totals, self.watch)
+            if not loss.requires_grad:
+                return
             scale = self.masters.scale
             (loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
-            self.masters.collect()
+        self.masters.collect()
 
     def now(
         self, rows: Experience, active: Sequence[Active], but: frozenset[str] = frozenset()

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
+from panoply.kernels.products import has_triton
+from panoply.kernels.summing import Sum, summing
 from panoply.loops.compiler import leave_unloaded
 from panoply.parts import Part
 from panoply.policies.expert_adapters import LowRankExperts
 from panoply.policies.low_rank import LowRank
 from panoply.policies.moving import laid_like, piece
-from panoply.policies.scoring import has_triton
 from panoply.slots.schedule.schedules import at, settled
 from panoply.slots.update.solver import MiniBatchView, Solver
 
@@ -217,6 +219,15 @@ class Masters:
         followed = (layer.like for layer in self.adapted)
         half = any(w.dtype == torch.float16 for w in (*self.weights.values(), *followed))
         self.scale = SCALE if half else 1.0
+        self.sums: dict[str, Sum] = {}
+        """Where gradients add up in float32 as they are made: of weights on a GPU that lie in one piece."""
+
+    def summing(self) -> AbstractContextManager[None]:
+        """Inside, passes add gradients up where they can; `collect` sees to the others, and must follow."""
+        if not self.sums:
+            whole = ((n, w) for n, w in self.weights.items() if w.is_cuda and not hasattr(w, "device_mesh"))
+            self.sums = {name: Sum(weight) for name, weight in whole}
+        return summing({self.weights[name]: each for name, each in self.sums.items()})
 
     def named(self) -> dict[str, nn.Parameter]:
         """What carries the gradient of each weight."""
@@ -232,10 +243,18 @@ class Masters:
         """Forget all gradients."""
         for parameter in (*self.weights.values(), *self.moving.values()):
             parameter.grad = None
+        for each in self.sums.values():
+            each.clear()
 
     @torch.no_grad()
     def collect(self) -> None:
         """Add the gradients of a micro-batch to the masters', in float32."""
+        for name, each in self.sums.items():
+            master = self.masters[name]
+            if each.total is not None and master.grad is not each.total:
+                if master.grad is not None:  # of passes in which autograd had all of it
+                    each.total += master.grad
+                master.grad = each.total
         given = {name: w.grad for name, w in self.weights.items() if w.grad is not None}
         for weight in self.weights.values():
             weight.grad = None

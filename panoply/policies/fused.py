@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from panoply.kernels import host
 from panoply.kernels.low_rank import Weight, matrix
+from panoply.kernels.summing import add_parts, sum_product, sums_of
 from panoply.policies import low_rank
 from panoply.policies.decoder_config import ACTIVATE
 from panoply.policies.packing import Packing, rotate_and_attend
@@ -105,7 +106,7 @@ def _block(
     mixed = rotate_and_attend(
         qkv, (cos, sin), heads, packing, attention.focus, attention.interleaved, attention.sinks
     ).flatten(1)
-    added = attention.o_proj(mixed)
+    added = _products(mixed, [attention.o_proj])
     total, y = _add_norm(total, _normed(after, added), before_mlp, block)
     return total, _normed(after_mlp, _fed(block.mlp, y))
 
@@ -214,14 +215,25 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, whole)
         ctx.lengths, ctx.biases = [len(p) for p in parts[biases:]], biases
+        ctx.sums, ctx.bias_sums = sums_of(parts[biases:]), sums_of(parts[:biases])
         return torch.nn.functional.linear(x, whole, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         x, whole = ctx.saved_tensors
-        on_biases = torch.split(_kernels(g.device).column_sums(g), ctx.lengths) if ctx.biases else ()
-        on_weights = torch.split(g.t() @ x, ctx.lengths)
+        on_biases: Sequence[Tensor | None] = [None] * ctx.biases
+        on_weights: Sequence[Tensor | None] = [None] * len(ctx.lengths)
+        if ctx.biases:
+            wide = _kernels(g.device).column_sums(g)
+            if ctx.bias_sums is not None:
+                add_parts(ctx.bias_sums, wide)
+            else:
+                on_biases = torch.split(wide.to(g.dtype), ctx.lengths)
+        if ctx.sums is not None:
+            sum_product(ctx.sums, g.t(), x)
+        else:
+            on_weights = torch.split(g.t() @ x, ctx.lengths)
         return g @ whole, None, None, None, *on_biases, *on_weights
 
 

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.kernels.low_rank import matrix
+from panoply.kernels.products import has_triton, wide_product
 from panoply.policies.attention import Cache
 from panoply.policies.decoder import Decoder
 from panoply.policies.experts import Mixture
 from panoply.policies.penalties import count_, penalise_
 from panoply.policies.reading import Gated, Layer, Matrix, Plain, Read, plain, product, reader
-from panoply.policies.scoring import has_triton, wide_product
 from panoply.rollout.rollouts import DEAD, LENGTH, RUNNING, STOP, Slots
 
 if TYPE_CHECKING:
@@ -416,7 +416,7 @@ def bucket(rows: int) -> int:
 
 
 def addresses(model: nn.Module) -> tuple[int, ...]:
-    """Where the weights lie: a graph reads them there. Asked before every call, so without the names torch would make."""
+    """Where the weights lie: a graph reads them there. Asked at every call, so without the names torch would make."""
     found: list[int] = []
     waiting: list[nn.Module | None] = [model]
     while waiting:

@@ -55,4 +55,4 @@ def test_columns_are_summed_in_float32(shape: tuple[int, int]) -> None:
     from panoply.kernels.train import column_sums
 
     x = torch.randn(shape, device="cuda").bfloat16()
-    torch.testing.assert_close(column_sums(x), x.float().sum(0).bfloat16(), atol=5e-2, rtol=1e-2)
+    torch.testing.assert_close(column_sums(x), x.float().sum(0), atol=1e-2, rtol=1e-4)
