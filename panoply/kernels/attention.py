@@ -333,18 +333,20 @@ def backward(
     first_key: Tensor,
     longest: tuple[int, int],
     focus: Focus,
-) -> tuple[Tensor, Tensor, Tensor]:
+    d_q: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Slopes by queries, keys and values of what `forward` gave, from the slope by its output.
 
-    Those by keys and values are [K, heads, size]: of every head by itself, for whoever sums them with others.
+    Those by queries are written into `d_q`. Those by keys and values are [K, heads, size]: of every head by itself, for
+    whoever sums them with others.
     """
     total, heads, size = q.shape
     scale, constants = _asked(q, k, focus)
     _, by_queries, by_keys = _tiles(constants[2])
-    d_q, delta = q.new_empty(q.shape), torch.empty_like(lse)
+    delta = torch.empty_like(lse)
     d_k, d_v = (k.new_empty(len(k), heads, size) for _ in range(2))
     strides = g.stride(0), q.stride(0), k.stride(0), v.stride(0)
-    pieces, kind = len(first_query) - 1, (q.dtype, q.device, strides, constants)
+    pieces, kind = len(first_query) - 1, (q.dtype, q.device, strides, d_q.stride(0), constants)
     _QUERIES_BACK(
         (heads, pieces, parts_of(longest[0], by_queries.m)), kind,
         g, q, k, v, out, lse, delta, d_q, first_query, first_key, total, scale, focus.cap, *strides, out.stride(0),
@@ -357,4 +359,4 @@ def backward(
         *constants, by_keys.m, by_keys.n,
         num_warps=by_keys.warps, num_stages=by_keys.stages,
     )  # fmt: skip
-    return d_q, d_k, d_v
+    return d_k, d_v

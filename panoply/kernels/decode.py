@@ -20,8 +20,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from panoply.kernels.launching import Often, parts_of
 from panoply.policies.attention import Focus
 
-LOOK = (64, 4, 3)
-"""Keys at a time that a program of `decode_attention` looks at, its warps, and how many loads are under way."""
+LOOKS = {64: (64, 4, 4), 128: (32, 2, 4), 256: (64, 4, 3)}
+"""By the padded size of a head: keys at a time that a program of `decode_attention` looks at, its warps, and how many
+loads are under way. The best of 13 tried on an H200, the last one excepted."""
+MANY, MANY_LOOK = 256, (128, 4, 2)
+"""Of so many rows or more with heads of at most 64."""
 TILE = (32, 128)
 PARTS = 4
 """Columns and depth of a tile of `part_product`, and how many parts it has: the best of 24 tried on an H200."""
@@ -381,13 +384,14 @@ def decode_attention(
     out = qkv.new_empty(rows, heads * size)
     pad = max(16, triton.next_power_of_2(heads // kv_heads))
     q_norm, k_norm = norms if norms is not None else (qkv, qkv)
-    block, warps, stages = LOOK
+    wide = max(16, triton.next_power_of_2(size))
+    block, warps, stages = MANY_LOOK if rows >= MANY and wide <= 64 else LOOKS[max(64, wide)]
     block = block if qkv.element_size() == 2 else block // 2
     scale = size**-0.5 if focus.scale is None else focus.scale
     _attention[(rows, kv_heads)](
         qkv, angles, keys, values, positions, *holders, out, q_norm, k_norm, qkv if sinks is None else sinks,
         stream.eps, stream.offset, scale, focus.cap,
-        capacity, HEADS=heads, KV_HEADS=kv_heads, D=size, WIDE=max(16, triton.next_power_of_2(size)),
+        capacity, HEADS=heads, KV_HEADS=kv_heads, D=size, WIDE=wide,
         TURNING=angles.shape[1], INTERLEAVED=interleaved, PAD=pad, NORM=norms is not None, CAPPED=focus.cap > 0,
         SINKS=sinks is not None, WINDOW=focus.window,
         CHAIN=chained(), BLOCK=block, num_warps=warps, num_stages=stages, launch_pdl=chained(),

@@ -40,15 +40,17 @@ def sum_product(sums: Sequence[Sum], a: Tensor, b: Tensor) -> None:
     """Add a · b, [rows of all, columns], to the gradients of weights that lie one below the other."""
     if (joint := sums[0].joint) is not None:
         add_product(joint, a, b)
-        return
-    found = wide_product(a, b)
-    if all(each.total is None for each in sums):
-        sums[0].joint = found
-    add_parts(sums, found)
+    else:
+        sum_parts(sums, wide_product(a, b))
 
 
-def add_parts(sums: Sequence[Sum], slope: Tensor) -> None:
+def sum_parts(sums: Sequence[Sum], slope: Tensor) -> None:
     """Add a gradient in float32, which may be kept, of weights that lie one below the other."""
+    if (joint := sums[0].joint) is not None:
+        joint += slope
+        return
+    if all(each.total is None for each in sums):
+        sums[0].joint = slope
     for each, part in zip(sums, torch.split(slope, [each.rows for each in sums]), strict=True):
         each.add(part)
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from panoply.kernels import host
 from panoply.kernels.low_rank import Weight, matrix
-from panoply.kernels.summing import add_parts, sum_product, sums_of
+from panoply.kernels.summing import sum_parts, sum_product, sums_of
 from panoply.policies import low_rank
 from panoply.policies.decoder_config import ACTIVATE
 from panoply.policies.packing import Packing, rotate_and_attend
@@ -227,7 +227,7 @@ class _Product(torch.autograd.Function):
         if ctx.biases:
             wide = _kernels(g.device).column_sums(g)
             if ctx.bias_sums is not None:
-                add_parts(ctx.bias_sums, wide)
+                sum_parts(ctx.bias_sums, wide)
             else:
                 on_biases = torch.split(wide.to(g.dtype), ctx.lengths)
         if ctx.sums is not None:

@@ -153,10 +153,12 @@ class _Flash(torch.autograd.Function):
         packing, heads, shared, focus = ctx.packing, ctx.heads, ctx.shared, ctx.focus
         kv = packing.spread(qkv[:, heads:])
         given = g.contiguous(), qkv[:, :heads], kv[:, :shared], kv[:, shared:], out, lse
+        slope = torch.empty_like(qkv)
         if suits(qkv.shape[2], focus):
-            d_q, d_k, d_v = backward(*given, packing.queries, packing.keys, packing.longest, focus)
+            rest = packing.queries, packing.keys, packing.longest, focus, slope[:, :heads]
+            d_k, d_v = backward(*given, *rest)
         else:
-            d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
+            slope[:, :heads], d_k, d_v = torch.ops.aten._flash_attention_backward(
                 *given,
                 packing.queries,
                 packing.keys,
@@ -166,11 +168,9 @@ class _Flash(torch.autograd.Function):
                 *state,
                 **_options(focus),
             )
-        slope = torch.empty_like(qkv)
         gather(d_k, d_v, packing.places, packing.bounds, slope[:, heads:])
-        on_keys = slope[:, heads : heads + shared]
-        turn(d_q, cos, sin, slope[:, :heads], -1.0, ctx.interleaved)
-        turn(on_keys, cos, sin, on_keys, -1.0, ctx.interleaved)
+        turned = slope[:, : heads + shared]
+        turn(turned, cos, sin, turned, -1.0, ctx.interleaved)
         on_sinks = None
         if sinks is not None:
             taken = (sinks.float()[:, None] - lse).exp()
