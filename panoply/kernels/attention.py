@@ -3,14 +3,15 @@
 A score is s = scale · qᵀk, or with a cap c it is c · tanh(scale · qᵀk / c), of which the slope is 1 − (s / c)². Nothing
 of [queries, keys] is kept: with the logarithm of each query's sum, weights are computed again where a gradient needs
 them. Sequences of learning are short, a few hundred tokens after a shared prompt, so that most of a program's blocks
-lie away from the diagonal and need no mask: each loop has a part with and a part without.
+lie away from the diagonal and need no mask: each loop has a part with and a part without. Keys of a prefix are read
+where the prefix stands, by all of its suffixes.
 """
 # mypy: disable-error-code="import-not-found,no-untyped-def,untyped-decorator,no-untyped-call"
 # ruff: noqa: N803 (constants of a kernel are in capitals)
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
@@ -19,20 +20,29 @@ from torch import Tensor
 
 from panoply.kernels.decode import capped
 from panoply.kernels.launching import Often, parts_of, power_above
-from panoply.policies.attention import Focus
+
+if TYPE_CHECKING:
+    from panoply.policies.attention import Focus
+    from panoply.policies.packing import Packing
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _rows(start, stride, row, count, column, D: tl.constexpr, WIDE: tl.constexpr, WHOLE: tl.constexpr):
+def _rows(start, stride, row, there, column, D: tl.constexpr, WIDE: tl.constexpr, WHOLE: tl.constexpr):
     """[rows, WIDE] of a head, zeros where there is nothing; WHOLE where all rows are there."""
     at = start + row.to(tl.int64)[:, None] * stride + column[None, :]
     if WHOLE and D == WIDE:
         return tl.load(at)
     if WHOLE:
         return tl.load(at, mask=(column < D)[None, :], other=0.0)
-    return tl.load(at, mask=(row < count)[:, None] & (column < D)[None, :], other=0.0)
+    return tl.load(at, mask=there[:, None] & (column < D)[None, :], other=0.0)
+
+
+@triton.jit
+def _tokens(key, shift, prefix, begin):
+    """The tokens of a piece's keys: of `shift` that stand at its prefix, then of its own."""
+    return tl.where(key < shift, prefix + key, begin - shift + key)
 
 
 @triton.jit
@@ -54,12 +64,13 @@ def _seen(query, key, count, WINDOW: tl.constexpr):
 
 @triton.jit
 def _look(
-    best, sums, mixed, mine, position, k_head, v_head, k_stride, v_stride, at, keys, scale, cap, column,
+    best, sums, mixed, mine, position, k_head, v_head, stride, at, keys, shift, prefix, begin, scale, cap, column,
     D: tl.constexpr, WIDE: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr, N: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Go on with N keys more; ALL where every query sees all of them."""
     key = at + tl.arange(0, N)
-    theirs = _rows(k_head, k_stride, key, keys, column, D, WIDE, ALL)
+    token = _tokens(key, shift, prefix, begin)
+    theirs = _rows(k_head, stride, token, key < keys, column, D, WIDE, ALL)
     score = _scores(tl.dot(mine, tl.trans(theirs)), scale, cap, CAPPED)
     if not ALL:
         score = tl.where(_seen(position[:, None], key[None, :], keys, WINDOW), score, float("-inf"))
@@ -69,7 +80,7 @@ def _look(
     weight = tl.exp2(score - higher[:, None])
     fade = tl.exp2(best - higher)
     sums = sums * fade + tl.sum(weight, axis=1)
-    value = _rows(v_head, v_stride, key, keys, column, D, WIDE, ALL)
+    value = _rows(v_head, stride, token, key < keys, column, D, WIDE, ALL)
     mixed = tl.dot(weight.to(value.dtype), value, mixed * fade[:, None])
     return higher, sums, mixed
 
@@ -87,7 +98,7 @@ def _bounds(low, queries, keys, WINDOW: tl.constexpr, M: tl.constexpr, N: tl.con
 
 @triton.jit(do_not_specialize=["total"])
 def _forward(
-    q, k, v, out, lse, first_query, first_key, total, scale, cap, q_stride, k_stride, v_stride, out_stride,
+    q, k, v, out, lse, first_query, first_key, prefixes, total, scale, cap, stride, out_stride,
     SHARE: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
@@ -98,25 +109,23 @@ def _forward(
     queries, keys = tl.load(first_query + piece + 1) - begin, tl.load(first_key + piece + 1) - base
     if low < queries:
         row, column = low + tl.arange(0, M), tl.arange(0, WIDE)
-        position = row + keys - queries
-        mine = _rows(
-            q + begin.to(tl.int64) * q_stride + head * D, q_stride, row, queries, column, D, WIDE, False
-        )
-        k_head = k + base.to(tl.int64) * k_stride + head // SHARE * D
-        v_head = v + base.to(tl.int64) * v_stride + head // SHARE * D
+        shift, prefix = keys - queries, tl.load(prefixes + piece)
+        position = row + shift
+        mine = _rows(q + head * D, stride, begin + row, row < queries, column, D, WIDE, False)
+        k_head, v_head = k + head // SHARE * D, v + head // SHARE * D
         best = tl.full([M], float("-inf"), tl.float32)
         sums = tl.zeros([M], tl.float32)
         mixed = tl.zeros([M, WIDE], tl.float32)
         start, whole, end = _bounds(low, queries, keys, WINDOW, M, N)
         for at in range(start, whole, N):
             best, sums, mixed = _look(
-                best, sums, mixed, mine, position, k_head, v_head, k_stride, v_stride, at, keys, scale, cap, column,
-                D, WIDE, CAPPED, WINDOW, N, True,
+                best, sums, mixed, mine, position, k_head, v_head, stride, at, keys, shift, prefix, begin, scale, cap,
+                column, D, WIDE, CAPPED, WINDOW, N, True,
             )  # fmt: skip
         for at in range(whole, end, N):
             best, sums, mixed = _look(
-                best, sums, mixed, mine, position, k_head, v_head, k_stride, v_stride, at, keys, scale, cap, column,
-                D, WIDE, CAPPED, WINDOW, N, False,
+                best, sums, mixed, mine, position, k_head, v_head, stride, at, keys, shift, prefix, begin, scale, cap,
+                column, D, WIDE, CAPPED, WINDOW, N, False,
             )  # fmt: skip
         inside = row < queries
         sums = tl.where(inside, sums, 1.0)
@@ -138,12 +147,14 @@ def _bend(slope, score, cap, CAPPED: tl.constexpr):
 
 @triton.jit
 def _back_to_queries(
-    found, mine, slope, sums, along, position, k_head, v_head, k_stride, v_stride, at, keys, scale, cap, column,
+    found, mine, slope, sums, along, position, k_head, v_head, stride, at, keys, shift, prefix, begin, scale, cap,
+    column,
     D: tl.constexpr, WIDE: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr, N: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     key = at + tl.arange(0, N)
-    theirs = _rows(k_head, k_stride, key, keys, column, D, WIDE, ALL)
-    value = _rows(v_head, v_stride, key, keys, column, D, WIDE, ALL)
+    token = _tokens(key, shift, prefix, begin)
+    theirs = _rows(k_head, stride, token, key < keys, column, D, WIDE, ALL)
+    value = _rows(v_head, stride, token, key < keys, column, D, WIDE, ALL)
     score = _scores(tl.dot(mine, tl.trans(theirs)), scale, cap, CAPPED)
     weight = tl.exp2(score - sums[:, None])
     if not ALL:
@@ -154,8 +165,7 @@ def _back_to_queries(
 
 @triton.jit(do_not_specialize=["total"])
 def _queries_back(
-    g, q, k, v, out, lse, delta, d_q, first_query, first_key, total, scale, cap, g_stride, q_stride, k_stride,
-    v_stride, out_stride, d_stride,
+    g, q, k, v, out, lse, delta, d_q, first_query, first_key, prefixes, total, scale, cap, stride, out_stride, d_stride,
     SHARE: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
@@ -166,28 +176,27 @@ def _queries_back(
     queries, keys = tl.load(first_query + piece + 1) - begin, tl.load(first_key + piece + 1) - base
     if low < queries:
         row, column = low + tl.arange(0, M), tl.arange(0, WIDE)
-        position, inside = row + keys - queries, row < queries
-        first = begin.to(tl.int64)
-        mine = _rows(q + first * q_stride + head * D, q_stride, row, queries, column, D, WIDE, False)
-        slope = _rows(g + first * g_stride + head * D, g_stride, row, queries, column, D, WIDE, False)
-        gave = _rows(out + first * out_stride + head * D, out_stride, row, queries, column, D, WIDE, False)
+        shift, prefix = keys - queries, tl.load(prefixes + piece)
+        position, inside = row + shift, row < queries
+        mine = _rows(q + head * D, stride, begin + row, inside, column, D, WIDE, False)
+        slope = _rows(g + head * D, out_stride, begin + row, inside, column, D, WIDE, False)
+        gave = _rows(out + head * D, out_stride, begin + row, inside, column, D, WIDE, False)
         at_row = head.to(tl.int64) * total + begin + row
         sums = tl.load(lse + at_row, mask=inside, other=0.0) * LOG2E
         along = tl.sum(slope.to(tl.float32) * gave.to(tl.float32), axis=1)
         tl.store(delta + at_row, along, mask=inside)
-        k_head = k + base.to(tl.int64) * k_stride + head // SHARE * D
-        v_head = v + base.to(tl.int64) * v_stride + head // SHARE * D
+        k_head, v_head = k + head // SHARE * D, v + head // SHARE * D
         found = tl.zeros([M, WIDE], tl.float32)
         start, whole, end = _bounds(low, queries, keys, WINDOW, M, N)
         for at in range(start, whole, N):
             found = _back_to_queries(
-                found, mine, slope, sums, along, position, k_head, v_head, k_stride, v_stride, at, keys, scale, cap,
-                column, D, WIDE, CAPPED, WINDOW, N, True,
+                found, mine, slope, sums, along, position, k_head, v_head, stride, at, keys, shift, prefix, begin,
+                scale, cap, column, D, WIDE, CAPPED, WINDOW, N, True,
             )  # fmt: skip
         for at in range(whole, end, N):
             found = _back_to_queries(
-                found, mine, slope, sums, along, position, k_head, v_head, k_stride, v_stride, at, keys, scale, cap,
-                column, D, WIDE, CAPPED, WINDOW, N, False,
+                found, mine, slope, sums, along, position, k_head, v_head, stride, at, keys, shift, prefix, begin,
+                scale, cap, column, D, WIDE, CAPPED, WINDOW, N, False,
             )  # fmt: skip
         target = d_q + (begin + row).to(tl.int64)[:, None] * d_stride + head * D + column[None, :]
         there = inside[:, None] & (column < D)[None, :]
@@ -196,15 +205,15 @@ def _queries_back(
 
 @triton.jit
 def _back_to_keys(
-    by_key, by_value, theirs, value, key, q_head, g_head, lse_head, delta_head, q_stride, g_stride, at, queries, keys,
-    scale, cap, column,
+    by_key, by_value, theirs, value, key, q_head, g_head, lse_head, delta_head, stride, g_stride, at, begin, queries,
+    keys, scale, cap, column,
     D: tl.constexpr, WIDE: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr, M: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """What is past the last query is 0, and so is its slope: it adds nothing."""
     row = at + tl.arange(0, M)
     inside = row < queries
-    mine = _rows(q_head, q_stride, row, queries, column, D, WIDE, False)
-    slope = _rows(g_head, g_stride, row, queries, column, D, WIDE, False)
+    mine = _rows(q_head, stride, begin + row, inside, column, D, WIDE, False)
+    slope = _rows(g_head, g_stride, begin + row, inside, column, D, WIDE, False)
     sums = tl.load(lse_head + row, mask=inside, other=0.0) * LOG2E
     along = tl.load(delta_head + row, mask=inside, other=0.0)
     score = _scores(tl.dot(theirs, tl.trans(mine)), scale, cap, CAPPED)
@@ -219,8 +228,7 @@ def _back_to_keys(
 
 @triton.jit(do_not_specialize=["total"])
 def _keys_back(
-    g, q, k, v, lse, delta, d_k, d_v, first_query, first_key, total, scale, cap, g_stride, q_stride, k_stride,
-    v_stride, d_stride,
+    g, q, k, v, lse, delta, d_k, d_v, first_query, first_key, prefixes, total, scale, cap, stride, g_stride, d_stride,
     SHARE: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
@@ -230,16 +238,13 @@ def _keys_back(
     queries, keys = tl.load(first_query + piece + 1) - begin, tl.load(first_key + piece + 1) - base
     low = tl.program_id(2) * N
     if low < keys:
-        key, column = low + tl.arange(0, N), tl.arange(0, WIDE)
-        k_head = k + base.to(tl.int64) * k_stride + head // SHARE * D
-        v_head = v + base.to(tl.int64) * v_stride + head // SHARE * D
-        theirs = _rows(k_head, k_stride, key, keys, column, D, WIDE, False)
-        value = _rows(v_head, v_stride, key, keys, column, D, WIDE, False)
+        key, column, shift = low + tl.arange(0, N), tl.arange(0, WIDE), keys - queries
+        token = _tokens(key, shift, tl.load(prefixes + piece), begin)
+        theirs = _rows(k + head // SHARE * D, stride, token, key < keys, column, D, WIDE, False)
+        value = _rows(v + head // SHARE * D, stride, token, key < keys, column, D, WIDE, False)
         by_key, by_value = tl.zeros([N, WIDE], tl.float32), tl.zeros([N, WIDE], tl.float32)
-        q_head = q + begin.to(tl.int64) * q_stride + head * D
-        g_head = g + begin.to(tl.int64) * g_stride + head * D
+        q_head, g_head = q + head * D, g + head * D
         of_head = head.to(tl.int64) * total + begin
-        shift = keys - queries
         first, last = tl.maximum(low - shift, 0) // M * M, queries
         whole = tl.minimum((tl.maximum(low + N - 1 - shift, 0) + M - 1) // M * M, last)
         if WINDOW > 0:
@@ -247,13 +252,13 @@ def _keys_back(
             whole = last
         for at in range(first, whole, M):
             by_key, by_value = _back_to_keys(
-                by_key, by_value, theirs, value, key, q_head, g_head, lse + of_head, delta + of_head, q_stride,
-                g_stride, at, queries, keys, scale, cap, column, D, WIDE, CAPPED, WINDOW, M, False,
+                by_key, by_value, theirs, value, key, q_head, g_head, lse + of_head, delta + of_head, stride,
+                g_stride, at, begin, queries, keys, scale, cap, column, D, WIDE, CAPPED, WINDOW, M, False,
             )  # fmt: skip
         for at in range(whole, last, M):
             by_key, by_value = _back_to_keys(
-                by_key, by_value, theirs, value, key, q_head, g_head, lse + of_head, delta + of_head, q_stride,
-                g_stride, at, queries, keys, scale, cap, column, D, WIDE, CAPPED, WINDOW, M, True,
+                by_key, by_value, theirs, value, key, q_head, g_head, lse + of_head, delta + of_head, stride,
+                g_stride, at, begin, queries, keys, scale, cap, column, D, WIDE, CAPPED, WINDOW, M, True,
             )  # fmt: skip
         there = (key < keys)[:, None] & (column < D)[None, :]
         target = (base + key).to(tl.int64)[:, None] * d_stride + head * D + column[None, :]
@@ -294,69 +299,66 @@ def _tiles(wide: int) -> tuple[Tile, Tile, Tile]:
     return TILES[max(64, wide)]
 
 
-def _asked(q: Tensor, k: Tensor, focus: Focus) -> tuple[float, tuple[Any, ...]]:
+def _asked(qkv: Tensor, heads: int, focus: Focus) -> tuple[float, tuple[Any, ...]]:
     """The scale of scores, and a kernel's constants but for its tile."""
-    (heads, size), shared = q.shape[1:], k.shape[1]
+    size, shared = qkv.shape[2], (qkv.shape[1] - heads) // 2
     scale = size**-0.5 if focus.scale is None else focus.scale
     return scale, (heads // shared, size, max(16, power_above(size)), focus.window, focus.cap > 0)
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, first_query: Tensor, first_key: Tensor, longest: int, focus: Focus
-) -> tuple[Tensor, Tensor]:
-    """[N, heads, size] queries and [K, kv_heads, size] keys and values to [N, heads, size], and [heads, N] logsumexp.
-
-    Piece i has queries `first_query[i] : first_query[i + 1]`, and keys likewise, causal from its end. `longest` is the
-    most queries of a piece.
-    """
-    total, heads = q.shape[:2]
-    out, lse = q.new_empty(q.shape), torch.empty(heads, total, device=q.device)
-    scale, constants = _asked(q, k, focus)
+def forward(qkv: Tensor, heads: int, packing: Packing, focus: Focus) -> tuple[Tensor, Tensor]:
+    """[N, heads + 2 · kv_heads, size] queries, keys and values to [N, heads, size], and [heads, N] logsumexp."""
+    total, _, size = qkv.shape
+    out, lse = qkv.new_empty(total, heads, size), torch.empty(heads, total, device=qkv.device)
+    scale, constants = _asked(qkv, heads, focus)
     tile = _tiles(constants[2])[0]
-    strides = q.stride(0), k.stride(0), v.stride(0), out.stride(0)
+    strides = qkv.stride(0), out.stride(0)
     _FORWARD(
-        (heads, len(first_query) - 1, parts_of(longest, tile.m)), (q.dtype, q.device, strides, constants),
-        q, k, v, out, lse, first_query, first_key, total, scale, focus.cap, *strides, *constants, tile.m, tile.n,
-        num_warps=tile.warps, num_stages=tile.stages,
+        (heads, packing.pieces, parts_of(packing.longest[0], tile.m)), (qkv.dtype, qkv.device, strides, constants),
+        *_split(qkv, heads), out, lse, packing.queries, packing.keys, packing.prefixes, total, scale, focus.cap,
+        *strides, *constants, tile.m, tile.n, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out, lse
 
 
 def backward(
-    g: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    first_query: Tensor,
-    first_key: Tensor,
-    longest: tuple[int, int],
-    focus: Focus,
-    d_q: Tensor,
+    g: Tensor, qkv: Tensor, heads: int, out: Tensor, lse: Tensor, packing: Packing, focus: Focus, d_q: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Slopes by queries, keys and values of what `forward` gave, from the slope by its output.
 
-    Those by queries are written into `d_q`. Those by keys and values are [K, heads, size]: of every head by itself, for
-    whoever sums them with others.
+    Those by queries are written into `d_q`. Those by keys and values are [K, heads, size]: of every key in a packing's
+    list and of every head by itself, for whoever sums them with others.
     """
-    total, heads, size = q.shape
-    scale, constants = _asked(q, k, focus)
+    total, _, size = qkv.shape
+    scale, constants = _asked(qkv, heads, focus)
     _, by_queries, by_keys = _tiles(constants[2])
     delta = torch.empty_like(lse)
-    d_k, d_v = (k.new_empty(len(k), heads, size) for _ in range(2))
-    strides = g.stride(0), q.stride(0), k.stride(0), v.stride(0)
-    pieces, kind = len(first_query) - 1, (q.dtype, q.device, strides, d_q.stride(0), constants)
+    d_k, d_v = (qkv.new_empty(len(packing.source), heads, size) for _ in range(2))
+    given = g, *_split(qkv, heads)
+    rest = (
+        packing.queries,
+        packing.keys,
+        packing.prefixes,
+        total,
+        scale,
+        focus.cap,
+        qkv.stride(0),
+        out.stride(0),
+    )
+    kind = (qkv.dtype, qkv.device, qkv.stride(0), out.stride(0), d_q.stride(0), constants)
     _QUERIES_BACK(
-        (heads, pieces, parts_of(longest[0], by_queries.m)), kind,
-        g, q, k, v, out, lse, delta, d_q, first_query, first_key, total, scale, focus.cap, *strides, out.stride(0),
-        d_q.stride(0), *constants, by_queries.m, by_queries.n,
+        (heads, packing.pieces, parts_of(packing.longest[0], by_queries.m)), kind,
+        *given, out, lse, delta, d_q, *rest, d_q.stride(0), *constants, by_queries.m, by_queries.n,
         num_warps=by_queries.warps, num_stages=by_queries.stages,
     )  # fmt: skip
     _KEYS_BACK(
-        (heads, pieces, parts_of(longest[1], by_keys.n)), kind,
-        g, q, k, v, lse, delta, d_k, d_v, first_query, first_key, total, scale, focus.cap, *strides, d_k.stride(0),
-        *constants, by_keys.m, by_keys.n,
+        (heads, packing.pieces, parts_of(packing.longest[1], by_keys.n)), kind,
+        *given, lse, delta, d_k, d_v, *rest, d_k.stride(0), *constants, by_keys.m, by_keys.n,
         num_warps=by_keys.warps, num_stages=by_keys.stages,
     )  # fmt: skip
     return d_k, d_v
+
+
+def _split(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    shared = (qkv.shape[1] - heads) // 2
+    return qkv[:, :heads], qkv[:, heads : heads + shared], qkv[:, heads + shared :]

@@ -82,19 +82,20 @@ class _AddNorm(torch.autograd.Function):
         if g is None:
             return g_total, g_total if ctx.added else None, None, None, None
         rows, width = x.shape
-        programs = min(rows, 1024)
+        programs = min(rows, 512)
         out, partial = torch.empty_like(x), torch.empty(programs, width, dtype=torch.float32, device=x.device)
         more = g if g_total is None else g_total.contiguous()
         block = power_above(width)
         _NORM_BACK(
             (programs,), (x.dtype, weight.dtype, x.device, width, g_total is not None),
             x, weight, g.contiguous(), more, out, partial, rows, width, ctx.eps, ctx.offset, g_total is not None,
-            block, num_warps=4 if block <= 2048 else 8,
+            block, num_warps=8,
         )  # fmt: skip
-        slope = partial.sum(0)
+        on_weight = None
         if ctx.sums is not None:
-            ctx.sums[0].add(slope)
-        on_weight = slope.to(weight.dtype) if ctx.sums is None else None
+            ctx.sums[0].total = folded(partial, ctx.sums[0].total)
+        else:
+            on_weight = folded(partial).to(weight.dtype)
         return out, out if ctx.added else None, on_weight, None, None
 
 
@@ -106,6 +107,35 @@ def add_norm(
         return _added(x, change, weight, eps, offset)
     found: tuple[Tensor, Tensor] = _AddNorm.apply(x, change, weight, eps, offset)
     return found
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _fold(partial, total, rows, width, ADD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < width
+    found = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for low in range(0, rows, ROWS):
+        row = low + tl.arange(0, ROWS)
+        at = row[:, None] * width + column[None, :]
+        found += tl.load(partial + at, mask=(row < rows)[:, None] & inside[None, :], other=0.0)
+    whole = tl.sum(found, axis=0)
+    if ADD:
+        whole += tl.load(total + column, mask=inside, other=0.0)
+    tl.store(total + column, whole, mask=inside)
+
+
+_FOLD = Often(_fold)
+
+
+def folded(partial: Tensor, onto: Tensor | None = None) -> Tensor:
+    """The sum over the rows of [few, width] float32; added to another where there is one, which is given back."""
+    rows, width = partial.shape
+    total = torch.empty(width, device=partial.device) if onto is None else onto
+    _FOLD(
+        (parts_of(width, 32),), (partial.device, width, onto is None), partial, total, rows, width, onto is not None,
+        64, 32, num_warps=4,
+    )  # fmt: skip
+    return total
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -130,7 +160,7 @@ def column_sums(x: Tensor) -> Tensor:
     partial = torch.empty(programs, width, dtype=torch.float32, device=x.device)
     grid = (parts_of(width, 128), programs)
     _COLUMN_SUMS(grid, (x.dtype, x.device, width), x, partial, rows, width, 32, 128, num_warps=4)
-    return partial.sum(0)
+    return folded(partial)
 
 
 @triton.jit

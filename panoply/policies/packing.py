@@ -29,6 +29,8 @@ class Packing:
 
     queries: Tensor
     keys: Tensor
+    prefixes: Tensor
+    """The token that a piece's first key is of, where it has keys of a prefix: those stand there, one after another."""
     longest: tuple[int, int]
     """The most queries and the most keys of a piece."""
     source: Tensor
@@ -36,6 +38,10 @@ class Packing:
     places: Tensor
     """[K] where in the list keys stand, by the token they are of: token i's are `places[bounds[i] : bounds[i + 1]]`."""
     bounds: Tensor
+
+    @property
+    def pieces(self) -> int:
+        return len(self.prefixes)
 
     def to(self, device: torch.device | str) -> Packing:
         there = {
@@ -56,9 +62,12 @@ class Packing:
         """The pieces in padded rows, for devices and numbers without a kernel for pieces end to end."""
         return lay(self)
 
-    def spread(self, x: Tensor) -> Tensor:
-        """[N, …] tokens to the list of keys."""
-        return x if len(self.places) == len(self.bounds) - 1 else x.index_select(0, self.source)
+    def listed(self, qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, and keys and values of the list, of [N, heads + 2 · kv_heads, size]."""
+        shared = (qkv.shape[1] - heads) // 2
+        whole = len(self.places) == len(self.bounds) - 1
+        kv = qkv[:, heads:] if whole else qkv[:, heads:].index_select(0, self.source)
+        return qkv[:, :heads], kv[:, :shared], kv[:, shared:]
 
 
 def pack(length: Tensor, segment: Tensor, row: Tensor) -> Packing:
@@ -80,6 +89,7 @@ def pack(length: Tensor, segment: Tensor, row: Tensor) -> Packing:
     return Packing(
         queries=torch.cat([zero, length.cumsum(0).int()]),
         keys=torch.cat([zero, ends.int()]),
+        prefixes=prefix_at.int(),
         longest=(int(length.max()), int(seen.max())),
         source=source,
         places=source.argsort(stable=True).int(),
@@ -151,15 +161,15 @@ class _Flash(torch.autograd.Function):
 
         qkv, cos, sin, out, lse, sinks, *state = ctx.saved_tensors
         packing, heads, shared, focus = ctx.packing, ctx.heads, ctx.shared, ctx.focus
-        kv = packing.spread(qkv[:, heads:])
-        given = g.contiguous(), qkv[:, :heads], kv[:, :shared], kv[:, shared:], out, lse
-        slope = torch.empty_like(qkv)
+        slope, g = torch.empty_like(qkv), g.contiguous()
         if suits(qkv.shape[2], focus):
-            rest = packing.queries, packing.keys, packing.longest, focus, slope[:, :heads]
-            d_k, d_v = backward(*given, *rest)
+            d_k, d_v = backward(g, qkv, heads, out, lse, packing, focus, slope[:, :heads])
         else:
             slope[:, :heads], d_k, d_v = torch.ops.aten._flash_attention_backward(
-                *given,
+                g,
+                *packing.listed(qkv, heads),
+                out,
+                lse,
                 packing.queries,
                 packing.keys,
                 *packing.longest,
@@ -187,15 +197,12 @@ def attended(
     """
     from panoply.kernels.attention import forward, suits
 
-    shared = (qkv.shape[1] - heads) // 2
-    kv = packing.spread(qkv[:, heads:])
-    given = qkv[:, :heads], kv[:, :shared], kv[:, shared:]
     state: list[Tensor] = []
     if suits(qkv.shape[2], focus):
-        out, lse = forward(*given, packing.queries, packing.keys, packing.longest[0], focus)
+        out, lse = forward(qkv, heads, packing, focus)
     else:
         out, lse, *state = torch.ops.aten._flash_attention_forward(
-            *given,
+            *packing.listed(qkv, heads),
             packing.queries,
             packing.keys,
             *packing.longest,

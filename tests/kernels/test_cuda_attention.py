@@ -48,17 +48,13 @@ def test_the_kernels_are_the_equation(
     made = torch.Generator("cuda").manual_seed(0)
     qkv = torch.randn(sum(lengths), heads + 2 * shared, size, device="cuda", generator=made).bfloat16()
     slope = torch.randn(sum(lengths), heads, size, device="cuda", generator=made).bfloat16()
-    kv = packing.spread(qkv[:, heads:])
-    given = qkv[:, :heads], kv[:, :shared], kv[:, shared:]
-    leaves = [x.double().clone().requires_grad_() for x in given]
+    leaves = [x.double().clone().requires_grad_() for x in packing.listed(qkv, heads)]
     wanted = written_out(*leaves, packing, FOCI[focus])
     slopes = torch.autograd.grad(wanted, leaves, slope.double())
 
-    out, lse = forward(*given, packing.queries, packing.keys, packing.longest[0], FOCI[focus])
+    out, lse = forward(qkv, heads, packing, FOCI[focus])
     d_q = torch.empty_like(qkv)[:, :heads]
-    by_head = backward(
-        slope, *given, out, lse, packing.queries, packing.keys, packing.longest, FOCI[focus], d_q
-    )
-    d_k, d_v = (x.float().view(len(kv), shared, -1, size).sum(2) for x in by_head)
+    by_head = backward(slope, qkv, heads, out, lse, packing, FOCI[focus], d_q)
+    d_k, d_v = (x.float().view(len(x), shared, -1, size).sum(2) for x in by_head)
     for found, true in zip((out, d_q, d_k, d_v), (wanted, *slopes), strict=True):
         assert float((found.detach() - true.detach()).norm() / true.detach().norm()) < 1e-2

@@ -56,3 +56,15 @@ def test_columns_are_summed_in_float32(shape: tuple[int, int]) -> None:
 
     x = torch.randn(shape, device="cuda").bfloat16()
     torch.testing.assert_close(column_sums(x), x.float().sum(0), atol=1e-2, rtol=1e-4)
+
+
+@CUDA
+@pytest.mark.parametrize("shape", [(1, 8), (64, 130), (512, 896)])
+def test_partial_sums_are_folded_onto_what_is_there(shape: tuple[int, int]) -> None:
+    from panoply.kernels.train import folded
+
+    partial = torch.randn(shape, device="cuda")
+    once = folded(partial)
+    torch.testing.assert_close(once, partial.sum(0), atol=1e-4, rtol=1e-5)
+    assert folded(partial, once) is once
+    torch.testing.assert_close(once, 2 * partial.sum(0), atol=1e-4, rtol=1e-5)
