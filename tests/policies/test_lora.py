@@ -71,6 +71,9 @@ def test_a_run_with_adapters_resumes_bit_for_bit(tmp_path: Path) -> None:
 def test_a_negative_rank_is_refused() -> None:
     with pytest.raises(PanoplyError, match=r"run\.lora must be from 0 to"):
         pp.plan("grpo", lora=-1)
+    for name in ("reward-model", "ilql", "mc-returns"):
+        with pytest.raises(PanoplyError, match="--lora has no effect"):
+            pp.plan(name, lora=2)
 
 
 @pytest.fixture

@@ -37,10 +37,6 @@ def token_values(seat: Seat, *, heads: int = 2, v: bool = True, beta: float = 16
     heads   Q that are learned apart, of which the least acts
     v       whether V is learned, too
     """
-    if seat.options.lora:
-        raise PanoplyError(
-            "Values of tokens learn beside a policy that stays as it is: --lora has no effect, leave it out."
-        )
     policy = cast(Any, seat.policy)
     if policy.values is not None:
         raise PanoplyError(
