@@ -188,10 +188,10 @@ def equality() -> dict[str, Any]:
     return check()
 
 
-def trl(shape: Shape, best: bool = False, continuous: bool = False) -> dict[str, Any]:
+def trl(shape: Shape, best: bool = False, continuous: bool = False, steps: int = 3) -> dict[str, Any]:
     from benchmarks.gpu_trl import measure as measure_trl
 
-    return measure_trl(shape, best=best, continuous=continuous)
+    return measure_trl(shape, best=best, continuous=continuous, steps=steps)
 
 
 def memory(size: str) -> dict[str, Any]:
@@ -222,7 +222,7 @@ CELLS: dict[str, Callable[[], dict[str, Any]]] = {
     "equality": equality,
     "anchor": lambda: measure(ANCHOR, steps=5),
     "anchor-cold": lambda: cold(ANCHOR),
-    "anchor-small-passes": lambda: measure(ANCHOR, steps=5, micro_tokens=9216),
+    "anchor-large-passes": lambda: measure(ANCHOR, steps=5, micro_tokens=17664),
     "anchor-float16": lambda: measure(ANCHOR, "float16"),
     "anchor-float32": lambda: measure(ANCHOR, "float32", steps=1, warm=1, micro_tokens=8192),
     "anchor-trl-best": lambda: trl(ANCHOR, best=True),
@@ -239,13 +239,13 @@ CELLS: dict[str, Callable[[], dict[str, Any]]] = {
     "lora": lambda: measure(LORA, steps=5),
     "lora-trl": lambda: trl(LORA, best=True),
     "lora-7b": lambda: measure(LORA_7B),
-    "lora-7b-trl": lambda: trl(LORA_7B, best=True),
+    "lora-7b-trl": lambda: trl(LORA_7B, best=True, steps=1),
     "qlora": lambda: measure(Shape(lora=16, base="nf4")),
-    "qlora-7b": lambda: measure(Shape(model="7B", lora=16, base="nf4")),
+    "qlora-7b": lambda: measure(Shape(model="7B", lora=16, base="nf4"), steps=1, warm=1),
     "gemma2": lambda: measure(GEMMA2),
     "gemma2-trl": lambda: trl(GEMMA2, best=True),
     "moe": lambda: measure(MOE),
-    "moe-trl": lambda: trl(MOE, best=True),
+    "moe-trl": lambda: trl(MOE, best=True, steps=1),
     "top-p": lambda: measure(TOP_P),
     "top-p-trl": lambda: trl(TOP_P, best=True),
     "learn": learn,

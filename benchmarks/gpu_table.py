@@ -147,10 +147,10 @@ def _reading(cells: Cells) -> str:
             f"earlier process, and {empty['first_step_s']:.1f} s without. Single steps of the first row took {min(s['step'] for s in anchor['steps'][1:]):.2f} to "
             f"{max(s['step'] for s in anchor['steps'][1:]):.2f} s."
         )
-    if (small := cells.get("anchor-small-passes")) is not None:
+    if (large := cells.get("anchor-large-passes")) is not None:
         lines.append(
-            f"Passes of {small['micro_tokens']:,} tokens, which smaller cards get, take the first row's learning {small['learn']:.2f} s and its step "
-            f"{small['step']:.2f} s, at {small['peak_gb']:.0f} GB: the processor then hands out work hardly as fast as the GPU does it."
+            f"With passes of {large['micro_tokens']:,} tokens (`run.micro_tokens`) the first row's learning takes {large['learn']:.2f} s and its step "
+            f"{large['step']:.2f} s, at {large['peak_gb']:.0f} GB: a processor that hands out work slowly then keeps the GPU busy, too."
         )
     if older := [
         c for name in ORDER if (c := cells.get(name)) and "micro_tokens" not in c and c["dtype"] != "float32"

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from panoply import selves
-from panoply.footprint import Dimensions, Held, Peak, Work, expected, experts_of, pass_tokens
+from panoply.footprint import (
+    Dimensions,
+    Held,
+    Peak,
+    Work,
+    expected,
+    experts_of,
+    left_to_autograd,
+    pass_tokens,
+)
 from panoply.kinds import is_text, kind_of
 from panoply.lora import BYTES, Lora
 from panoply.parts import Part
@@ -20,7 +29,7 @@ OF_WEIGHTS = (
     "'s adapters",
     "'s gradients",
     "'s optimiser",
-    "'s float32 masters and their gradients",
+    "'s float32 masters",
 )
 """Memory that learners have once, where they share a model."""
 Tokens = tuple[int, int]
@@ -164,9 +173,7 @@ def step_work(plan: Plan, sampled: int, trained: int) -> Work:
         max(sampled // max(1, of.answer), options.held_out),
         trained,
         min(decisions, trained),
-        pass_tokens(
-            options.micro_tokens, adapters=options.lora > 0, memory=device_memory(options.device) or 0
-        ),
+        pass_tokens(options.micro_tokens, adapters=options.lora > 0),
         4 if options.dtype == "float32" else 2,
         "entropy" in method.needs(),
         options.lora > 0,
@@ -181,8 +188,8 @@ def _most(
     sizes, options = _dimensions(plan, shapes), plan.options
     if sizes is None or options.dtype == "float32":
         return None
-    passing = 0 if options.lora else memory.get("gradients", 0)
-    held = Held(sum(memory.values()) - 3 * passing, 2 * passing, passing)  # float32 ones are twice as large
+    summed = 0 if options.lora else memory.get("gradients", 0)
+    held = Held(sum(memory.values()) - summed, summed, 0 if options.lora else 2 * left_to_autograd(shapes))
     return expected(sizes, held, step_work(plan, sampled, trained), device_memory(options.device))
 
 
@@ -236,7 +243,7 @@ def activations(
     inside = sum(shape[0] for _, shape in blocks) if sizes is None else sizes.kept
     between = sum(shape[0] for name, shape in blocks if name.endswith("o_proj.weight"))
     width = 4 if options.dtype == "float32" else 2
-    at_once = pass_tokens(options.micro_tokens, total is not None, options.lora > 0, total or 0)
+    at_once = pass_tokens(options.micro_tokens, total is not None, options.lora > 0)
     longest, most = of.prompt + of.context, min(at_once, max(trained, 1))
     cramped = total is not None and held + longest * inside * width > total
     recomputed = options.recompute == "always" or (options.recompute == "auto" and cramped)
@@ -254,12 +261,11 @@ def device_memory(name: str) -> int | None:
 
 
 def _learning(weights: int, update: Part, width: int, masters: bool = True) -> dict[str, int]:
-    """Gradients, what the optimiser keeps, and float32 masters of weights in fewer bits."""
+    """Gradients, which add up in float32, what the optimiser keeps, and float32 masters of weights in fewer bits."""
     numbers = update.info.cost(update) if update.info.cost is not None else 2
-    found = {"gradients": weights * width, "optimiser": int(weights * 4 * numbers)}
-    if width < 4:
-        name = "float32 masters and their gradients" if masters else "float32 gradients"
-        found[name] = weights * (8 if masters else 4)
+    found = {"gradients": weights * 4, "optimiser": int(weights * 4 * numbers)}
+    if width < 4 and masters:
+        found["float32 masters"] = weights * 4
     return {name: size for name, size in found.items() if size}
 
 

@@ -23,24 +23,20 @@ SLOTS = 512
 """Answers that are sampled at once."""
 LOGITS = 1 << 27
 """Of a pass, held at a time in float32 (`policies/scoring.py`)."""
-LARGE = 64 * 10**9
-"""Bytes of a card on which passes over all weights are larger."""
 SHARE = 0.9
 """Of the memory that is left, what a pass may take (`loops/memory.py`)."""
 KEPT_VOCABULARY, KEPT_SHARE = 4096, 0.05
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def pass_tokens(asked: int, gpu: bool = True, adapters: bool = False, memory: int = 0) -> int:
+def pass_tokens(asked: int, gpu: bool = True, adapters: bool = False) -> int:
     """Context tokens of a pass: those asked for, or as few as keep a device busy.
 
-    A GPU is with 8,000, if the processor hands out work fast enough; fewer cost time, and more only memory. Where its
-    `memory` is `LARGE` there is enough for twice as many, with which a slow processor keeps it busy, too. Under
+    A GPU is with 8,000, if the processor hands out work fast enough: fewer cost time, and more mostly memory. Under
     adapters, whose backward pass has more and smaller kernels, it takes half as many again, of which each leaves less,
     since nothing is kept of the head.
     """
-    whole = 17664 if memory >= LARGE else 9216
-    return asked or ((12288 if adapters else whole) if gpu else 16384)
+    return asked or ((12288 if adapters else 9216) if gpu else 16384)
 
 
 @dataclass(frozen=True)
@@ -191,7 +187,7 @@ class Held(NamedTuple):
     summed: int
     """Gradients in float32, which stay from one micro-batch to the next."""
     passing: int
-    """Those of one micro-batch, in the weights' own bits."""
+    """Those of one micro-batch in the weights' own bits, where these do not add up as they are made."""
 
 
 def held(
@@ -211,12 +207,19 @@ def held(
     weights = sum(map(math.prod, shapes.values()))
     if not lora:
         moved = 4 * numbers + (4 if masters else 0)
-        return Held(int(weights * (2 + 2 * copies + moved)), 4 * weights, 2 * weights)
+        return Held(int(weights * (2 + 2 * copies + moved)), 4 * weights, 2 * left_to_autograd(shapes))
     adapted = [shape for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name]
     factors = sum(lora * sum(shape) for shape in adapted)
     inside = sum(map(math.prod, adapted))
     kept = BYTES[base] - 2 if base in BYTES else 2
     return Held(int(2 * weights + kept * inside + factors * (8 + 4 * numbers)), 0, 0)
+
+
+def left_to_autograd(shapes: Shapes) -> int:
+    """Weights whose gradients are made whole in every pass (`kernels/summing.py` adds up the others): embeddings, and
+    experts'."""
+    tables = (shape for name, shape in shapes.items() if name.endswith("embed_tokens.weight"))
+    return sum(map(math.prod, (*tables, *experts_of(shapes).values())))
 
 
 def verdict(sizes: Dimensions, holding: Held, work: Work, memory: int) -> str:

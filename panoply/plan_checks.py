@@ -197,7 +197,9 @@ def _check_lora(plan: Plan, kind: Kind, world: Any) -> None:
     if "judged" in plan.method.needs():
         raise PanoplyError(f"--lora has no effect: {plan.method_id} trains a judge, and every weight of it.")
     if any(model.info.name == "token_values" for model in getattr(plan.method, "models", ())):
-        raise PanoplyError("--lora has no effect: values of tokens learn beside a policy that stays as it is.")
+        raise PanoplyError(
+            "--lora has no effect: values of tokens learn beside a policy that stays as it is."
+        )
     kind.check_lora(options.model, world, options.lora, plan.lora)
 
 

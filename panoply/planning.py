@@ -78,8 +78,7 @@ class Options:
     thread counts."""
     micro_tokens: int = 0
     """Context tokens of one forward and backward pass, fewer where a GPU has no room; more accumulate gradients. 0
-    takes what keeps a device busy: 9,216 on a GPU (17,664 on one of 64 GB or more), 12,288 with adapters, 16,384 on a
-    CPU."""
+    takes what keeps a device busy: 9,216 on a GPU, 12,288 with adapters, 16,384 on a CPU."""
     recompute: Literal["auto", "always", "never"] = "auto"
     """Whether the inside of blocks is computed again in the backward pass and not kept: a third slower, in a fraction
     of the memory. `auto` does so where a sequence would not fit otherwise."""

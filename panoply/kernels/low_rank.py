@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from panoply.kernels.products import wide_product
+from panoply.policies.scoring import wide_product
 
 Weight = Tensor | Callable[[], Tensor]
 """A matrix, or what makes it: one that few bits stand for is made for a product, and not kept for the backward pass."""

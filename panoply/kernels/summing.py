@@ -12,8 +12,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from panoply.kernels.products import add_product, wide_product
-
 
 class Sum:
     """A weight's gradient so far; None before the first pass."""
@@ -38,6 +36,8 @@ class Sum:
 
 def sum_product(sums: Sequence[Sum], a: Tensor, b: Tensor) -> None:
     """Add a · b, [rows of all, columns], to the gradients of weights that lie one below the other."""
+    from panoply.policies.scoring import add_product, wide_product
+
     if (joint := sums[0].joint) is not None:
         add_product(joint, a, b)
     else:
@@ -55,24 +55,22 @@ def sum_parts(sums: Sequence[Sum], slope: Tensor) -> None:
         each.add(part)
 
 
-_sums: Mapping[int, Sum] = {}
-"""By the weights' ids, while they are summed."""
+noted: Mapping[int, Sum] = {}
+"""By the weights' ids, while they are summed: all that forward passes are to note."""
 
 
 @contextmanager
 def summing(sums: Mapping[Tensor, Sum]) -> Iterator[None]:
     """Inside, forward passes note where the gradients of these weights belong, and autograd is given none of them."""
-    global _sums
-    before, _sums = _sums, {id(weight): each for weight, each in sums.items()}
+    global noted
+    before, noted = noted, {id(weight): each for weight, each in sums.items()}
     try:
         yield
     finally:
-        _sums = before
+        noted = before
 
 
 def sums_of(weights: Sequence[Tensor]) -> list[Sum] | None:
     """Where the gradients of all of these add up; None where autograd is to have them."""
-    if not _sums:
-        return None
-    found = [each for weight in weights if (each := _sums.get(id(weight))) is not None]
+    found = [each for weight in weights if (each := noted.get(id(weight))) is not None]
     return found if len(found) == len(weights) else None

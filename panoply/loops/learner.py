@@ -103,9 +103,7 @@ class Learner:
         self.together: Callable[[int], int] | None = None
         """Of a learner whose passes others must make too: how many all make, told how many it has itself."""
         device = next((p.device for p in self.parameters.values()), torch.device("cpu"))
-        gpu = device.type == "cuda"
-        memory = torch.cuda.get_device_properties(device).total_memory if gpu else 0
-        asked = pass_tokens(micro_tokens, gpu, bool(self.masters.adapted), memory)
+        asked = pass_tokens(micro_tokens, device.type == "cuda", bool(self.masters.adapted))
         self.room = Room(asked, getattr(policy, "model", None), recompute, device)
         self.offload = offload
 

@@ -13,8 +13,8 @@ import torch
 
 from panoply.errors import DeviceError
 from panoply.experience import Experience
-from panoply.kernels.products import has_triton
 from panoply.loops.micro_batches import tokens
+from panoply.policies.scoring import has_triton
 
 TRIAL = 1024
 """Tokens of the first trial pass; the second has about twice as many."""

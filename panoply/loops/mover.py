@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
-from panoply.kernels.products import has_triton
 from panoply.kernels.summing import Sum, summing
 from panoply.loops.compiler import leave_unloaded
 from panoply.parts import Part
 from panoply.policies.expert_adapters import LowRankExperts
 from panoply.policies.low_rank import LowRank
 from panoply.policies.moving import laid_like, piece
+from panoply.policies.scoring import has_triton
 from panoply.slots.schedule.schedules import at, settled
 from panoply.slots.update.solver import MiniBatchView, Solver
 
@@ -227,7 +227,9 @@ class Masters:
         if not self.sums:
             whole = ((n, w) for n, w in self.weights.items() if w.is_cuda and not hasattr(w, "device_mesh"))
             self.sums = {name: Sum(weight) for name, weight in whole}
-        return summing({self.weights[name]: each for name, each in self.sums.items()})
+        return (
+            summing({self.weights[n]: each for n, each in self.sums.items()}) if self.sums else nullcontext()
+        )
 
     def named(self) -> dict[str, nn.Parameter]:
         """What carries the gradient of each weight."""

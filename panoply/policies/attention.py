@@ -12,8 +12,8 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.experience import Experience, Ragged
-from panoply.kernels.products import has_triton
 from panoply.policies.architectures import ARCHITECTURES
+from panoply.policies.scoring import has_triton
 
 if TYPE_CHECKING:
     from panoply.policies.decoder import Block, Decoder

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from panoply.errors import PanoplyError
-from panoply.kernels.products import has_triton, wide_product
 from panoply.policies.attention import Focus, Visibility
 from panoply.policies.decoder_config import ACTIVATE, DecoderConfig
 from panoply.policies.experts import Mixture
 from panoply.policies.fused import run_blocks
+from panoply.policies.scoring import has_triton, wide_product
 
 if TYPE_CHECKING:
     from panoply.policies.attention import Cache

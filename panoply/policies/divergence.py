@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from panoply.kernels.products import add_product
-from panoply.policies.scoring import NEVER, Head, chunk_of, chunks
+from panoply.policies.scoring import NEVER, Head, add_product, chunk_of, chunks
 
 NEED = "divergence:"
 """A part that needs `divergence:Q@SNAPSHOT` finds it in `batch.now` under that name."""

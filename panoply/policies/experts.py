@@ -96,7 +96,7 @@ class Mixture(nn.Module):
     def decode(self, x: Tensor, table: Any) -> Tensor:
         """[chosen, N, width] parts of the sum of few tokens on a GPU, in fixed shapes; `table` is the plan's room."""
         from panoply.kernels.experts import choose, gated, product
-        from panoply.kernels.products import wide_product
+        from panoply.policies.scoring import wide_product
 
         m, e, pairs = self.mixing, self.experts, self.mixing.chosen * len(x)
         logits = wide_product(x, self.router.weight.t())

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError, needs_extra, plain
 from panoply.files import is_file, read_json
-from panoply.kernels.products import wide_product
 from panoply.policies.attention import Visibility
 from panoply.policies.config_schema import check_sizes
+from panoply.policies.scoring import wide_product
 from panoply.policies.weights import check_finite, listed, weight_files
 
 if TYPE_CHECKING:

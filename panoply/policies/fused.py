@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from panoply.kernels import host
+from panoply.kernels import host, summing
 from panoply.kernels.low_rank import Weight, matrix
-from panoply.kernels.summing import sum_parts, sum_product, sums_of
 from panoply.policies import low_rank
 from panoply.policies.decoder_config import ACTIVATE
 from panoply.policies.packing import Packing, rotate_and_attend
@@ -215,7 +214,8 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, whole)
         ctx.lengths, ctx.biases = [len(p) for p in parts[biases:]], biases
-        ctx.sums, ctx.bias_sums = sums_of(parts[biases:]), sums_of(parts[:biases])
+        ctx.sums = summing.sums_of(parts[biases:]) if summing.noted else None
+        ctx.bias_sums = summing.sums_of(parts[:biases]) if ctx.sums else None
         return torch.nn.functional.linear(x, whole, bias)
 
     @staticmethod
@@ -227,11 +227,11 @@ class _Product(torch.autograd.Function):
         if ctx.biases:
             wide = _kernels(g.device).column_sums(g)
             if ctx.bias_sums is not None:
-                sum_parts(ctx.bias_sums, wide)
+                summing.sum_parts(ctx.bias_sums, wide)
             else:
                 on_biases = torch.split(wide.to(g.dtype), ctx.lengths)
         if ctx.sums is not None:
-            sum_product(ctx.sums, g.t(), x)
+            summing.sum_product(ctx.sums, g.t(), x)
         else:
             on_weights = torch.split(g.t() @ x, ctx.lengths)
         return g @ whole, None, None, None, *on_biases, *on_weights

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from panoply.kernels.products import has_triton
 from panoply.lora import BLOCK
+from panoply.policies.scoring import has_triton
 
 Kind = Literal["nf4", "int8"]
 TAIL = 0.9677083

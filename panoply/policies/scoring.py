@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,8 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from panoply.experience import Ragged
-from panoply.kernels.products import add_product, has_triton, wide_product
-from panoply.kernels.summing import sum_product, sums_of
+from panoply.kernels import summing
 from panoply.policies.penalties import Said
 
 if TYPE_CHECKING:
@@ -164,6 +165,27 @@ class Head:
         return not weight.requires_grad or needed < KEPT_SHARE * torch.cuda.mem_get_info(hidden.device)[1]
 
 
+@functools.cache
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """A matrix product in the operands' dtype, given in at least float32."""
+    wide = torch.promote_types(a.dtype, torch.float32)
+    if a.is_cuda and a.dtype != wide:
+        return torch.mm(a, b, out_dtype=wide)
+    return (a @ b).to(wide)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a · b, the sum in `total`'s dtype."""
+    if a.is_cuda and a.dtype != total.dtype:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total += wide_product(a, b)
+
+
 def forbidden(allowed: Ragged, rows: slice, vocab: int) -> Tensor:
     """Marks what each row may not draw; an empty row may draw anything."""
     offsets = allowed.offsets[rows.start : rows.stop + 1]
@@ -206,7 +228,7 @@ class _Score(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, actions, normaliser, entropies)
         ctx.edges = torch.cat(edges) if edges else None
         ctx.head, ctx.entropy, ctx.chunk = head, entropy, chunk
-        ctx.sums = sums_of([weight])
+        ctx.sums = summing.sums_of([weight]) if summing.noted else None
         ctx.mark_non_differentiable(normaliser)
         ctx.set_materialize_grads(False)
         return out, entropies, normaliser
@@ -280,7 +302,7 @@ class _Kept(torch.autograd.Function):
                 pulls[rows] = wide_product(room, weight)
             del z  # or two chunks would be held at once
         ctx.save_for_backward(hidden, weight, kept if pulls is None else pulls, None if half else scale)
-        ctx.sums = sums_of([weight]) if learns and not half else None
+        ctx.sums = summing.sums_of([weight]) if learns and not half else None
         return logp
 
     @staticmethod
@@ -294,7 +316,7 @@ class _Kept(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             scaled = (hidden * g).to(hidden.dtype)
             if ctx.sums is not None:
-                sum_product(ctx.sums, kept.t(), scaled)
+                summing.sum_product(ctx.sums, kept.t(), scaled)
             elif ctx.unit == 1:
                 on_weight = kept.t() @ scaled
             else:

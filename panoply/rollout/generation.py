@@ -12,7 +12,7 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.policies.penalties import NEUTRAL, count_, penalise_
-from panoply.policies.reading import reader
+from panoply.policies.reading import Read, reader
 from panoply.rollout.cuts import Few
 from panoply.rollout.feeding import Feeding
 from panoply.rollout.graphs import Glance, GraphDecoder, graph_decoder
@@ -108,8 +108,7 @@ class Generation:
         self.size = max(self.size, least) if self.size else 0
         capacity = even(capacity, least)
         self._allocate(capacity, min(longest + self.sampling.max_tokens, self.context) + 1, patience)
-        read = reader(self.model) if self.graphs is None else self.graphs.reader(self.model)
-        self.source = Prompts(self.model, self.prompts, prefill_tokens, self.prefixes, least, read)
+        self.source = Prompts(self.model, self.prompts, prefill_tokens, self.prefixes, least, self._reader())
         self.slots, self.reach = Slots.empty(self.device), 0
         self.readings, self.label = 0, torch.zeros_like(self.longest)
         self.glance: Glance | None = None
@@ -163,6 +162,12 @@ class Generation:
         self.host = host_decoder(self.model, self.cache) if plain else None
         early = self.sampling.min_tokens and self.sampling.stop_tokens
         self.free = not (self.mask or self.masks or early or self.feeding)
+
+    def _reader(self) -> Read | None:
+        """What reads prompts end to end, where that is possible: on a GPU."""
+        if self.graphs is not None:
+            return self.graphs.reader(self.model)
+        return None if self.device.type == "cpu" else reader(self.model)
 
     def steps(self, count: int) -> None:
         """Up to `count` tokens, no more than any turn has left, before the host looks for ended ones."""

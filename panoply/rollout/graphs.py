@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.kernels.low_rank import matrix
-from panoply.kernels.products import has_triton, wide_product
 from panoply.policies.attention import Cache
 from panoply.policies.decoder import Decoder
 from panoply.policies.experts import Mixture
 from panoply.policies.penalties import count_, penalise_
 from panoply.policies.reading import Gated, Layer, Matrix, Plain, Read, plain, product, reader
+from panoply.policies.scoring import has_triton, wide_product
 from panoply.rollout.rollouts import DEAD, LENGTH, RUNNING, STOP, Slots
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
-from panoply.kernels.products import wide_product
 from panoply.policies.attention import Above, Cache
+from panoply.policies.scoring import wide_product
 from panoply.policies.text import TextPolicy
 
 
