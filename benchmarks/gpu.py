@@ -188,10 +188,18 @@ def equality() -> dict[str, Any]:
     return check()
 
 
-def trl(shape: Shape, best: bool = False, continuous: bool = False, steps: int = 3) -> dict[str, Any]:
+def trl(
+    shape: Shape, best: bool = False, continuous: bool = False, steps: int = 3, rows: int = 64
+) -> dict[str, Any]:
     from benchmarks.gpu_trl import measure as measure_trl
 
-    return measure_trl(shape, best=best, continuous=continuous, steps=steps)
+    return measure_trl(shape, best=best, continuous=continuous, steps=steps, most=rows)
+
+
+def command(shape: Shape) -> dict[str, Any]:
+    from benchmarks.gpu_command import measure as measure_command
+
+    return measure_command(shape)
 
 
 def memory(size: str) -> dict[str, Any]:
@@ -237,9 +245,11 @@ CELLS: dict[str, Callable[[], dict[str, Any]]] = {
     "prompt-1024-trl": lambda: trl(LONG, best=True),
     "1.5B-trl": lambda: trl(Shape(model="1.5B"), best=True),
     "lora": lambda: measure(LORA, steps=5),
+    "lora-command": lambda: command(LORA),
     "lora-trl": lambda: trl(LORA, best=True),
     "lora-7b": lambda: measure(LORA_7B),
     "lora-7b-trl": lambda: trl(LORA_7B, best=True, steps=1),
+    "lora-7b-trl-16": lambda: trl(LORA_7B, best=True, steps=1, rows=16),
     "qlora": lambda: measure(Shape(lora=16, base="nf4")),
     "qlora-7b": lambda: measure(Shape(model="7B", lora=16, base="nf4"), steps=1, warm=1),
     "gemma2": lambda: measure(GEMMA2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 Cells = dict[str, Any]
@@ -33,7 +34,7 @@ def shape(c: Cells) -> str:
 def opponents(cells: Cells, name: str) -> list[Cells]:
     """TRL's cells of the same work, the fastest first."""
     found = (c for other, c in cells.items() if other.startswith(f"{name}-trl"))
-    return sorted(found, key=lambda c: float(c["step"]))
+    return sorted(found, key=lambda c: float(c.get("step", inf)))
 
 
 def pairs(cells: Cells, named: Mapping[str, str], alone: bool = True) -> str:
@@ -51,7 +52,8 @@ def pairs(cells: Cells, named: Mapping[str, str], alone: bool = True) -> str:
             mark = f"; {c['note'][0].lower()}{c['note'][1:].rstrip('.')}" if "note" in c else ""
             apart = f"; in another sitting, {c['date']}" if c.get("date") != mine.get("date") else ""
             setting = f"TRL {c['trl']}, {c['setting']}, {c['micro_batch']} rows at a time{mark}{apart}"
-            rows.append(["", setting, *_phases(c), f"{c['step'] / mine['step']:.1f}×"])
+            slower = f"{c['step'] / mine['step']:.1f}×" if "step" in c else c["failed"]
+            rows.append(["", setting, *_phases(c), slower])
     head = ["the same work", "", "sampling and scoring, s", "training, s", "step, s", "peak, GB", "slower by"]
     return table(head, rows) if rows else ""
 
@@ -67,11 +69,18 @@ def lora(cells: Cells) -> str:
     found = pairs(cells, LORA)
     if not found:
         return ""
-    return f"""### LoRA
+    text = f"""### LoRA
 
 Adapters on all linear layers, α twice the rank; TRL's are PEFT's.
 
 {found}"""
+    if (c := cells.get("lora-command")) is not None:
+        text += (
+            f"\nThrough `panoply train … --lora 16`, with a folder, a file and a reward, the first row's step takes "
+            f"{c['step']:.2f} s; PEFT opens the adapter\nthat the run leaves, and its logits differ from Panoply's by "
+            f"{c['peft_off']:.0e} where adapters have moved them by {c['learned']:.2f}.\n"
+        )
+    return text
 
 
 def layouts(cells: Cells) -> str:
@@ -100,7 +109,7 @@ def not_faster(cells: Cells) -> str:
         if not others:
             unmatched.append(work)
             continue
-        if others[0]["step"] <= mine["step"]:
+        if others[0].get("step", inf) <= mine["step"]:
             time.append(f"{work}, {others[0]['step']:.2f} s against {mine['step']:.2f}")
         small = min((c for c in others if "peak_gb" in c), key=lambda c: float(c["peak_gb"]), default=mine)
         if small["peak_gb"] < mine["peak_gb"]:

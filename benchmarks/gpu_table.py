@@ -152,11 +152,10 @@ def _reading(cells: Cells) -> str:
             f"With passes of {large['micro_tokens']:,} tokens (`run.micro_tokens`) the first row's learning takes {large['learn']:.2f} s and its step "
             f"{large['step']:.2f} s, at {large['peak_gb']:.0f} GB: a processor that hands out work slowly then keeps the GPU busy, too."
         )
-    if older := [
-        c for name in ORDER if (c := cells.get(name)) and "micro_tokens" not in c and c["dtype"] != "float32"
-    ]:
-        named = "; ".join(f"{shape(c)} in {c['dtype']}" for c in older)
-        lines.append(f"Older than today's kernels of learning, and with passes of 16,384 tokens: {named}.")
+    newest = cells.get("anchor", {}).get("date", "")
+    if older := [c for name in ORDER if (c := cells.get(name)) and c["date"] < newest]:
+        named = "; ".join(f"{shape(c)} in {c['dtype']} ({c['date']})" for c in older)
+        lines.append(f"Measured before the kernels of {newest}, and not since: {named}.")
     if "short" in cells and "far" in cells and cells["short"]["date"] == cells["far"]["date"]:
         ratio = cells["far"]["ms_per_token"] / cells["short"]["ms_per_token"]
         lines.append(f"Long completions: a position costs {ratio:.2f} times as much at 2,048 as at 128.")
@@ -212,7 +211,7 @@ def _memory(cells: Cells) -> str:
         "What `panoply plan` says a step takes of the GPU at most, and what it took, in GB; *held* is there between steps. One micro-batch of "
         "16,384 tokens (16 × 8 × (128 + 112)), bfloat16. *Gain* is what three steps at a rate of 1e-5 on the same answers learned of them: the mean of "
         "advantage times the rise in log-probability. First steps are smaller than half of what tells bfloat16 numbers apart, so that they show late "
-        "where new weights lie on such numbers: with float32 masters, and under merged adapters.\n\n"
+        f"where new weights lie on such numbers: with float32 masters, and under merged adapters. Measured {', '.join(sorted({c['date'] for c in found}))}.\n\n"
         + table(["model", "how", "planned", "taken", "held", "off by", "gain"], rows)
     )
 

@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 WORDS = 1000
 
 
-def measure(shape: Shape, best: bool, continuous: bool, steps: int = 3, warm: int = 1) -> dict[str, Any]:
-    """`best` has bf16 weights, no checkpointing and large micro-batches; otherwise TRL's defaults stand."""
+def measure(
+    shape: Shape, best: bool, continuous: bool, steps: int = 3, warm: int = 1, most: int = 64
+) -> dict[str, Any]:
+    """`best` has bf16 weights, no checkpointing and large micro-batches; otherwise TRL's defaults stand.
+
+    most   rows of a micro-batch of 640 tokens each
+    """
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -24,7 +29,7 @@ def measure(shape: Shape, best: bool, continuous: bool, steps: int = 3, warm: in
     from benchmarks.gpu import Fixed
 
     rows = shape.prompts * shape.group
-    micro = max(1, min(rows, 64 * 640 // (shape.prompt + shape.completion))) if best else 8
+    micro = max(1, min(rows, most * 640 // (shape.prompt + shape.completion))) if best else 8
     while rows % micro:
         micro -= 1
     settings: dict[str, Any] = {}
@@ -104,6 +109,7 @@ def measure(shape: Shape, best: bool, continuous: bool, steps: int = 3, warm: in
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
         "mean_length": [h["completions/mean_length"] for h in logged],
         "tokens_per_s": shape.sampled / step,
+        **({"note": "One timed step."} if steps == 1 else {}),
     }
 
 
