@@ -33,7 +33,7 @@ from panoply.rollout.rollouts import (
     holders,
 )
 from panoply.rollout.sampling import Draw, Sampling, draw, listed, stream, uniforms
-from panoply.rollout.stops import StopStrings
+from panoply.rollout.stops import Ends, StopStrings
 
 _AHEAD = 256
 """Cache slots set aside for a turn at first; a longer one makes the cache grow."""
@@ -63,7 +63,9 @@ class Generation:
         entropy: bool,
     ):
         self.model, self.requests, self.sampling, self.on_stop = model, requests, sampling, on_stop
-        self.mask, self.strings, self.complete, self.entropy = mask, strings, complete, entropy
+        self.mask, self.entropy = mask, entropy
+        asked = strings is not None or complete is not None
+        self.ends = Ends(strings, complete, sampling.min_tokens) if asked else None
         self.device, self.context = model.device, model.config.max_positions
         distinct: dict[tuple[tuple[int, ...], int], int] = {}
         # Prompts that begin with vectors are shared with none: nothing says that two of them are equal.
@@ -204,13 +206,15 @@ class Generation:
         """
         before = self.slots
         row, turn = before.row.repeat(count), before.turn.repeat(count)
-        looks = self.strings is not None or self.complete is not None
-        unseen = 0 if looks or self.left is None or self.left[0] <= 0 else min(_UNSEEN, count // 4)
+        ends = self.ends
+        unseen = 0 if ends or self.left is None or self.left[0] <= 0 else min(_UNSEEN, count // 4)
         self.slots, drawn, glance = graphs.burst(before, count, mask, unseen)
-        self.glance = None if looks else glance
+        self.glance = None if ends else glance
         live = drawn.live
-        if looks:
-            live = self._look_back(before, drawn.action.view(count, -1), live.view(count, -1)).flatten()
+        if ends is not None:
+            said = drawn.action.view(count, -1), live.view(count, -1)
+            self.slots, left = ends.after_burst(before, self.slots, self.history, *said)
+            live = left.flatten()
         draws = Draw(drawn.action, drawn.logp, drawn.temperature, drawn.entropy if self.entropy else None)
         if self.sampling.truncates:
             draws = replace(draws, cut=drawn.cut, kept=drawn.kept)
@@ -244,10 +248,8 @@ class Generation:
         self.recorder.step(slots.row, position, slots.turn, slots.live, drawn, start)
         full = (position + 1 >= slots.limit) * LENGTH
         self.slots = slots.advance(drawn.action, torch.where(self.stops[drawn.action], STOP, full))
-        if self.strings is not None:
-            self._look_for_strings(self.strings, drawn.action)
-        if self.complete is not None:
-            self._look_for_complete(self.complete)
+        if self.ends is not None:
+            self.slots = self.ends.after_step(self.slots, self.history, drawn.action)
         self.reach += 1
 
     def _logits(self) -> Tensor:
@@ -289,58 +291,6 @@ class Generation:
             thought = self.feeding.allowed(slots, self.history, len(self.stops))
             mask = thought if mask is None or thought is None else mask & thought
         return mask
-
-    def _look_for_strings(self, strings: StopStrings, action: Tensor) -> None:
-        slots = self.slots
-        enough = slots.position - slots.start + 1 >= self.sampling.min_tokens
-        maybe = (strings.may[action] & enough & (slots.status != DEAD)).nonzero().flatten()
-        part = slots.take(maybe)
-        bounds = zip(maybe.tolist(), part.start.tolist(), part.position.tolist(), strict=True)
-        hits = [s for s, a, b in bounds if strings.completed(self.history[s, a : b + 1].tolist())]
-        if hits:
-            self.slots = slots.marked(self._tensor(hits), STOP)
-
-    def _look_back(self, before: Slots, action: Tensor, live: Tensor) -> Tensor:
-        """End turns where a burst completed them, and say which draws of it, [steps, slots], are then left."""
-        slots, strings = self.slots, self.strings
-        may = torch.zeros_like(live) if strings is None else live & strings.may[action]
-        rows = (before.start.tolist(), before.position.tolist(), live.sum(0).tolist(), may.t().tolist())
-        history = self.history[: len(slots), : int(slots.position.max()) + 1].tolist()
-        hits = {}
-        for slot, (start, at, steps, maybe) in enumerate(zip(*rows, strict=True)):
-            said = history[slot][start : at + 1 + steps]
-            before_them = len(said) - steps
-            ends = (k for k in range(steps) if self._ended(said[: before_them + k + 1], maybe[k]))
-            if (first := next(ends, None)) is not None:
-                hits[slot] = first
-        if not hits:
-            return live
-        where, step = self._tensor(list(hits)), self._tensor(list(hits.values()))
-        position = before.position[where] + 1 + step
-        self.slots = replace(
-            slots.marked(where, STOP),
-            position=slots.position.index_copy(0, where, position),
-            token=slots.token.index_copy(0, where, self.history[where, position]),
-        )
-        last = torch.full((len(slots),), len(live), device=self.device).index_copy(0, where, step)
-        return live & (torch.arange(len(live), device=self.device)[:, None] <= last)
-
-    def _ended(self, said: list[int], maybe: bool) -> bool:
-        """Whether a turn's newest token completed it, or a string that it `maybe` completes."""
-        asked = self.strings if maybe and len(said) >= self.sampling.min_tokens else None
-        if asked is not None and asked.completed(said):
-            return True
-        return self.complete is not None and self.complete(said)
-
-    def _look_for_complete(self, complete: Complete) -> None:
-        """A turn that is complete has stopped, even where its length limit is reached with it."""
-        slots = self.slots
-        maybe = ((slots.status == RUNNING) | (slots.status == LENGTH)).nonzero().flatten()
-        part, history = slots.take(maybe), self.history[maybe].tolist()
-        bounds = zip(maybe.tolist(), history, part.start.tolist(), part.position.tolist(), strict=True)
-        hits = [s for s, tokens, a, b in bounds if complete(tokens[a : b + 1])]
-        if hits:
-            self.slots = slots.marked(self._tensor(hits), STOP)
 
     def settle(self, compact: float) -> None:
         """Deal with turns that ended; fill or close the gaps once they are `compact` of the slots."""
