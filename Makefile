@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE =
 WHEEL_VENV := build/wheel-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-learn check format docs wheel warm-start clean bench-text bench-gpu bench-control bench-sandbox bench-ui pictures
+.PHONY: help demo test test-learn test-kernels check format docs wheel warm-start clean bench-text bench-gpu bench-control bench-sandbox bench-ui pictures
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,13 @@ test: $(VENV)/dev wheel ## set up and run the whole test suite
 
 test-learn: $(VENV)/dev ## the learning tests: methods reach their mark on several seeds (minutes)
 	$(BIN)/pytest -m learn
+
+KERNELS_VENV := build/kernels-venv
+
+test-kernels: ## the GPU's kernels in Triton's interpreter, on a machine without a GPU (a minute, and a download)
+	$(PYTHON) -m venv $(KERNELS_VENV)
+	$(KERNELS_VENV)/bin/pip install --quiet $(PIP_ARGS) "$(TORCH)" -e . triton==3.6.0 "numpy<2.3" pytest
+	TRITON_INTERPRET=1 PYTHONPATH=tests $(KERNELS_VENV)/bin/python -m pytest -q -W ignore tests/kernels/interpreted.py
 
 check: $(VENV)/dev ## lint, format, types
 	$(BIN)/ruff check .

@@ -1,0 +1,209 @@
+"""Kernels without a GPU (`make test-kernels`): Triton's interpreter runs them in float32, beside plain torch.
+
+Apart from the suite: it wants Triton and an older NumPy, and TRITON_INTERPRET=1 before anything is imported. What a
+compiler makes of kernels, half precision and graphs are tested where there is a GPU (`test_cuda_*.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from kernels.test_cuda_attention import FOCI, written_out
+from torch import Tensor
+
+from panoply.kernels import attention, copying, decode, scoring, train
+from panoply.kernels.launching import Often
+from panoply.policies.attention import Focus
+from panoply.policies.packing import pack
+from panoply.policies.scoring import naive_scores
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "start this by make test-kernels"
+
+STREAM = decode.Stream(1e-6, 0.5)
+TILES = [(16, 32), (32, 16), (64, 64)]
+
+
+def close(found: Tensor, wanted: Tensor, off: float = 1e-5) -> None:
+    assert float((found - wanted).abs().max()) <= off * max(1.0, float(wanted.abs().max()))
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + STREAM.eps) * (weight + STREAM.offset)
+
+
+@pytest.fixture(autouse=True)
+def launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter knows neither chains of kernels nor a launcher that is passed by."""
+
+    def launch(self: Often, grid: Any, _: Any, *given: Any, **options: Any) -> None:
+        options.pop("launch_pdl", None)
+        self.kernel[grid](*given, **options)
+
+    monkeypatch.setattr(Often, "__call__", launch)
+    monkeypatch.setattr(decode, "chained", lambda: False)
+    for name in ("_attention", "_embed_norm", "_norm_spans", "_add_norm"):
+        monkeypatch.setattr(decode, name, _Plain(getattr(decode, name)))
+    torch.manual_seed(0)
+
+
+class _Plain:
+    def __init__(self, kernel: Any):
+        self.kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*given: Any, **options: Any) -> None:
+            options.pop("launch_pdl", None)
+            self.kernel[grid](*given, **options)
+
+        return launch
+
+
+@pytest.mark.parametrize("focus", FOCI)
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("heads", "shared", "size"), [(4, 2, 64), (2, 1, 24)])
+def test_attention_of_learning(
+    focus: str, tile: tuple[int, int], heads: int, shared: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "TILES", {64: (attention.Tile(*tile, 4, 1),) * 3})
+    row, segment = torch.tensor([0, 0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    packing = pack(torch.tensor([37, 50, 3, 0, 70, 1, 20]), segment, row)
+    qkv = torch.randn(int(packing.queries[-1]), heads + 2 * shared, size)
+    slope = torch.randn(len(qkv), heads, size)
+    leaves = [x.double().clone().requires_grad_() for x in packing.listed(qkv, heads)]
+    wanted = written_out(leaves[0], leaves[1], leaves[2], packing, FOCI[focus])
+    slopes = torch.autograd.grad(wanted, leaves, slope.double())
+    out, lse = attention.forward(qkv, heads, packing, FOCI[focus])
+    d_q = torch.empty_like(qkv)[:, :heads]
+    by_head = attention.backward(slope, qkv, heads, out, lse, packing, FOCI[focus], d_q)
+    d_k, d_v = (x.view(len(x), shared, -1, size).sum(2) for x in by_head)
+    for found, true in zip((out, d_q, d_k, d_v), (wanted.detach(), *slopes), strict=True):
+        close(found, true)
+
+
+@pytest.mark.parametrize("focus", [Focus(), Focus(window=21), Focus(cap=2.0, scale=0.3)])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_attention_of_decoding_reads_a_prompt_where_it_is_held(focus: Focus, sinks: bool) -> None:
+    rows, capacity, shared, size, heads = 6, 96, 2, 16, 4
+    held, holder = torch.tensor([30, 30, 30, 10, 0, 10]), torch.tensor([0, 0, 0, 3, 4, 3])
+    position = torch.tensor([70, 30, 31, 64, 12, 80])
+    keys, values = (torch.randn(rows, capacity, shared, size) for _ in range(2))
+    qkv, still = torch.randn(rows, (heads + 2 * shared) * size), torch.zeros(capacity, size)
+    still[:, : size // 2] = 1  # cosines; nothing is turned
+    sink = torch.randn(heads) if sinks else None
+    own_keys, own_values = keys.clone(), values.clone()
+    for row in range(rows):
+        for x in (own_keys, own_values):
+            x[row, : held[row]] = x[holder[row], : held[row]]
+        if holder[row] != row:  # nobody may look there
+            keys[row, : held[row]] = values[row, : held[row]] = torch.nan
+    found = decode.decode_attention(
+        qkv, still, keys, values, position, (holder, held), None, STREAM, focus, sinks=sink
+    ).view(rows, heads, size)
+    new = qkv.view(rows, -1, size)
+    for row, at in enumerate(position.tolist()):
+        past = slice(max(0, at - focus.window + 1) if focus.window else 0, at)
+        k, v = (
+            torch.cat([x[row, past], new[row, None, a : a + shared]]).repeat_interleave(2, 1)
+            for x, a in ((own_keys, heads), (own_values, heads + shared))
+        )
+        scores = torch.einsum("hs,khs->hk", new[row, :heads], k) * (focus.scale or size**-0.5)
+        scores = (scores / focus.cap).tanh() * focus.cap if focus.cap else scores
+        whole = scores if sink is None else torch.cat([scores, sink[:, None]], 1)
+        weights = whole.softmax(1)[:, : scores.shape[1]]
+        close(found[row], torch.einsum("hk,khs->hs", weights, v))
+    assert torch.equal(keys[torch.arange(rows), position], new[:, heads : heads + shared])
+
+
+def test_rows_of_keys_and_values_are_copied_in_all_layers() -> None:
+    layers, capacity = 2, 96
+    keys, values = torch.randn(layers, 50, 4, 16).chunk(2, dim=2)
+    target = copying.Tokens(*(torch.zeros(layers, 6 * capacity, 2, 16) for _ in range(2)))
+    first, count, at = (
+        torch.tensor([0, 20, 0, 31]),
+        torch.tensor([20, 11, 20, 19]),
+        torch.tensor([3, 0, 5, 2]),
+    )
+    copying.copy(copying.Tokens(keys, values), first, count, target, at, capacity, 20)
+    for source, there in zip((keys, values), target, strict=True):
+        wanted = torch.zeros(layers, 6, capacity, 2, 16)
+        for a, n, row in zip(first.tolist(), count.tolist(), at.tolist(), strict=True):
+            wanted[:, row, :n] = source[:, a : a + n]
+        assert torch.equal(there.view_as(wanted), wanted)
+
+
+def test_norms() -> None:
+    weight, table = torch.randn(24), torch.randn(9, 24)
+    x, y = decode.embed_norm(torch.tensor([3, 1, 4]), table, 2.5, weight, STREAM)
+    close(x, table[[3, 1, 4]] * 2.5)
+    close(y, normed(x, weight))
+    qkv, first, second = torch.randn(5, 7, 24), torch.randn(24), torch.randn(24)
+    before = qkv.clone()
+    decode.norm_heads(qkv, 3, first, second, STREAM)
+    close(qkv, torch.cat([normed(before[:, :3], first), normed(before[:, 3:5], second), before[:, 5:]], 1))
+    spans, a, b = torch.randn(5, 40), torch.randn(20), torch.randn(12)
+    before = spans.clone()
+    decode.norm_spans(spans, a, b, STREAM)
+    close(spans, torch.cat([normed(before[:, :20], a), normed(before[:, 20:32], b), before[:, 32:]], 1))
+
+
+def test_the_norm_of_a_sum_and_back() -> None:
+    x, change, weight = (torch.randn(n, 77) for n in (700, 700, 1))
+    leaves = [y.requires_grad_() for y in (x, change, weight[0])]
+    true = [y.detach().clone().requires_grad_() for y in leaves]
+    total, out = train.add_norm(leaves[0], leaves[1], leaves[2], STREAM.eps, STREAM.offset)
+    wanted = true[0] + true[1]
+    slopes = torch.randn_like(out), torch.randn_like(total)
+    found = torch.autograd.grad([out, total], leaves, slopes)
+    expected = torch.autograd.grad([normed(wanted, true[2]), wanted], true, slopes)
+    close(out.detach(), normed(wanted, true[2]).detach())
+    for one, other in zip(found, expected, strict=True):
+        close(one, other)
+
+
+def test_sums_over_rows_and_heads() -> None:
+    x = torch.randn(700, 77)
+    close(train.column_sums(x), x.sum(0))
+    once = train.folded(x)
+    assert train.folded(x, once) is once
+    close(once, 2 * x.sum(0))
+    d_k, d_v, out = torch.randn(50, 6, 24), torch.randn(50, 6, 24), torch.zeros(20, 7, 24)
+    places, ends = torch.randperm(50).int(), sorted(torch.randint(0, 50, (19,)).tolist())
+    bounds = torch.tensor([0, *ends, 50]).int()
+    train.gather(d_k, d_v, places, bounds, out[:, 3:])
+    for token in range(20):
+        here = places[bounds[token] : bounds[token + 1]].long()
+        for found, slopes in ((out[token, 3:5], d_k), (out[token, 5:], d_v)):
+            close(found, slopes[here].view(-1, 2, 3, 24).sum((0, 2)))
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gates_and_back(gelu: bool) -> None:
+    both, weight = torch.randn(9, 40, requires_grad=True), torch.randn(7, 20, requires_grad=True)
+    gate, up = both.chunk(2, dim=1)
+    act = torch.nn.functional.gelu(gate, approximate="tanh") if gelu else torch.nn.functional.silu(gate)
+    wanted, found = (act * up) @ weight.t(), train.gated_down(both, weight, None, gelu)
+    close(found.detach(), wanted.detach())
+    slope = torch.randn_like(wanted)
+    true = torch.autograd.grad(wanted, [both, weight], slope)
+    for one, other in zip(torch.autograd.grad(found, [both, weight], slope), true, strict=True):
+        close(one, other)
+
+
+@pytest.mark.parametrize("temperature", [None, 0.7])
+def test_log_probabilities_and_their_slopes(temperature: float | None) -> None:
+    z, actions = torch.randn(5, 300) * 3, torch.tensor([0, 7, 299, 12, 150])
+    divisor = None if temperature is None else torch.full((5,), temperature)
+    leaf = z.clone().requires_grad_()
+    wanted = naive_scores(leaf / (temperature or 1.0), actions)
+    drawn = scoring.Drawn(actions, divisor, 0.0, None, None, None)
+    sums = scoring.normalise(z.clone(), drawn, True)
+    assert sums.entropy is not None
+    close(sums.logp, wanted["logp"].detach())
+    close(sums.entropy, wanted["entropy"].detach())
+    g_logp, g_entropy, out = torch.randn(5), torch.randn(5), torch.empty_like(z)
+    scoring.slope(z.clone(), drawn, sums, g_logp, g_entropy, out)
+    (true,) = torch.autograd.grad((wanted["logp"] * g_logp + wanted["entropy"] * g_entropy).sum(), [leaf])
+    close(out, true)
