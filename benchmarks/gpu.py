@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,6 +27,7 @@ import torch
 from benchmarks.gpu_models import DTYPES, MODELS, random_policy
 from panoply import compose
 from panoply.footprint import SIZES
+from panoply.kernels.together import begin
 from panoply.loops.learner import Learner
 from panoply.lora import Lora
 from panoply.policies.lora import add_lora
@@ -35,7 +36,7 @@ from panoply.regimes import OnPolicy
 from panoply.rollout.graphs import _made
 from panoply.rollout.text import Collector
 from panoply.seeds import numpy_rng
-from panoply.threads import pick_threads
+from panoply.threads import keep_memory, pick_threads
 from panoply.worlds.world import Task, TextWorld
 
 RESULTS = Path("results/bench-gpu")
@@ -127,7 +128,9 @@ def measure(
 ) -> dict[str, Any]:
     """Steps of Panoply, phase by phase. The first ones, with capture and compilation, are left out."""
     torch.cuda.reset_peak_memory_stats()
-    torch.set_num_threads(pick_threads(device="cuda"))  # as a run does
+    torch.set_num_threads(pick_threads(device="cuda"))  # all three as `panoply train` does
+    keep_memory()
+    begin()
     policy, grpo = random_policy(shape.model, DTYPES[dtype]), method(shape)
     if shape.lora:
         policy = add_lora(policy, shape.lora, settings=Lora(base=shape.base))
@@ -222,10 +225,9 @@ def learn_in_trl() -> dict[str, Any]:
 
 ANCHOR = Shape()
 LONG = Shape(32, 16, 1024, 128)
-LORA, LORA_7B = Shape(lora=16), Shape(model="7B", lora=16)
-GEMMA2, MOE, TOP_P = (
-    Shape(model="gemma2-0.5B"), Shape(model="moe-0.5B"), Shape(settings=(("sample.top_p", 0.95),))
-)  # fmt: skip
+LORA, LORA_7B, QLORA = Shape(lora=16), Shape(model="7B", lora=16), Shape(lora=16, base="nf4")
+GEMMA2, MOE, FOREIGN = (Shape(model=f"{layout}-0.5B") for layout in ("gemma2", "moe", "cohere"))
+TOP_P = Shape(settings=(("sample.top_p", 0.95),))
 CELLS: dict[str, Callable[[], dict[str, Any]]] = {
     "equality": equality,
     "anchor": lambda: measure(ANCHOR, steps=5),
@@ -250,12 +252,15 @@ CELLS: dict[str, Callable[[], dict[str, Any]]] = {
     "lora-7b": lambda: measure(LORA_7B),
     "lora-7b-trl": lambda: trl(LORA_7B, best=True, steps=1),
     "lora-7b-trl-16": lambda: trl(LORA_7B, best=True, steps=1, rows=16),
-    "qlora": lambda: measure(Shape(lora=16, base="nf4")),
-    "qlora-7b": lambda: measure(Shape(model="7B", lora=16, base="nf4"), steps=1, warm=1),
+    "qlora": lambda: measure(QLORA),
+    "qlora-trl": lambda: trl(QLORA, best=True, steps=1),
+    "qlora-7b": lambda: measure(replace(QLORA, model="7B")),
     "gemma2": lambda: measure(GEMMA2),
     "gemma2-trl": lambda: trl(GEMMA2, best=True),
     "moe": lambda: measure(MOE),
     "moe-trl": lambda: trl(MOE, best=True, steps=1),
+    "foreign": lambda: measure(FOREIGN),
+    "foreign-trl": lambda: trl(FOREIGN, best=True, steps=1),
     "top-p": lambda: measure(TOP_P),
     "top-p-trl": lambda: trl(TOP_P, best=True),
     "learn": learn,

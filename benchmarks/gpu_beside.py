@@ -17,6 +17,7 @@ LORA = {
 LAYOUTS = {
     "gemma2": "Gemma 2",
     "moe": "Qwen3-MoE: 64 experts, 8 at a time",
+    "foreign": "Cohere, through transformers",
     "top-p": "Qwen2, `sample.top_p=0.95`",
 }
 """A cell to what its row says beside shape and model. TRL's cells have its name, `-trl` and perhaps more."""
@@ -45,7 +46,7 @@ def pairs(cells: Cells, named: Mapping[str, str], alone: bool = True) -> str:
         if name not in cells or not (others or alone):
             continue
         mine = cells[name]
-        model = mine["model"].removeprefix("gemma2-").removeprefix("moe-")
+        model = mine["model"].rpartition("-")[2]
         what = f"{shape(mine)}, {model}" + (f", {remark}" if remark else "")
         rows.append([what, "**Panoply**", *_phases(mine), ""])
         for c in others:
@@ -124,8 +125,9 @@ def not_faster(cells: Cells) -> str:
         lines.append(f"TRL can be run in less memory: {'; '.join(memory)}.\n")
     if unmatched:
         lines.append(f"Nothing was measured beside {'; '.join(unmatched)}.\n")
+    foreign = "" if "foreign" in cells else "; nothing of that was measured"
     lines.append(
         "float32 on a GPU is for comparing, not for speed. Models that run through transformers are sampled from in "
-        "captured graphs of their own forward pass; nothing of that was measured.\n"
+        f"captured graphs of their own forward pass{foreign}.\n"
     )
     return "\n".join(lines)

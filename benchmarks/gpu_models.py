@@ -43,6 +43,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "qwen3_moe", "head_dim": 64, "num_experts": 64, "num_experts_per_tok": 8,
         "moe_intermediate_size": 608, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
     },
+    "cohere-0.5B": SMALL | {"model_type": "cohere", "layer_norm_eps": 1e-5},
 }  # fmt: skip
 """By name. The 64 experts of `moe-0.5B`, 8 at a time, are as wide together as the plain block: 0.5B weights act."""
 

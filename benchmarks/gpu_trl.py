@@ -117,8 +117,23 @@ def _model(shape: Shape, dtype: torch.dtype) -> Any:
     from benchmarks.gpu_models import MODELS, transformers_model
 
     model = transformers_model(MODELS[shape.model], dtype)
+    if shape.base != "whole":
+        model = _in_few_bits(model, shape.base, dtype)
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
     return model
+
+
+def _in_few_bits(model: Any, base: str, dtype: torch.dtype) -> Any:
+    """As bitsandbytes keeps it, which quantises what it reads from a folder."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    how = BitsAndBytesConfig(**(four if base == "nf4" else {"load_in_8bit": True}))
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return AutoModelForCausalLM.from_pretrained(
+            folder, quantization_config=how, dtype=dtype, device_map="cuda"
+        )
 
 
 def _adapters(shape: Shape) -> Any:

@@ -56,16 +56,23 @@ __all__ = [
 
 
 def load_policy(
-    source: Source, device: str = "auto", dtype: str = "float32", *, which: Which = None
+    source: Source, device: str = "auto", dtype: str = "float32", *, which: Which = None, context: int = 0
 ) -> TextPolicy | ControlPolicy:
     """The policy of a run, a checkpoint, or a model folder.
 
-    which   checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
+    Adapters that were trained over a base in few bits are over that again, which does not learn: `policy.apart()` is
+    the same with whole weights, all of which may.
+
+    which     checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
+    context   the longest sequence in tokens; 0 takes the run's `policy.context`, or what the model was made for
     """
     from panoply.policies.build import open_folder
 
     source = os.fspath(source)
-    found = open_folder(take(source, which).model, dtype, device)
+    _at_least("context", context, 0)
+    found = open_folder(take(source, which).model, dtype, device, context)
+    if context and getattr(found, "medium", "") == "control":
+        raise PanoplyError(f"context has no effect: {source} is a policy of control, which reads no text.")
     if not hasattr(found, "medium"):
         raise PanoplyError(f"{source} holds a reward model: it judges answers and writes none.")
     return cast("TextPolicy | ControlPolicy", found)
@@ -91,6 +98,7 @@ def evaluate(
     device: str = "auto",
     dtype: str = "float32",
     threads: int = 0,
+    context: int = 0,
 ) -> Evaluation:
     """Held-out success of a run or model folder: greedy, sampled, and unbiased pass@k.
 
@@ -106,6 +114,7 @@ def evaluate(
     trust      run the Python that a run of others names (see Runs in docs/architecture.md)
     watch      is told how many of all answers have been written
     threads    of the CPU; 0 takes torch's own number
+    context    the longest sequence in tokens, as in `load_policy`
     """
     from panoply.threads import with_threads
 
@@ -126,6 +135,8 @@ def evaluate(
             pairs = _pairs(judge, built, str(taken.model), problems or 256, seed, watch)
         return dataclasses.replace(pairs, model=str(taken), step=taken.step)
     text = built.medium == "text"
+    if context and not text:
+        raise PanoplyError(f"context has no effect: {built.name} is no world of text.")
     problems = (256 if text else 100) if problems is None else problems
     attempts = (max(8, *ks, 1) if text else 1) if attempts is None else attempts
     if ks and not text:
@@ -141,11 +152,17 @@ def evaluate(
     kind, taken = kind_of(built), take(source, which)
     options = Options(seed=seed, device=device, dtype=dtype)  # type: ignore[arg-type]
     with with_threads(threads):
-        policy = kind.open_policy(str(taken.model), built, options, {})
+        policy = kind.open_policy(str(taken.model), built, options, _asked(context))
         found = kind.evaluate(
             built, policy, problems, attempts=attempts, ks=ks, temperature=temperature, seed=seed, watch=watch
         )
     return dataclasses.replace(found, model=str(taken), step=taken.step)
+
+
+def _asked(context: int) -> dict[str, Any]:
+    """A longest sequence as a setting of the policy."""
+    _at_least("context", context, 0)
+    return {"context": context} if context else {}
 
 
 def judge(
@@ -244,17 +261,22 @@ def sample(
     n: int = 1,
     temperature: float = 1.0,
     max_tokens: int = 128,
+    stop: str | Sequence[str] = (),
     seed: int = 0,
     device: str = "auto",
     dtype: str = "float32",
     threads: int = 0,
+    context: int = 0,
 ) -> list[str]:
     """Continuations of a prompt, as text; of a run on a world of several turns, all turns, as `play` gives them.
 
     What the world answered stands between ⟨ and ⟩ then.
 
-    which   checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
+    which     checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
+    stop      text that ends a continuation, and stays in it; none: what a run was trained with (`sample.stop`)
+    context   the longest sequence in tokens, as in `load_policy`
     """
+    from panoply.policies.rotary import wider
     from panoply.rollout.engine import Request
     from panoply.rollout.engines import engine_of
     from panoply.rollout.sampling import Sampling
@@ -267,9 +289,10 @@ def sample(
     _at_least("max_tokens", max_tokens, 1)
     if has_turns(source):
         chosen: dict[str, Any] = {"n": n, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
-        chosen |= {"device": device, "dtype": dtype, "threads": threads}
+        chosen |= {"device": device, "dtype": dtype, "threads": threads, "context": context}
+        chosen |= {"settings": {"world.stop": stops} if (stops := stops_of(source, stop)) else {}}
         return [str(episode) for episode in play(source, prompt, which=which, **chosen)]
-    policy = load_policy(take(source, which).model, device, dtype)
+    policy = load_policy(take(source, which).model, device, dtype, context=context)
     if not writes(policy):
         raise PanoplyError(f"{source} acts and does not write: watch it with --video FILE.gif.")
     tokens = policy.tokenizer.encode_prompt(prompt)
@@ -280,16 +303,28 @@ def sample(
     if room < 1:
         raise PanoplyError(
             f"The prompt of {len(tokens)} tokens leaves no room in the model's context of {policy.context_length}."
+            f"{wider(policy.model.config)}"
         )
     sampling = Sampling(
         temperature=temperature,
         max_tokens=min(max_tokens, room),
         stop_tokens=() if eos is None else (eos,),
+        stop_strings=stops_of(source, stop),
     )
     seeds = [stable_hash("sample", seed, i) for i in range(n)]
     with with_threads(threads):
         rollouts = engine_of(policy).generate([Request(tokens, seeds)], sampling)
     return [policy.tokenizer.decode(c) for c in rollouts.completions()]
+
+
+def stops_of(source: Source, asked: str | Sequence[str] = ()) -> tuple[str, ...]:
+    """Text that ends a turn: what is asked for, or what a run was trained with."""
+    if asked:
+        return (asked,) if isinstance(asked, str) else tuple(asked)
+    if not os.path.isfile(os.path.join(source, "run.json")):
+        return ()
+    world: Mapping[str, Any] = Run.open(os.fspath(source)).config["plan"].get("world") or {}
+    return tuple(world.get("stop", ()))
 
 
 def has_turns(source: Source, single: bool = False) -> bool:
@@ -320,12 +355,14 @@ def play(
     device: str = "auto",
     dtype: str = "float32",
     threads: int = 0,
+    context: int = 0,
 ) -> list[Episode]:
     """Episodes turn by turn: what a policy says, and what the world answers, tools included.
 
     prompt       how the problem begins; the first held-out one where none is given
     world        for a model folder; a run knows its own, and `settings` go over it
     max_tokens   of one turn; never more than the world allows
+    context      the longest sequence in tokens, as in `load_policy`
     which        checkpoint of a run: `best` on held-out problems (where none is named), `last`, or a step
     """
     from panoply.rollout import playing
@@ -343,7 +380,7 @@ def play(
     task = playing.problem(built, prompt)
     options = Options(seed=seed, device=device, dtype=dtype)  # type: ignore[arg-type]
     with with_threads(threads):
-        policy = kind_of(built).open_policy(str(take(source, which).model), built, options, {})
+        policy = kind_of(built).open_policy(str(take(source, which).model), built, options, _asked(context))
         assert writes(policy)
         return playing.play(built, policy, task, n, temperature, seed, max_tokens)
 
@@ -384,8 +421,11 @@ def video(
 def export(source: Source, folder: str | Path, *, which: Which = None, adapter: bool = False) -> Path:
     """Copy a run's model to a Hugging Face folder that transformers opens; adapters of LoRA are merged into it.
 
+    Where they were trained over a base in few bits, they are merged into what these bits say, in float32: in fewer bits
+    their changes would be rounded away.
+
     which     checkpoint: `best` on held-out problems (where none is named), `last`, or a step
-    adapter   of a LoRA run, write the adapter alone, which PEFT opens on the model the run began with
+    adapter   of a LoRA run, write the adapter alone, which PEFT opens on the model the run began with, whole
     """
     target, source = Path(folder), os.fspath(source)
     if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
@@ -397,7 +437,7 @@ def export(source: Source, folder: str | Path, *, which: Which = None, adapter: 
             f"The best checkpoint of {source} is {taken}: no later one that was evaluated did better. Export the last "
             "with --which last, or this one with --which 0."
         )
-    from panoply.policies.adapter_folder import is_adapter
+    from panoply.policies.adapter_config import is_adapter, settings_of
     from panoply.policies.build import open_folder
 
     copied = _adapter(run, taken.checkpoint) if adapter else taken.model
@@ -405,7 +445,8 @@ def export(source: Source, folder: str | Path, *, which: Which = None, adapter: 
     try:
         with clear_errors(f"export to {target}"):
             if is_adapter(copied) and not adapter:
-                open_folder(copied, run.plan().options.dtype, "cpu").save(hidden)
+                few = settings_of(copied)[1].base != "whole"
+                open_folder(copied, "float32" if few else run.plan().options.dtype, "cpu").save(hidden)
             else:
                 copy_folder(copied, hidden)
             os.replace(hidden, target)
@@ -424,4 +465,8 @@ def _adapter(run: Run, found: Checkpoint) -> Path:
             f"The adapter of {run.folder} is one on new weights, which no folder holds: leave --adapter out."
         )
     kind_of(made.world()).check_source(made.options.model, made.world())
+    from panoply.policies.adapter_base import Under, check_base
+    from panoply.policies.adapter_config import model_under
+
+    check_base(found.model, Under.of(model_under(found.model)))
     return found.model

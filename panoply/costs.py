@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from panoply import selves
+from panoply.devices import missing
 from panoply.footprint import (
     Dimensions,
     Held,
     Peak,
     Work,
     expected,
-    experts_of,
     left_to_autograd,
     pass_tokens,
 )
 from panoply.kinds import is_text, kind_of
-from panoply.lora import BYTES, Lora
+from panoply.lora import BYTES
 from panoply.parts import Part
 
 if TYPE_CHECKING:
@@ -104,9 +105,10 @@ def cost(plan: Plan) -> Cost:
         return _together(plan, {name: cost(one) for name, one in seats.items()})
     shapes = kind.shapes(options.model, world, plan.policy_options)
     parameters = sum(map(_numel, shapes.values()))
-    trainable, moving = parameters, parameters
+    trainable, moving, base = parameters, parameters, "whole"
     if options.lora:
-        trainable, moving = _adapters(shapes, options.lora, plan.lora)
+        adapted, base = kind.adapted(options.model, world, options.lora, plan.lora)
+        trainable, moving = _adapters(adapted, options.lora)
     slots: dict[str, Any] = method.slots()
     source = slots.get("sample") or slots["data"]
     sampled, trained = part_tokens(source, kind.lengths(world, source.settings().get("max_tokens")))
@@ -120,9 +122,9 @@ def cost(plan: Plan) -> Cost:
     merged = options.lora > 0 and not kind.remark(options.model, world, plan.lora)
     if options.lora:
         memory |= {"adapters": trainable * 4, **_learning(trainable, slots["update"], 4)}
-        if merged and plan.lora.base in BYTES:
+        if merged and base in BYTES:
             memory["weights"] -= moving * width
-            memory["adapted layers in few bits"] = int(moving * BYTES[plan.lora.base])
+            memory["adapted layers in few bits"] = int(moving * BYTES[base])
         elif merged:
             memory["adapted layers as they were"] = moving * width
     else:
@@ -142,7 +144,7 @@ def cost(plan: Plan) -> Cost:
             work += 2 * parameters * trained * (2 if one.other else 1)
         if one.copies and not (merged and one.kind == "reference" and options.reference == "start"):
             own = moving if merged and one.kind != "reference" else parameters
-            own = trainable * 4 // width if plan.lora.base in BYTES and own == moving else own
+            own = trainable * 4 // width if base in BYTES and own == moving else own
             mean = parameters * 4 if one.kind == "ema" and width < 4 and not options.lora else 0
             memory[f"{one.name} copy"] = own * width * one.copies + mean
     if "judged" in method.needs():
@@ -189,7 +191,8 @@ def _most(
     if sizes is None or options.dtype == "float32":
         return None
     summed = 0 if options.lora else memory.get("gradients", 0)
-    held = Held(sum(memory.values()) - summed, summed, 0 if options.lora else 2 * left_to_autograd(shapes))
+    passing = 0 if options.lora else 2 * left_to_autograd(shapes)
+    held = Held(sum(memory.values()) - summed, summed, passing, memory.get("optimiser", 0))
     return expected(sizes, held, step_work(plan, sampled, trained), device_memory(options.device))
 
 
@@ -243,7 +246,8 @@ def activations(
     inside = sum(shape[0] for _, shape in blocks) if sizes is None else sizes.kept
     between = sum(shape[0] for name, shape in blocks if name.endswith("o_proj.weight"))
     width = 4 if options.dtype == "float32" else 2
-    at_once = pass_tokens(options.micro_tokens, total is not None, options.lora > 0)
+    gpu = total is not None or options.device.startswith("cuda")
+    at_once = pass_tokens(options.micro_tokens, gpu, options.lora > 0)
     longest, most = of.prompt + of.context, min(at_once, max(trained, 1))
     cramped = total is not None and held + longest * inside * width > total
     recomputed = options.recompute == "always" or (options.recompute == "auto" and cramped)
@@ -252,10 +256,10 @@ def activations(
 
 
 def device_memory(name: str) -> int | None:
-    """Bytes of the GPU that a name stands for; None where there is none."""
+    """Bytes of the GPU that a name stands for; None where that is not here."""
     import torch
 
-    if not torch.cuda.is_available() or name.startswith("cpu"):
+    if not torch.cuda.is_available() or name == "cpu" or missing(name):
         return None
     return int(torch.cuda.get_device_properties(0 if name == "auto" else name).total_memory)
 
@@ -290,18 +294,10 @@ def _model_beside(model: Part, parameters: int, width: int, trained: int) -> tup
     return memory, work, f"one forward pass of {name}"
 
 
-def _adapters(shapes: dict[str, tuple[int, ...]], rank: int, settings: Lora) -> tuple[int, int]:
-    """Weights of low-rank adapters, rank · (in + out) for every layer that gets one, and weights of these layers.
-
-    Experts, which may lie one by one on disk, are one tensor in memory, and have adapters where they are named.
-    """
-    inside = {n: shape for n, shape in shapes.items() if ".experts." not in n and ".router." not in n}
-    linear = {name.removesuffix(".weight"): shape for name, shape in inside.items()}
-    adapted = [linear[name] for name in settings.layers(linear, rank)]
-    experts = experts_of(shapes)
-    tensors = [experts[name] for name in settings.tensors(experts, rank)]
-    factors = sum(rank * sum(shape) for shape in adapted) + sum(rank * e * (o + i) for e, o, i in tensors)
-    return factors, sum(map(_numel, [*adapted, *tensors]))
+def _adapters(adapted: Iterable[tuple[int, ...]], rank: int) -> tuple[int, int]:
+    """Weights of low-rank adapters, rank · (in + out) for every matrix that gets one, and weights of these matrices."""
+    shapes = list(adapted)
+    return sum(rank * _numel(s[:-2]) * (s[-2] + s[-1]) for s in shapes), sum(map(_numel, shapes))
 
 
 def _numel(shape: tuple[int, ...]) -> int:

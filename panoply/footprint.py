@@ -17,15 +17,20 @@ from panoply.lora import BYTES
 GB = 10**9
 SPARE = 1.5 * GB
 """What the driver, libraries and gaps between blocks of memory take beside what is asked for."""
-CARDS = (24, 48, 80, 141)
+CARDS = (16, 24, 48, 80, 141)
 """Sizes of cards in GB, where there is none here."""
+NOWHERE = "–"
+"""What a step takes of a card that has no room for it."""
 SLOTS = 512
 """Answers that are sampled at once."""
 LOGITS = 1 << 27
 """Of a pass, held at a time in float32 (`policies/scoring.py`)."""
 SHARE = 0.9
 """Of the memory that is left, what a pass may take (`loops/memory.py`)."""
+SAMPLED_SHARE = 0.4
+"""Of the memory that is free before the first step, what keys and values may take (`rollout/graphs.py`)."""
 KEPT_VOCABULARY, KEPT_SHARE = 4096, 0.05
+"""Softmaxes over so many tokens are kept where they take less than such a share of a GPU (`policies/scoring.py`)."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -131,52 +136,87 @@ def expected(sizes: Dimensions, held: Held, work: Work, memory: int | None) -> P
     Where a GPU of `memory` bytes has no room for a micro-batch, it gets as many tokens as fit, as the learner makes it
     (`loops/memory.py`); where not even the longest sequence fits, blocks are computed again.
     """
-    chosen = _peak(sizes, held, work, memory, recomputed=work.recompute == "always")
-    if memory is None or chosen.moving <= _room(chosen, memory):
-        return chosen
+    again = work.recompute == "always"
+    asked = _peak(sizes, held, work, memory, again)
+    if memory is None or asked.moving <= SHARE * _left(asked, memory):
+        return asked
+    smaller, fits = _smaller(sizes, held, work, memory, again)
+    if not fits and work.recompute == "auto":
+        again = True
+        smaller, fits = _smaller(sizes, held, work, memory, again)
+    if fits or work.trained > work.micro_tokens:
+        return smaller
+    alone = (asked, _peak(sizes, held, work, memory, again))  # beside a single pass no gradients add up
+    return next((one for one in alone if one.moving <= _left(one, memory)), smaller)
+
+
+def _smaller(sizes: Dimensions, held: Held, work: Work, memory: int, again: bool) -> tuple[Peak, bool]:
+    """The peak with as many tokens a pass as there is room for, at least one sequence, and whether that has room."""
     longest = work.prompt + work.answer
-    fits = _fitting(chosen, memory)
-    if fits < longest and work.recompute == "auto":
-        chosen = _peak(sizes, held, work, memory, recomputed=True)
-        fits = _fitting(chosen, memory)
-    smaller = replace(work, micro_tokens=max(longest, min(fits, work.micro_tokens)))
-    return _peak(sizes, held, smaller, memory, chosen.recomputed)
+    fits = _fitting(sizes, held, work, memory, again)
+    fewer = replace(work, micro_tokens=max(longest, min(fits, work.micro_tokens)))
+    return _peak(sizes, held, fewer, memory, again), fits >= longest
 
 
-def _room(peak: Peak, memory: int) -> float:
-    """What a pass may take of a GPU."""
-    return SHARE * (memory - SPARE - peak.held - peak.sampler)
+def _left(peak: Peak, memory: int) -> float:
+    """What is left of a GPU for a pass."""
+    return memory - SPARE - peak.held - peak.sampler
 
 
-def _fitting(peak: Peak, memory: int) -> int:
-    """Tokens of a pass that there is room for."""
-    each = (peak.activations + peak.softmaxes) / peak.tokens
-    return int((_room(peak, memory) - peak.logits) / each)
+def _fitting(sizes: Dimensions, held: Held, work: Work, memory: int, recomputed: bool) -> int:
+    """Tokens of a pass that there is room for beside gradients that add up.
+
+    A token is counted as one of the longest sequence alone, which keeps its softmaxes if any pass does: fewer tokens
+    never take more than this says.
+    """
+    each = _pass(sizes, work, memory, work.prompt + work.answer, recomputed)
+    whole = _pass(sizes, work, memory, work.micro_tokens, recomputed)
+    room = SHARE * (memory - SPARE - held.always - held.summed - _sampler(sizes, held, work, memory))
+    return int((room - whole.logits) * each.tokens / (each.activations + each.softmaxes))
+
+
+class _Pass(NamedTuple):
+    """Bytes of a pass over so many tokens."""
+
+    tokens: int
+    activations: int
+    softmaxes: int
+    logits: int
+
+
+def _pass(sizes: Dimensions, work: Work, memory: int | None, tokens: int, recomputed: bool) -> _Pass:
+    drawn = math.ceil(tokens * work.decisions / max(1, work.trained))
+    block = sizes.kept // sizes.layers
+    each = block if work.offload else sizes.stream + block if recomputed else sizes.kept
+    softmaxes = drawn * sizes.vocabulary * work.width
+    small = memory is None or softmaxes < KEPT_SHARE * memory
+    if work.entropy or work.frozen or work.width != 2 or sizes.vocabulary < KEPT_VOCABULARY or not small:
+        softmaxes = 0
+    logits = 4 * min(drawn * sizes.vocabulary, LOGITS)
+    return _Pass(tokens, tokens * (each + sizes.pairs) * work.width, softmaxes, logits)
+
+
+def _sampler(sizes: Dimensions, held: Held, work: Work, memory: int | None) -> int:
+    """Keys, values and logits of all answers, or of as many as there is room for before the first step."""
+    capacity = math.ceil((work.prompt + work.answer + 1) / 64) * 64
+    each = capacity * (2 * sizes.layers * sizes.keys * work.width + 8) + 4 * sizes.vocabulary
+    wanted = min(SLOTS, work.rows) * each
+    if memory is None:
+        return wanted
+    return max(0, min(wanted, int(SAMPLED_SHARE * (memory - SPARE - held.always + held.later))))
 
 
 def _peak(sizes: Dimensions, held: Held, work: Work, memory: int | None, recomputed: bool) -> Peak:
     passes = max(1, math.ceil(work.trained / work.micro_tokens))
     longest = work.prompt + work.answer
     tokens = min(work.trained, max(longest, math.ceil(work.trained / passes)))
-    drawn = math.ceil(tokens * work.decisions / max(1, work.trained))
-    block = sizes.kept // sizes.layers
-    each = block if work.offload else sizes.stream + block if recomputed else sizes.kept
-    activations = tokens * (each + sizes.pairs) * work.width
-    softmaxes = drawn * sizes.vocabulary * work.width
-    small = memory is None or softmaxes < KEPT_SHARE * memory
-    if work.entropy or work.frozen or work.width != 2 or sizes.vocabulary < KEPT_VOCABULARY or not small:
-        softmaxes = 0
-    logits = 4 * min(drawn * sizes.vocabulary, LOGITS)
-    capacity = math.ceil((longest + 1) / 64) * 64
-    rows = min(SLOTS, work.rows)
-    sampler = rows * (capacity * (2 * sizes.layers * sizes.keys * work.width + 8) + 4 * sizes.vocabulary)
-    if memory is not None:
-        sampler = min(sampler, int(0.4 * memory))
+    _, activations, softmaxes, logits = _pass(sizes, work, memory, tokens, recomputed)
     always, coming = held.always + (held.summed if passes > 1 else 0), held.passing
     if passes == 1:  # the only pass leaves its gradients when its activations have gone
         coming = max(held.summed, held.passing)
     if activations + softmaxes + logits < coming:
         activations, softmaxes, logits = coming, 0, 0
+    sampler = _sampler(sizes, held, work, memory)
     return Peak(always, sampler, activations, softmaxes, logits, tokens, recomputed)
 
 
@@ -188,6 +228,8 @@ class Held(NamedTuple):
     """Gradients in float32, which stay from one micro-batch to the next."""
     passing: int
     """Those of one micro-batch in the weights' own bits, where these do not add up as they are made."""
+    later: int = 0
+    """Of `always`, what an optimiser keeps from its first step on: the sampler takes its share before."""
 
 
 def held(
@@ -207,12 +249,14 @@ def held(
     weights = sum(map(math.prod, shapes.values()))
     if not lora:
         moved = 4 * numbers + (4 if masters else 0)
-        return Held(int(weights * (2 + 2 * copies + moved)), 4 * weights, 2 * left_to_autograd(shapes))
+        passing, later = 2 * left_to_autograd(shapes), int(4 * numbers * weights)
+        return Held(int(weights * (2 + 2 * copies + moved)), 4 * weights, passing, later)
     adapted = [shape for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name]
     factors = sum(lora * sum(shape) for shape in adapted)
     inside = sum(map(math.prod, adapted))
     kept = BYTES[base] - 2 if base in BYTES else 2
-    return Held(int(2 * weights + kept * inside + factors * (8 + 4 * numbers)), 0, 0)
+    always = int(2 * weights + kept * inside + factors * (8 + 4 * numbers))
+    return Held(always, 0, 0, int(4 * numbers * factors))
 
 
 def left_to_autograd(shapes: Shapes) -> int:
@@ -225,8 +269,8 @@ def left_to_autograd(shapes: Shapes) -> int:
 def verdict(sizes: Dimensions, holding: Held, work: Work, memory: int) -> str:
     """What a step takes of a card, in GB, and what it takes to fit; – where it does not."""
     found = expected(sizes, holding, work, memory)
-    if found.moving > memory - SPARE - found.held - found.sampler:
-        return "–"
+    if found.moving > _left(found, memory):
+        return NOWHERE
     asked = _peak(sizes, holding, work, memory, found.recomputed)
     mark = (
         "**"

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from panoply import devices
 from panoply.costs import Cost, Lengths, cost, part_tokens
 from panoply.experience import Experience
 from panoply.kinds import is_text, kind_of
 from panoply.parts import Part
-from panoply.policies.build import judges
+from panoply.policies.build import judges, learning
 from panoply.rollout.engine import Request, Rollouts
 from panoply.rollout.engines import engine_of
 from panoply.rollout.sampling import Sampling
@@ -261,13 +262,14 @@ def estimate(plan: Plan, policy: Any) -> Estimate:
 
 
 def planned_lines(plan: Plan) -> list[str]:
-    """The same before there is a run: the model is opened for it, if it is there and not too large."""
-    if not worth_measuring(plan, opened=False):
-        return []
+    """The same before there is a run: the model is opened for it, if it is there and not too large, and so is the
+    device."""
     world, options = plan.world(), plan.options
+    if devices.missing(options.device) or not worth_measuring(plan, opened=False):
+        return []
     if "judged" in plan.method.needs() and judges(options.model, cast(Any, world)):
         return []
-    policy = kind_of(world).open_policy(options.model, world, options, plan.policy_options)
+    policy = learning(kind_of(world).open_policy(options.model, world, options, plan.policy_options))
     return estimate(plan, cast("TextPolicy", policy)).lines()
 
 

@@ -44,11 +44,9 @@ def check_plan(plan: Plan) -> None:
         _check_own(plan)
         return
     _check_sizes(plan)
+    _check_draws(plan)
     _check_lists(plan)
-    if not options.masters and options.dtype == "float16":
-        raise PanoplyError(
-            "run.masters=false needs run.dtype=bfloat16: float16 has too few exponents to round into."
-        )
+    _check_masters(plan)
     snapshots = [one.name for one in selves.named(method.needs())]
     if "reference" in snapshots and options.reference == "none":
         wanting = [
@@ -97,8 +95,14 @@ def check_plan(plan: Plan) -> None:
     _check_gifts(method, {f"column:{key}" for key in world.keys} | plan.gifts, access)
     if world.medium == "text":
         text = typing.cast("TextWorld", world)
+        if text.stop and "world:masks" in method.needs():
+            raise PanoplyError(
+                "world.stop has no effect: a masked-diffusion model fills in answers of one length."
+            )
         text.check(method.needs())
         text.walls()
+    kind.check_policy(options.model, world, plan.policy_options)
+    kind.check_model(options.model, world, method)
     kind.check_blocks(options.model, world, method.needs())
     _check_length(plan, world)
     if plan.options.decode_steps and world.medium != "text":
@@ -113,6 +117,21 @@ def check_plan(plan: Plan) -> None:
     for path, reason in inert(plan):
         if path in plan.chosen:
             raise PanoplyError(f"{path} has no effect: {reason}.")
+
+
+def _check_masters(plan: Plan) -> None:
+    """Weights without float32 copies are rounded in their own bits, after an optimiser that only moves them."""
+    if plan.options.masters:
+        return
+    if plan.options.dtype == "float16":
+        raise PanoplyError(
+            "run.masters=false needs run.dtype=bfloat16: float16 has too few exponents to round into."
+        )
+    from panoply.loops import mover
+
+    update = plan.method.slots().get("update")
+    if isinstance(update, Part) and plan.options.dtype == "bfloat16" and mover.solves(update):
+        raise PanoplyError(mover.PLACES.format(update.info.id))
 
 
 def _said_by(model: Part) -> set[str]:
@@ -140,6 +159,8 @@ def _check_own(plan: Plan) -> None:
 
 def _check_shared(seats: Mapping[str, Method], apart: bool) -> None:
     """Seats of one model have one optimiser, or one `apart` for each, and nothing else that moves with the weights."""
+    from panoply.loops import mover
+
     first, *_ = seats.values()
     for name, method in seats.items():
         models = method.slots().get("models", ())
@@ -153,6 +174,9 @@ def _check_shared(seats: Mapping[str, Method], apart: bool) -> None:
                 else "it does not learn by terms of its policy"
             )
             raise PanoplyError(f"The seat '{name}' cannot share the weights of others: {what}.")
+        update = cast(Part, method.slots()["update"])
+        if mover.solves(update):
+            raise PanoplyError(f"The seat '{name}': {mover.SHARED.format(update.info.id)}")
         if not apart and _moved_by(method) != _moved_by(first):
             raise PanoplyError(
                 f"The seat '{name}' shares the weights of others, and so their optimiser: give all the same update, "
@@ -200,7 +224,8 @@ def _check_lora(plan: Plan, kind: Kind, world: Any) -> None:
         raise PanoplyError(
             "--lora has no effect: values of tokens learn beside a policy that stays as it is."
         )
-    kind.check_lora(options.model, world, options.lora, plan.lora)
+    chosen = frozenset(path.removeprefix("lora.") for path in plan.chosen if path.startswith("lora."))
+    kind.check_lora(options.model, world, options.lora, plan.lora, chosen)
 
 
 def _check_other_world(plan: Plan, world: Any) -> None:
@@ -220,6 +245,17 @@ def _check_other_world(plan: Plan, world: Any) -> None:
         raise PanoplyError(
             f"run.held_out_world cannot be {words}: its {differs} is another than that of {world.name}, so the policy "
             "cannot act there."
+        )
+
+
+def _check_draws(plan: Plan) -> None:
+    """Refuse to draw from one token alone; at temperature 0, where it is taken without drawing, no cut acts."""
+    held: Any = plan.method.slots().get("sample")
+    settings = {} if held is None else held.settings()
+    if settings.get("top_k") == 1 and settings.get("temperature") != 0 and plan.world().medium == "text":
+        raise PanoplyError(
+            "sample.top_k cannot be 1: all episodes of a group would be the same, and the one token that could be "
+            "drawn has probability 1 whatever the weights are, so that nothing is learned."
         )
 
 

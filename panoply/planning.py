@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from panoply import compose, extensions, registry
+from panoply import compose, devices, extensions, registry
 from panoply.errors import PanoplyError, unknown
 from panoply.kinds import kind_of
 from panoply.lora import Lora
@@ -34,6 +34,8 @@ ANSWER = "sample.max_tokens"
 """How long an answer may be. A world of one's own data, which has such a setting too, goes by this one."""
 
 
+STOP = "sample.stop"
+"""What ends a turn, which is the world's to say: in training, evaluations and `panoply sample` alike."""
 COLLECTED = ("episodes", "decisions", "decode_steps")
 """What a run counts of what it collects, and may be bounded by; only text is decoded."""
 SIGNAL = "signal:"
@@ -157,8 +159,7 @@ class Options:
             raise PanoplyError(
                 f"run.signal is a name and a whole number, such as calls=20000, not '{self.signal[:40]}'."
             )
-        if not re.fullmatch(r"[a-z]+(:[0-9]{1,3})?", self.device):
-            raise PanoplyError(f"run.device is a name such as cpu or cuda:1, not '{self.device[:40]}'.")
+        devices.check_name(self.device)
         if not re.fullmatch(r"local|auto|threads|ray://[^\s/]+:[0-9]{1,5}", self.cluster):
             raise PanoplyError(
                 "run.cluster is local, auto, threads or an address such as ray://head:10001, not "
@@ -313,6 +314,7 @@ def make_plan(
     of_world = _split(given, "world.")
     of_run, of_policy, of_lora = (_split(given, prefix) for prefix in ("run.", "policy.", "lora."))
     entry = registry.find("method", method)
+    of_world |= _stop(given, of_world, entry, world_entry)
     if preset not in (None, "published", *entry.presets):
         raise unknown(f"preset of {entry.name}", str(preset), [*entry.presets, "published"])
     names = (preset,) if preset else _presets(world_entry)
@@ -394,6 +396,24 @@ def plan_data(
 
     check_plan(plan)
     return plan
+
+
+def _stop(
+    given: dict[str, Any], of_world: Mapping[str, Any], method: registry.Entry, world: registry.Entry
+) -> dict[str, Any]:
+    """Take out what ends a turn: it becomes the world's setting."""
+    if STOP not in given:
+        return {}
+    made: Method = method.build()
+    if "sample" not in made.slots() and not made.seated():
+        raise PanoplyError(
+            f"{STOP} has no effect: {method.name} samples nothing. Evaluations do, and go by world.stop."
+        )
+    if getattr(world.build, "medium", "") != "text":
+        raise PanoplyError(f"{STOP} has no effect: {world.name} has no text that could end a turn.")
+    if "stop" in of_world:
+        raise PanoplyError(f"{STOP} and world.stop say the same: leave one of them out.")
+    return {"stop": given.pop(STOP)}
 
 
 def _split(settings: dict[str, Any], prefix: str) -> dict[str, Any]:

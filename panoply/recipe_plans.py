@@ -6,11 +6,13 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from panoply import registry
 from panoply.errors import PanoplyError, unknown
+from panoply.lora import Lora, check_same
 from panoply.parts import Part, value_to_json
 from panoply.planning import MADE_WITH, Options, Plan
 from panoply.recipes import LAST, Recipe, Turn, is_stage
@@ -21,6 +23,8 @@ FOR_ALL, OF_RECIPE = ("world.", "run."), "recipe."
 """What settings for all stages, and those of the recipe as a whole, begin with; others begin with the name of one."""
 SAMPLING = ("samplers", "staleness", "inflight", "patience", "engine")
 """Options that only stages which sample are told of, where they are given for all."""
+Adapters = tuple[str, int, Lora]
+"""That a stage leaves: its name, their rank, and their settings."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +113,13 @@ def plan_stages(id: str, recipe: Recipe, choices: Mapping[str, Any], plan: Calla
     found: dict[str, Plan] = {}
     later: dict[str, Plan] = {}
     starts: dict[str, str] = {}
+    left: dict[str, Adapters | None] = {}
     for turn in recipe.turns():
         if turn.round > 2:
             break
         stage = turn.stage
         asked = asked_of(turn, choices, {name: f"@{name}" for name in starts})
+        begun = str(asked.get("model"))
         if asked.pop("from_scratch", False):
             asked["model"] = "fresh"
         for option in ("model", "reference"):
@@ -122,16 +128,42 @@ def plan_stages(id: str, recipe: Recipe, choices: Mapping[str, Any], plan: Calla
         what = stage.method or asked.pop("make")
         try:
             made = plan(what, **asked)
+            own = _adapters(stage.name, made, left.get(begun))
         except PanoplyError as error:
             again = ", from the second round on" if turn.round > 1 else ""
             named = stage.method or (stage.make and stage.make.info.name)
             raise PanoplyError(f"Stage {stage.name} ({named}{again}): {error}") from error
         (found if turn.round == 1 else later)[stage.name] = made
         starts[stage.name] = made.options.model
+        left[f"@{stage.name}"] = own
         if stage.method:
             starts[LAST[1:]] = made.options.model
+            left[LAST] = own
     _check_sampling(id, recipe, choices)
     return RecipePlan(id, recipe, dict(choices), found, later)
+
+
+def _adapters(name: str, made: Plan, earlier: Adapters | None) -> Adapters | None:
+    """The adapters that a stage leaves; those of an earlier one are refused as others than they are."""
+    rank, chosen = made.options.lora, {path[5:] for path in made.chosen if path.startswith("lora.")}
+    if not rank or (earlier is None and _has_its_own(made)):
+        return None
+    if earlier is None:
+        return name, rank, made.lora
+    of, own_rank, own = earlier
+    check_same(f"the adapter of stage {of}", (own_rank, own), (rank, made.lora), chosen)
+    return earlier
+
+
+def _has_its_own(made: Plan) -> bool:
+    """Whether a stage starts from new weights, which are saved whole, or from an adapter, whose settings count."""
+    from panoply.policies.adapter_config import is_adapter
+    from panoply.policies.build import model_source
+
+    with suppress(PanoplyError):  # a model that is not there yet
+        folder = model_source(made.options.model, cast(Any, made.world()))
+        return folder is None or is_adapter(folder)
+    return False
 
 
 def _check_sampling(id: str, recipe: Recipe, choices: Mapping[str, Any]) -> None:

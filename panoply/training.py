@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from panoply import compose, extensions, registry, session
+from panoply import compose, devices, extensions, registry, session
 from panoply.errors import LearnersDied, PanoplyError, Resumable, machine_errors
 from panoply.given import CHANGED, adopt, changed_files, method_of, world_of
 from panoply.handle import Course, Step, Steps
@@ -311,9 +311,10 @@ def _bound_here(made: Plan) -> Iterator[str]:
 
 
 def check_surroundings(made: Plan) -> None:
-    """What a plan needs of this machine: its model's folder and the libraries of its sinks."""
+    """What a plan needs of this machine: its device, its model's folder and the libraries of its sinks."""
     from panoply.sinks import check_sinks
 
+    devices.check(made.options.device)
     check_sinks(made.options.sinks)
     world = made.world()
     kind_of(world).check_source(made.options.model, world)

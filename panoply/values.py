@@ -46,6 +46,7 @@ def parse(where: str, text: str, annotation: Any) -> Any:
         guesses.append(value_from_json(yaml_value(word)))
     elif "," in word or any(get_origin(option) is tuple for option in options(annotation)):
         guesses.append(tuple(value_from_json(yaml_value(w)) for w in word.split(",")))
+        guesses.append(tuple(word.split(",")))  # text that YAML takes for something else
     guesses.append(word)
     for option in options(annotation):
         for guess in guesses:

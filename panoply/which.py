@@ -70,6 +70,15 @@ def model_folder(source: str | Path, which: Which = None) -> Path:
     return take(source, which).model
 
 
+def context_of(folder: Path) -> int:
+    """The `policy.context` of the run that a model was trained in, as far as its folder lies there; 0: none."""
+    for above in folder.resolve().parents[1:6]:
+        if above.name == "checkpoints" and is_file(above.parent / CONFIG):
+            asked = Run.open(above.parent).config["plan"].get("policy", {}).get("context", 0)
+            return asked if isinstance(asked, int) else 0
+    return 0
+
+
 def is_run(source: Any) -> bool:
     return isinstance(source, str | Path) and is_file(Path(source) / CONFIG)
 

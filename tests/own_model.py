@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,10 @@ CHAT = (
 )
 
 
-def write(folder: Path, *, template: str | None = CHAT, seed: int = 0) -> Path:
-    """A Llama of about 40,000 parameters with a context of 1024 bytes."""
+def tokenizer(template: str | None = CHAT) -> Any:
+    """One for bytes."""
     transformers = pytest.importorskip("transformers")
     import tokenizers
-    import torch
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -24,22 +24,31 @@ def write(folder: Path, *, template: str | None = CHAT, seed: int = 0) -> Path:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(word, special=True) for word in ("<|start|>", "<|end|>")])
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>")
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>")
     if template is not None:
-        tokenizer.chat_template = template
+        made.chat_template = template
+    return made
+
+
+def write(folder: Path, *, template: str | None = CHAT, seed: int = 0) -> Path:
+    """A Llama of about 40,000 parameters with a context of 1024 bytes."""
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    words = tokenizer(template)
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=len(words),
         hidden_size=48,
         intermediate_size=64,
         num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=1024,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=words.eos_token_id,
         bos_token_id=None,
         initializer_range=0.1,
     )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    words.save_pretrained(folder)
     return folder

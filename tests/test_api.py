@@ -159,6 +159,6 @@ def test_where_to_evaluate_and_sample(done: pp.Trained, monkeypatch: pytest.Monk
         pp.evaluate(done.run, problems=2, attempts=1, ks=(1,), device="moon")
     asked: list[tuple[str, ...]] = []
     loaded = pp.load_policy(done.run)
-    monkeypatch.setattr("panoply.api.load_policy", lambda _, *where: asked.append(where) or loaded)
+    monkeypatch.setattr("panoply.api.load_policy", lambda _, *where, **more: asked.append(where) or loaded)
     pp.sample(done.run, "1+2=", max_tokens=2, device="cuda:3", dtype="bfloat16")
     assert asked == [("cuda:3", "bfloat16")]

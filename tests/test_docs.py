@@ -386,6 +386,39 @@ def test_settings_named_for_sb3_exist(theirs: str, own: str) -> None:
     in_process(["plan", "ppo", "--world", world, "--set", "update.minibatches=2", *words])
 
 
+OFF_POLICY = {"best_action.update": "ddpg"} | dict.fromkeys(("best_action", "smooth_q", "log_std"), "td3")
+OFF_POLICY |= dict.fromkeys(("epsilon", "target"), "dqn")
+"""Which agent has settings of some name; the others are SAC's too."""
+
+
+def option_rows(page: str, after: str) -> list[str]:
+    """The options that a page's table names, row by row."""
+    text = (DOCS / page).read_text().split(after)[1].split("\n## ")[0]
+    cells = [line.split("|")[2] for line in text.splitlines() if line.startswith("| `")]
+    return [span for cell in cells for span in code(cell) if span.startswith("--")]
+
+
+@pytest.mark.parametrize("span", option_rows("migrate-from-sb3.md", "## SAC, TD3, DDPG and DQN\n"))
+def test_settings_named_for_agents_of_sb3_exist(span: str) -> None:
+    method = next((held for word, held in OFF_POLICY.items() if word in span), "sac")
+    in_process(["plan", method, "--world", "cartpole" if method == "dqn" else "pendulum", *shlex.split(span)])
+
+
+@pytest.mark.parametrize("span", option_rows("migrate-from-d3rlpy.md", "import panoply as pp"))
+def test_settings_named_for_d3rlpy_exist(span: str) -> None:
+    method = "cql" if "conservative" in span or "soft_policy" in span else "iql"
+    in_process(["plan", method, "--world", "logged:pendulum-mixed", *shlex.split(span)])
+
+
+def test_methods_named_for_d3rlpy_exist() -> None:
+    text = (DOCS / "migrate-from-d3rlpy.md").read_text()
+    rows = [line.split("|") for line in text.splitlines() if "Config" in line and line.startswith("| `")]
+    named = [name for row in rows for name in code(row[2])]
+    assert len(named) >= 12
+    for name in named:
+        registry.find("method", name)
+
+
 def test_the_page_on_python_runs(place: Path, registries: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks, one after another in one namespace, as it is read."""
     monkeypatch.chdir(place)

@@ -13,9 +13,25 @@ from kit import Tabular, learner, on_policy
 
 import panoply as pp
 from benchmarks.gpu_memory import H200, STEP, Way, foreseen
+from panoply import footprint
 from panoply.costs import cost
-from panoply.footprint import GB, SIZES, SPARE, Dimensions, Work, expected, held, pass_tokens, verdict
+from panoply.footprint import (
+    GB,
+    NOWHERE,
+    SIZES,
+    SPARE,
+    Dimensions,
+    Work,
+    _peak,
+    expected,
+    held,
+    pass_tokens,
+    verdict,
+)
+from panoply.loops import memory
+from panoply.policies import scoring
 from panoply.report.text import planned
+from panoply.rollout import graphs
 
 CELLS = sorted(
     path.stem
@@ -42,7 +58,7 @@ def test_what_was_measured_was_expected(cell: str) -> None:
     at_once = facts.get("micro_tokens", 16384)
     work = Work(facts["prompt"], facts["completion"], rows, trained, sampled, at_once, 2)
     work = replace(work, frozen=facts.get("lora", 0) > 0)
-    holding = held(SIZES[facts["model"]], 2, facts.get("lora", 0))
+    holding = held(SIZES[facts["model"]], 2, facts.get("lora", 0), base=facts.get("base", "whole"))
     found = expected(_sizes(facts["model"]), holding, work, H200)
     assert found.total / GB == pytest.approx(facts["peak_gb"], rel=0.15)
 
@@ -111,9 +127,60 @@ def test_where_memory_is_short_micro_batches_get_smaller_and_then_blocks_are_com
     assert least.recomputed
     assert least.tokens == 640
     assert not expected(sizes, holding, replace(ANCHOR, recompute="never"), 12 * GB).recomputed
-    assert [verdict(sizes, holding, ANCHOR, gb * GB) for gb in (141, 20, 9)] == ["25", "17*", "–"]
+    assert [verdict(sizes, holding, ANCHOR, gb * GB) for gb in (141, 20, 9)] == ["25", "16*", "–"]
     long = replace(ANCHOR, answer=20_000, trained=128 * 20_000, decisions=128 * 20_000)
     assert verdict(sizes, holding, long, 30 * GB).endswith("**")
+
+
+LENGTHS = {"short": (14, 20), "middle": (128, 512), "long": (256, 2048)}
+
+
+@pytest.mark.parametrize(("size", "copies"), [("0.5B", 0), ("1.5B", 1), ("3B", 0), ("3B", 1)])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_what_fits_in_the_smallest_micro_batch_is_said_to_fit(size: str, copies: int, length: str) -> None:
+    """Of the longest sequence alone, which may keep softmaxes that larger ones compute again; and nothing else is."""
+    prompt, answer = LENGTHS[length]
+    work = Work(prompt, answer, 256, 16 * prompt + 128 * answer, 128 * answer, 9216, 2)
+    sizes, holding = _sizes(size), held(SIZES[size], 2, copies=copies)
+
+    def fits(tokens: int, card: int) -> bool:
+        passes = replace(work, micro_tokens=tokens)
+        tried = [_peak(sizes, holding, passes, card, again) for again in (False, True)]
+        return any(one.moving <= card - SPARE - one.held - one.sampler for one in tried)
+
+    for card in range(8 * GB, 100 * GB, GB):
+        said = verdict(sizes, holding, work, card) != NOWHERE
+        assert said or not fits(prompt + answer, card), card / GB
+        assert not said or any(fits(n, card) for n in (*range(prompt + answer, 9216, 173), 9216))
+
+
+def test_smaller_passes_fit_where_large_ones_do_not_though_they_keep_softmaxes() -> None:
+    """1.5 billion weights with a KL term on 48 GB."""
+    work = Work(12, 512, 128, 65_728, 65_536, 9216, 2)
+    sizes, holding = _sizes("1.5B"), held(SIZES["1.5B"], 2, copies=1)
+    found = expected(sizes, holding, work, 48 * GB)
+    assert verdict(sizes, holding, work, 48 * GB) == "45*"
+    assert found.softmaxes > 0
+    assert not found.recomputed
+    assert found.moving <= 0.9 * (48 * GB - SPARE - found.held - found.sampler)
+
+
+def test_a_plan_counts_with_the_numbers_of_those_it_counts() -> None:
+    assert footprint.SHARE == memory.SHARE
+    assert (footprint.KEPT_SHARE, footprint.KEPT_VOCABULARY) == (scoring.KEPT_SHARE, scoring.KEPT_VOCABULARY)
+    assert scoring.CHUNK_ELEMENTS["cuda"] == footprint.LOGITS
+    assert footprint.SAMPLED_SHARE == graphs.MEMORY_SHARE
+
+
+def test_the_sampler_takes_its_share_of_what_is_free_before_the_first_step() -> None:
+    many = replace(ANCHOR, rows=512, answer=4096)
+    for lora in (0, 16):
+        holding = held(SIZES["1.5B"], 2, lora)
+        before = holding.always - holding.later
+        found = expected(_sizes("1.5B"), holding, many, 48 * GB)
+        assert found.sampler == pytest.approx(0.4 * (48 * GB - SPARE - before), rel=1e-6)
+    weights = sum(torch.Size(shape).numel() for shape in SIZES["1.5B"].values())
+    assert held(SIZES["1.5B"], 2).later == 8 * weights
 
 
 def test_what_saves_memory_is_counted() -> None:

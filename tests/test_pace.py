@@ -121,6 +121,9 @@ def test_a_plan_says_it_where_it_is_worth_it(
     code, out, _ = panoply.run("plan", "grpo", *words, "--set", "world.longest=8")
     assert code == 0
     assert "A step: about " in out.splitlines()[-1] + out.splitlines()[-3]
+    code, out, err = panoply.run("plan", "grpo", *words, "--device", "cuda:999")
+    assert (code, err) == (0, ""), "nothing can be measured on what is not here"
+    assert "A step: about " not in out
     assert not pace.worth_measuring(pp.plan("grpo", "chain"), opened=True)
     monkeypatch.setattr(pace, "LARGE", 1000)
     assert not pace.worth_measuring(plan(own), opened=False)

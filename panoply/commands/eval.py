@@ -7,9 +7,11 @@ import json
 
 from panoply.commands.parser import (
     Commands,
+    add_context,
     add_json,
     add_machine,
     add_plugins,
+    add_stop,
     add_trust,
     add_which,
     command,
@@ -44,8 +46,10 @@ def add(commands: Commands) -> None:
     option("--seed", type=int)
     option("--set", action="append", default=[], metavar="world.X=VALUE", dest="settings",
            help="of the world, or with --by of the protocol")  # fmt: skip
+    add_stop(parser)
     add_plugins(parser)
     add_trust(parser)
+    add_context(parser)
     add_machine(parser)
     add_json(parser)
 
@@ -73,7 +77,7 @@ def _eval(chosen: argparse.Namespace) -> int:
             ks=ks,
             temperature=1.0 if chosen.temperature is None else chosen.temperature,
             seed=chosen.seed or 0,
-            settings=settings(chosen.settings),
+            settings=settings(chosen.settings) | ({"world.stop": tuple(chosen.stop)} if chosen.stop else {}),
             watch=watch,
             **machine(chosen),
         )
@@ -81,7 +85,19 @@ def _eval(chosen: argparse.Namespace) -> int:
     return 0
 
 
-UNUSED = ("which", "world", "problems", "attempts", "k", "temperature", "device", "dtype", "threads")
+UNUSED = (
+    "which",
+    "world",
+    "problems",
+    "attempts",
+    "k",
+    "temperature",
+    "stop",
+    "device",
+    "dtype",
+    "threads",
+    "context",
+)
 
 
 def _judge(chosen: argparse.Namespace) -> int:
@@ -90,7 +106,7 @@ def _judge(chosen: argparse.Namespace) -> int:
     from panoply.report.layout import table
 
     for name in UNUSED:
-        if getattr(chosen, name) is not None:
+        if getattr(chosen, name) not in (None, []):
             raise PanoplyError(f"--{name} has no effect with --by: a protocol is told by --set NAME=VALUE.")
     words = settings(chosen.settings)
     found = api.judge(chosen.source, chosen.by, seed=chosen.seed, trust=chosen.trust, settings=words)

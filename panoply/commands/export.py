@@ -25,6 +25,7 @@ def add(commands: Commands) -> None:
 
 def _export(chosen: argparse.Namespace) -> int:
     from panoply import api
+    from panoply.policies.adapter_config import settings_of
     from panoply.policies.build import is_judge
     from panoply.policies.control import is_control
     from panoply.which import take
@@ -32,6 +33,12 @@ def _export(chosen: argparse.Namespace) -> int:
     folder = api.export(chosen.source, chosen.folder, which=chosen.which, adapter=chosen.adapter)
     if chosen.adapter:
         next_ = "Open it with peft.AutoPeftModelForCausalLM."
+        if (base := settings_of(folder)[1].base) != "whole":
+            next_ += (
+                f" It was trained over its base in {base}, and Panoply puts it over that again; PEFT puts it over the "
+                "base as you load it, which is another model. For the same one elsewhere, export it merged: panoply "
+                f"export {chosen.source} DIR"
+            )
     elif is_control(folder):
         next_ = f"Go on from it with --model {folder}."
     elif is_judge(folder):

@@ -86,6 +86,16 @@ def add_machine(parser: Parser) -> None:
     parser.add_argument("--threads", type=int, help="CPU threads; a run stores how many it had")
 
 
+def add_context(parser: Parser) -> None:
+    parser.add_argument("--context", metavar="TOKENS", type=int, help="the longest sequence, of models that can be "
+                        "opened for longer ones (longrope); by default the run's, or what it was made for")  # fmt: skip
+
+
+def add_stop(parser: Parser) -> None:
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="text that ends a turn, and stays "
+                        "in it; may be given again (default: what a run was trained with)")  # fmt: skip
+
+
 def add_cluster(parser: Parser) -> None:
     parser.add_argument("--cluster", metavar="WHERE", help="make runs on a Ray cluster: auto (the one this machine is "
                         "in), ray://HOST:PORT, or local (one that is started here)")  # fmt: skip
@@ -93,7 +103,7 @@ def add_cluster(parser: Parser) -> None:
 
 def machine(chosen: argparse.Namespace) -> dict[str, Any]:
     """Where to compute, as far as it was said."""
-    found = {name: getattr(chosen, name) for name in ("device", "dtype", "threads")}
+    found = {name: getattr(chosen, name, None) for name in ("device", "dtype", "threads", "context")}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -7,8 +7,10 @@ import sys
 
 from panoply.commands.parser import (
     Commands,
+    add_context,
     add_machine,
     add_plugins,
+    add_stop,
     add_trust,
     add_which,
     command,
@@ -21,6 +23,7 @@ EXAMPLES = """\
   panoply sample runs/RUN "3+4*2+1*5+6*2+7="     what the policy writes
   panoply sample runs/RUN "7*8+1=" --which last  of the last checkpoint, not the best
   panoply sample DIR "7*8+1=" -n 4 --temperature 0
+  panoply sample DIR "Think, then answer." --stop '</answer>'
   panoply sample runs/RUN                        a held-out problem: what is written and earned, turn by turn
   panoply sample runs/PPO-RUN --video out.gif    film a held-out episode of a control policy"""
 
@@ -43,8 +46,10 @@ def add(commands: Commands) -> None:
     option("--temperature", type=float, help="default 1, in a film 0: the likeliest actions")
     option("--max-tokens", type=int, default=128)
     option("--seed", type=int, default=0)
+    add_stop(parser)
     add_plugins(parser)
     add_trust(parser)
+    add_context(parser)
     add_machine(parser)
 
 
@@ -62,8 +67,9 @@ def _sampled(chosen: argparse.Namespace) -> int:
 
     load_plugins(chosen)
     if chosen.video:
-        if chosen.prompt is not None:
-            raise PanoplyError("A film has no prompt: leave it, or --video, out.")
+        if chosen.prompt is not None or chosen.stop:
+            what = "prompt: leave it" if chosen.prompt is not None else "text to end: leave --stop"
+            raise PanoplyError(f"A film has no {what}, or --video, out.")
         earned = api.video(
             chosen.source,
             chosen.video,
@@ -80,11 +86,14 @@ def _sampled(chosen: argparse.Namespace) -> int:
     taken = take(chosen.source, chosen.which)
     if chosen.world or api.has_turns(chosen.source, single=chosen.prompt is None):
         which = {"world": chosen.world, "which": chosen.which}
+        which |= {"settings": {"world.stop": tuple(chosen.stop)} if chosen.stop else {}}
         shown = [played(episode) for episode in api.play(chosen.source, chosen.prompt, **which, **common)]
     elif chosen.prompt is None:
         raise PanoplyError("Name a prompt to continue, or a film to make with --video FILE.gif.")
     else:
-        texts = api.sample(taken.model, chosen.prompt, **common)
+        texts = api.sample(
+            taken.model, chosen.prompt, stop=api.stops_of(chosen.source, chosen.stop), **common
+        )
         shown = [plain(chosen.prompt + text, lines=True) for text in texts]
     if taken.step is not None:
         print(f"From {taken}.", file=sys.stderr, flush=True)

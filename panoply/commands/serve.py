@@ -9,7 +9,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from panoply.commands.parser import Commands, add_machine, add_which, command, machine
+from panoply.commands.parser import Commands, add_context, add_machine, add_which, command, machine
 from panoply.errors import PanoplyError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def add(commands: Commands) -> None:
     option("--port", type=int, default=8643, help="where to listen (default 8643); 0 takes any that is free")
     option("--record", metavar="FILE.jsonl", help="where every turn and every reward is written down")
     option("--seed", type=int, default=0)
+    add_context(parser)
     add_machine(parser)
 
 

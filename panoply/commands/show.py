@@ -10,7 +10,8 @@ EXAMPLES = """\
   panoply show grpo            equation, parts, defaults
   panoply show credit.group    one part
   panoply show chain           one world and its settings
-  panoply show run             settings of any run: run.held_out, run.checkpoint_every, …"""
+  panoply show run             settings of any run: run.held_out, run.checkpoint_every, …
+  panoply show lora            settings of adapters: lora.alpha, lora.base, …"""
 
 
 def add(commands: Commands) -> None:

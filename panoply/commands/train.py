@@ -38,6 +38,7 @@ def _train(chosen: argparse.Namespace) -> int:
     from panoply import api
     from panoply.progress import Progress
     from panoply.report.text import trained
+    from panoply.threads import keep_memory
 
     if chosen.resume and chosen.method:
         raise PanoplyError("--resume goes on with a run as it was planned: leave the method out.")
@@ -45,6 +46,7 @@ def _train(chosen: argparse.Namespace) -> int:
         raise PanoplyError("Name a method, such as panoply train grpo, or a run with --resume.")
     if chosen.resume:
         _refuse_choices(chosen)
+    keep_memory()
     result = api.train(
         chosen.method,
         chosen.world,

@@ -20,8 +20,8 @@ GRAIN = 16
 KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-@triton.jit
-def _add_all(places, owner, first, sizes, count, KIND: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["fresh"])
+def _add_all(places, owner, first, sizes, count, fresh, KIND: tl.constexpr, BLOCK: tl.constexpr):
     index = tl.load(owner + tl.program_id(0))
     low = tl.multiple_of(tl.load(first + tl.program_id(0)), 16)
     size = tl.multiple_of(tl.load(sizes + index), 16)
@@ -29,8 +29,7 @@ def _add_all(places, owner, first, sizes, count, KIND: tl.constexpr, ADD: tl.con
     total = tl.multiple_of(tl.load(places + count + index).to(tl.pointer_type(tl.float32)), 16)
     at = low + tl.arange(0, BLOCK)
     value = tl.load(part + at, mask=at < size, other=0.0).to(tl.float32)
-    if ADD:
-        value += tl.load(total + at, mask=at < size, other=0.0)
+    value += tl.load(total + at, mask=(at < size) & (fresh == 0), other=0.0)
     tl.store(total + at, value, mask=at < size)
 
 
@@ -57,6 +56,6 @@ def add_all(totals: Sequence[Tensor], parts: Sequence[Tensor], fresh: bool) -> N
     owner, first, sizes = _blocks(tuple(part.numel() for part in parts), parts[0].device)
     places = torch.tensor([x.data_ptr() for x in (*parts, *totals)])
     _add_all[(len(owner),)](
-        moved(places, owner.device), owner, first, sizes, len(parts),
-        KIND=KINDS[parts[0].dtype], ADD=not fresh, BLOCK=BLOCK, num_warps=8,
+        moved(places, owner.device), owner, first, sizes, len(parts), int(fresh),
+        KIND=KINDS[parts[0].dtype], BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip

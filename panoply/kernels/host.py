@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from panoply.kernels.low_rank import Stack, Weight, slopes
+from panoply.kernels.low_rank import Stack, Weight, back_onto, onto, slopes
 
 ROWS = 384
 """So many rows at a time, what is computed between two products stays in a core's own cache."""
@@ -127,32 +127,40 @@ class _GatedDown(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, both: Tensor, given: Weight, stack: Stack | None, *_: Tensor) -> Tensor:
-        weight = given if isinstance(given, Tensor) else given()
-        ctx.save_for_backward(both, weight if given is weight else None)
-        ctx.stack, ctx.made = stack, None if given is weight else given
+        few = None if isinstance(given, Tensor) else given
+        weight = given if isinstance(given, Tensor) else given.whole()
+        ctx.save_for_backward(both, weight if few is None else None)
+        ctx.stack, ctx.few = stack, few
         out = both.new_empty(len(both), len(weight))
         for part, into in zip(torch.split(both, ROWS), torch.split(out, ROWS), strict=True):
-            torch.mm(gated(part), weight.t(), out=into)
+            wide = gated(part)
+            torch.mm(wide, weight.t(), out=into)
+            if few is not None:
+                onto(into, wide, few.stack)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         both, weight = ctx.saved_tensors
-        weight = ctx.made() if weight is None else weight
+        weight = weight if ctx.few is None else ctx.few.whole()
         g_both, on_weight = both.new_empty(both.shape), None
         if ctx.needs_input_grad[1]:
             on_weight = torch.zeros_like(weight)
         whole = both.new_empty(len(both), weight.shape[1]) if ctx.stack else None
-        for start, (part, slope, into) in enumerate(
-            zip(*(torch.split(x, ROWS) for x in (both, g, g_both)), strict=True)
+        v = g @ ctx.stack.b if ctx.stack else g
+        for start, (part, slope, through, into) in enumerate(
+            zip(*(torch.split(x, ROWS) for x in (both, g, v, g_both)), strict=True)
         ):
-            wide = _gated_back(part, slope @ weight, into)
+            on_wide = slope @ weight
+            if ctx.few is not None:
+                back_onto(on_wide, through, ctx.few.stack)
+            wide = _gated_back(part, on_wide, into)
             if on_weight is not None:
                 on_weight.addmm_(slope.t(), wide)
             if whole is not None:
                 whole[start * ROWS : start * ROWS + len(wide)] = wide
-        on_factors = () if whole is None else slopes(whole, g, ctx.stack)
+        on_factors = () if whole is None else slopes(whole, g, v, ctx.stack)
         return g_both, on_weight, None, *on_factors
 
 

@@ -1,6 +1,8 @@
 """Kernels compiled side by side: what a pass will need is asked for in a rehearsal, in which no kernel runs.
 
-Triton compiles a kernel when it is first launched, so that a first step compiles twenty of them one after another.
+Triton compiles a kernel when it is first launched, so that a first step compiles twenty of them one after another. And
+before the first of all it reads itself whole, and compiles what talks to the driver: `begin` lets a thread do that
+while a model is opened.
 """
 # mypy: disable-error-code="import-not-found"
 
@@ -8,15 +10,33 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import torch
 
 THREADS = 16
 _one = threading.Lock()
+
+
+@cache
+def begin() -> threading.Thread:
+    """Have a thread do what Triton does once in a process, most of a second."""
+    thread = threading.Thread(target=_get_ready, daemon=True)
+    thread.start()
+    return thread
+
+
+def _get_ready() -> None:
+    with suppress(Exception):  # told when it is needed
+        from triton.runtime import driver
+        from triton.runtime.cache import triton_key
+
+        _ = driver.active.utils
+        triton_key()
 
 
 @contextmanager
@@ -33,8 +53,9 @@ def rehearsal() -> Iterator[None]:
         yield
         return
     launch = JITFunction.run
+    begin().join()
     with _one, _threads() as pool:
-        mode = AsyncCompileMode(pool)
+        mode = AsyncCompileMode(_Whole(pool))
 
         def compiled(kernel: Any, *given: Any, grid: Any, warmup: bool, **options: Any) -> Any:
             before = active_mode.set(mode)  # in whichever thread: backward passes have their own
@@ -48,8 +69,8 @@ def rehearsal() -> Iterator[None]:
             yield
         finally:
             JITFunction.run = launch
-            kernels = [future.result() for future in list(mode.future_kernels.values())]
-        list(pool.map(_load, kernels))
+            for kernel in list(mode.future_kernels.values()):
+                kernel.result()
 
 
 def _threads() -> ThreadPoolExecutor:
@@ -62,6 +83,17 @@ def _threads() -> ThreadPoolExecutor:
     )
 
 
-def _load(kernel: Any) -> None:
-    """Have the function made that launches a kernel: C code, which takes as long to compile as the kernel itself."""
-    _ = kernel.run
+class _Whole:
+    """Threads in which a kernel is done when it can be launched: that takes C code, as long to compile as itself."""
+
+    def __init__(self, pool: ThreadPoolExecutor):
+        self.pool = pool
+
+    def submit(self, compiled: Callable[[], Any]) -> Future[Any]:
+        return self.pool.submit(_launchable, compiled)
+
+
+def _launchable(compiled: Callable[[], Any]) -> Any:
+    kernel = compiled()
+    _ = kernel.run  # made when it is first looked at
+    return kernel

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from panoply.kernels.decode import _add_norm, gated, gelu_parts
 from panoply.kernels.launching import Often, parts_of, power_above
-from panoply.kernels.low_rank import Stack, Weight, matrix, slopes
+from panoply.kernels.low_rank import Stack, Weight, back_onto, beside, linear, matrix, onto, slopes
 from panoply.kernels.summing import sum_product, sums_of
 
 
@@ -280,18 +280,19 @@ class _GatedDown(torch.autograd.Function):
     def forward(
         ctx: Any, both: Tensor, weight: Weight, gelu: bool, stack: Stack | None, *_: Tensor
     ) -> Tensor:
-        whole = weight if isinstance(weight, Tensor) else weight()
+        whole, wide = matrix(weight), gated(both, gelu)
         ctx.save_for_backward(both, whole if weight is whole else None)
         ctx.gelu, ctx.stack, ctx.made = gelu, stack, None if weight is whole else weight
         ctx.sums = sums_of([whole]) if ctx.needs_input_grad[1] else None
-        return gated(both, gelu) @ whole.t()
+        return onto(wide @ whole.t(), wide, beside(weight))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        both, weight = ctx.saved_tensors
-        weight = ctx.made() if weight is None else weight
-        slope = g @ weight
+        both, whole = ctx.saved_tensors
+        weight = ctx.made if whole is None else whole
+        v = g @ ctx.stack.b if ctx.stack else g
+        slope = back_onto(g @ matrix(weight), v, beside(weight))
         wide, g_both = torch.empty_like(slope), torch.empty_like(both)
         rows, inner = slope.shape
         grid = (rows, parts_of(inner, 1024))
@@ -302,7 +303,7 @@ class _GatedDown(torch.autograd.Function):
             sum_product(ctx.sums, g.t(), wide)
         elif ctx.needs_input_grad[1]:
             on_weight = g.t() @ wide
-        on_factors = slopes(wide, g, ctx.stack) if ctx.stack else ()
+        on_factors = slopes(wide, g, v, ctx.stack) if ctx.stack else ()
         return g_both, on_weight, None, None, *on_factors
 
 
@@ -312,7 +313,7 @@ def gated_down(both: Tensor, weight: Weight, stack: Stack | None = None, gelu: b
     Where the weight has low-rank factors, they get the gradient.
     """
     if not torch.is_grad_enabled():
-        return gated(both, gelu) @ matrix(weight).t()
+        return linear(gated(both, gelu), weight, None)
     leaves = () if stack is None else stack.leaves
     found: Tensor = _GatedDown.apply(both, weight, gelu, stack, *leaves)
     return found

@@ -124,8 +124,22 @@ class Kind(Protocol):
     def check_source(self, source: str, world: Any) -> None:
         """Refuse a starting point that is not there, before a run is made."""
 
-    def check_lora(self, source: str, world: Any, rank: int, settings: Lora) -> None:
-        """Refuse adapters that a starting point cannot have."""
+    def check_policy(self, source: str, world: Any, settings: Mapping[str, Any]) -> None:
+        """Refuse settings `policy.NAME` that a starting point cannot have, and one that cannot be opened."""
+
+    def check_model(self, source: str, world: Any, method: Method) -> None:
+        """Refuse a starting point that is there and cannot be what a method trains, as far as small files tell."""
+
+    def reads(self, source: str, world: Any, settings: Mapping[str, Any]) -> str:
+        """What a plan says of how long a sequence may be; mostly nothing."""
+
+    def check_lora(self, source: str, world: Any, rank: int, settings: Lora, chosen: frozenset[str]) -> None:
+        """Refuse adapters that a starting point cannot have; `chosen` are the settings that a user named."""
+
+    def adapted(
+        self, source: str, world: Any, rank: int, settings: Lora
+    ) -> tuple[list[tuple[int, ...]], str]:
+        """The shapes of a starting point's weights that would get adapters, and how these weights are kept."""
 
     def remark(self, source: str, world: Any, settings: Lora) -> str:
         """What a user should know before a starting point is opened, or gets adapters; most have none."""

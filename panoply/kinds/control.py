@@ -17,6 +17,7 @@ from panoply.policies import control
 from panoply.policies.control import ControlPolicy, ValueNet
 from panoply.policies.folder import read_config
 from panoply.policies.unrolled import Unrolled
+from panoply.regimes import Method
 from panoply.rollout.control import ControlCollector as collector  # noqa: N813
 from panoply.which import model_folder
 from panoply.worlds.control.world import Box, ControlWorld, Discrete
@@ -124,7 +125,23 @@ def check_source(source: str, world: ControlWorld) -> None:
         read_config(model_folder(source))
 
 
-def check_lora(source: str, world: ControlWorld, rank: int, settings: Lora) -> None:
+def check_policy(source: str, world: ControlWorld, settings: Mapping[str, Any]) -> None:
+    return None
+
+
+def check_model(source: str, world: ControlWorld, method: Method) -> None:
+    return None
+
+
+def reads(source: str, world: ControlWorld, settings: Mapping[str, Any]) -> str:
+    return ""
+
+
+def check_lora(source: str, world: ControlWorld, rank: int, settings: Lora, chosen: frozenset[str]) -> None:
+    raise PanoplyError(f"--lora is for models of text, and {world.name} is a world of control.")
+
+
+def adapted(source: str, world: ControlWorld, rank: int, settings: Lora) -> tuple[list[tuple[int, ...]], str]:
     raise PanoplyError(f"--lora is for models of text, and {world.name} is a world of control.")
 
 

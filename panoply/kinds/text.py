@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,15 +14,20 @@ from panoply.evaluation.held_out import evaluate as evaluate
 from panoply.experience import Column, Experience
 from panoply.loops.samples import Decode, Verdict
 from panoply.lora import Lora
+from panoply.parts import Part
 from panoply.planning import Options
 from panoply.policies import build, taps
-from panoply.policies.adapter_folder import check_going_on, is_adapter
 from panoply.policies.text import TextPolicy
-from panoply.policies.value import ValueModel
+from panoply.policies.value import NATIVE, ValueModel
+from panoply.ranges import check_range
+from panoply.regimes import Method
 from panoply.rollout.text import Collector
 from panoply.rollout.text import Collector as collector  # noqa: N813
+from panoply.values import parse
 from panoply.worlds.world import TextWorld
 
+VALUED = ("critic", "token_values")
+"""Models that are made of the policy's own layers."""
 MEASURED = 64
 """Held-out problems on which something is measured by name."""
 
@@ -87,7 +92,8 @@ __all__ = ["Collector", "collector", "evaluate"]
 
 
 def open_policy(source: str, world: TextWorld, options: Options, settings: Mapping[str, Any]) -> TextPolicy:
-    return build.open_policy(source, world, options.seed, options.device, options.dtype)
+    context = settings.get("context", 0)
+    return build.open_policy(source, world, options.seed, options.device, options.dtype, context)
 
 
 def critic(
@@ -98,8 +104,12 @@ def critic(
 
 
 def scorer(policy: TextPolicy, world: TextWorld, needs: frozenset[str]) -> TextPolicy:
+    _check_masks(getattr(policy, "masked", False), needs)  # a judge made of a model is not one that goes on
+    return policy
+
+
+def _check_masks(masked: bool, needs: frozenset[str]) -> None:
     """A masked-diffusion model has no probability of a next token, and others none of a masked one."""
-    masked = getattr(policy, "masked", False)  # a judge made of a model is not one that goes on
     if masked and "world:masks" not in needs:
         raise PanoplyError(
             "The model is a masked-diffusion one, which has no probability of a next token: train it with bgpo or "
@@ -110,13 +120,20 @@ def scorer(policy: TextPolicy, world: TextWorld, needs: frozenset[str]) -> TextP
             "The method trains masked-diffusion models, and this model is none: is_causal in its config.json is not "
             "false."
         )
-    return policy
 
 
 def policy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`context` alone: the longest sequence, in tokens, that a model is opened for."""
     for name in settings:
-        raise PanoplyError(f"policy.{name} has no effect: a text policy is the model named by --model.")
-    return {}
+        if name != "context":
+            raise PanoplyError(
+                f"policy.{name} has no effect: a text policy is the model named by --model, of which policy.context "
+                "alone, its longest sequence, can be chosen."
+            )
+    found = {name: parse(f"policy.{name}", str(value), int) for name, value in settings.items()}
+    for name, value in found.items():
+        check_range(f"policy.{name}", value, "at least 2")
+    return found
 
 
 def policy_form(needs: frozenset[str], world: TextWorld) -> dict[str, Any]:
@@ -145,16 +162,43 @@ def check_source(source: str, world: TextWorld) -> None:
     build.model_source(source, world)
 
 
-def check_lora(source: str, world: TextWorld, rank: int, settings: Lora) -> None:
+def check_policy(source: str, world: TextWorld, settings: Mapping[str, Any]) -> None:
+    build.config_of(source, world, settings.get("context", 0))
+
+
+def check_model(source: str, world: TextWorld, method: Method) -> None:
+    needs = method.needs()
     try:
         folder = build.model_source(source, world)
-        shapes = build.model_shapes(source, world)
+        judge, masked = folder is not None and build.is_judge(folder), build.is_masked(source, world)
     except PanoplyError:
         return  # said by whoever opens the model, which need not be there yet
-    if folder is not None and is_adapter(folder):
-        check_going_on(folder, rank, settings)
-    else:
-        settings.layers({name.removesuffix(".weight"): shape for name, shape in shapes.items()}, rank)
+    if "judged" in needs and folder is not None and judge:
+        build.check_judge(source, folder, cast(Part, method.slots()["data"]).settings(), needs)
+        return
+    build.check_folder(source, world)
+    valued = any(model.info.name in VALUED for model in getattr(method, "models", ()))
+    if ("judged" in needs or valued) and build.slower(source, world):
+        raise PanoplyError(NATIVE)
+    if method.regime in ("on_policy", "dataset") and "judged" not in needs:
+        _check_masks(masked, needs)
+
+
+def check_lora(source: str, world: TextWorld, rank: int, settings: Lora, chosen: frozenset[str]) -> None:
+    try:
+        build.model_shapes(source, world)
+    except PanoplyError:
+        return  # said by whoever opens the model, which need not be there yet
+    if build.taken_out(source, world):
+        raise PanoplyError(
+            f"Adapters of a model that reads more than text would fit none of other libraries: save its language model "
+            f"first, panoply.load_policy('{source}').save('NEW'), and train that with --lora."
+        )
+    build.adapted(source, world, rank, settings, chosen)
+
+
+def adapted(source: str, world: TextWorld, rank: int, settings: Lora) -> tuple[list[tuple[int, ...]], str]:
+    return build.adapted(source, world, rank, settings)
 
 
 def remark(source: str, world: TextWorld, settings: Lora) -> str:
@@ -163,12 +207,16 @@ def remark(source: str, world: TextWorld, settings: Lora) -> str:
         return (
             "DoRA goes through PEFT, which is several times slower than LoRA of this library's own decoder."
         )
-    return build.slower(source, world)
+    return build.slower(source, world) or build.taken_out(source, world)
 
 
 def runs(source: str, world: TextWorld) -> str:
     kind = build.layout_of(source, world)
     return f"'{kind}' runs natively, on a GPU in captured graphs and fused blocks." if kind else ""
+
+
+def reads(source: str, world: TextWorld, settings: Mapping[str, Any]) -> str:
+    return build.reads(source, world, settings.get("context", 0))
 
 
 def check_blocks(source: str, world: TextWorld, needs: frozenset[str]) -> None:

@@ -54,6 +54,8 @@ class Job:
         self._found = run.latest(progress.say)
         if remark := self.kind.remark(options.model, self.world, plan.lora):
             progress.say(remark)
+        if said := self.kind.reads(options.model, self.world, plan.policy_options):
+            progress.say(f"Context: {said}")
         self.spread = self._spread()
         """Workers elsewhere, where the run has any."""
         try:

@@ -23,7 +23,7 @@ from panoply.experience import Experience
 from panoply.footprint import pass_tokens
 from panoply.loops.memory import Meter, Recompute, Room, rehearse
 from panoply.loops.micro_batches import split, unit_labels, unit_tokens
-from panoply.loops.mover import Diverged, Flat, Masters, Mover, guard
+from panoply.loops.mover import PLACES, SHARED, Diverged, Flat, Masters, Mover, guard
 from panoply.loops.objective import Active, Objective, Weighed
 from panoply.loops.offload import Offload
 from panoply.loops.rounding import Rounding
@@ -94,11 +94,9 @@ class Learner:
         self._alone = mover is None
         self.keeps = mover is None or mover.borrows
         if self.mover.solver is not None and not self._alone:
-            raise PanoplyError(f"{update.info.id} wants more than gradients, which learners cannot share.")
+            raise PanoplyError(SHARED.format(update.info.id))
         if self.mover.solver is not None and not masters:
-            raise PanoplyError(
-                f"{update.info.id} places weights itself, so that run.masters=false is not possible."
-            )
+            raise PanoplyError(PLACES.format(update.info.id))
         self.watch: Watch | None = None
         self.together: Callable[[int], int] | None = None
         """Of a learner whose passes others must make too: how many all make, told how many it has itself."""
@@ -297,7 +295,8 @@ class Learner:
         watch, self.watch = self.watch, None
 
         def rehearsed(rows: Experience) -> None:
-            rehearse(self.policy, self._beside(rows), self.objective.needs)
+            with self.masters.summing():
+                rehearse(self.policy, self._beside(rows), self.objective.needs, self.masters.collect)
             self.masters.clear()
 
         def used(meter: Meter, rows: Experience) -> int:

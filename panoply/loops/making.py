@@ -103,7 +103,8 @@ class Maker:
 
         options, collect = self.plan.options, self.collect("start")
         device, words = pick_device(options.device), collect.policy.tokenizer
-        model = open_judge(model_folder(judge), DTYPE[options.dtype], device, words)
+        context = self.plan.policy_options.get("context", 0)
+        model = open_judge(model_folder(judge), DTYPE[options.dtype], device, words, context)
         found: list[float] = []
         for first in range(0, len(rows), 8 * ASKED):
             some = rows[first : first + 8 * ASKED]

@@ -135,8 +135,8 @@ class Room:
         return True
 
 
-def rehearse(policy: Any, rows: Experience, needs: frozenset[str]) -> None:
-    """Have the kernels of a pass compiled side by side before the first one."""
+def rehearse(policy: Any, rows: Experience, needs: frozenset[str], collect: Callable[[], None]) -> None:
+    """Have the kernels of a pass, and of what follows it, compiled side by side before the first one."""
     if not has_triton():
         return
     from panoply.kernels.together import rehearsal
@@ -146,3 +146,4 @@ def rehearse(policy: Any, rows: Experience, needs: frozenset[str]) -> None:
         learning = [column.sum() for column in found.values() if column.requires_grad]
         if learning:
             torch.stack(learning).sum().backward()  # type: ignore[no-untyped-call]
+        collect()

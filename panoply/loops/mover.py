@@ -29,6 +29,16 @@ class Diverged(PanoplyError):
     """The loss, the gradient or the policy's movement is not a sane number; the weights were left as they were."""
 
 
+PLACES = "{} places weights itself, so that run.masters=false is not possible."
+SHARED = "{} wants more than gradients, which learners cannot share."
+
+
+def solves(update: Part) -> bool:
+    """Whether an `update` part makes a `Solver`, found out on one weight."""
+    leave_unloaded()
+    return isinstance(update([nn.Parameter(torch.zeros(1))]), Solver)
+
+
 def guard(name: str, value: float) -> None:
     """Stop before weights are moved by what is no number."""
     if not math.isfinite(value):
@@ -165,11 +175,16 @@ class Mover:
             for key, value in self.optimiser.state.get(parameter, {}).items():
                 if value is not None:
                     named[f"{name}:{key}"] = torch.as_tensor(value).detach()
+        if self.masters.scale != 1.0:
+            named[LOSSES_SCALE] = torch.tensor(self.masters.scale)
         return named if self.borrows else {**named, **self.masters.state()}
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
         for full, value in named.items():
             name, _, key = full.rpartition(":")
+            if full == LOSSES_SCALE:
+                self.masters.scale = float(value)
+                continue
             if key == "master":
                 self.masters.load(name, value)
                 continue
@@ -196,6 +211,8 @@ def _in_groups(weights: Mapping[str, nn.Parameter], rates: Mapping[str, float]) 
 NARROW = (torch.bfloat16, torch.float16)
 SCALE = 2.0**16
 """float16 gradients are computed this many times too large, or they would vanish below its smallest number."""
+LOSSES_SCALE = "losses:scale"
+"""What that number is saved as; it is halved whenever one is too large."""
 
 
 class Masters:

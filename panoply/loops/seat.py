@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,8 +29,8 @@ from panoply.loops.samples import Watch
 from panoply.loops.snapshots import Snapshots
 from panoply.parts import Part
 from panoply.planning import Plan
-from panoply.policies.adapter_folder import model_under
-from panoply.policies.build import DTYPE, is_judge, model_source, pick_device
+from panoply.policies.adapter_config import model_under
+from panoply.policies.build import DTYPE, check_judge, is_judge, learning, model_source, pick_device
 from panoply.policies.lora import begun_with, load_adapter, open_adapted, save_adapter
 from panoply.policies.value import ValueModel, outputs_of
 from panoply.slots.schedule.schedules import in_step, scheduled
@@ -146,9 +147,13 @@ class Seat:
 
     # -------------------------------------------------------------- opening
 
-    def open(self, source: str) -> Policy:
-        """Another policy for this world: new weights, or those of a folder."""
-        return self.kind.open_policy(source, self.world, self.options, self.plan.policy_options)
+    def open(self, source: str, host: bool = False) -> Policy:
+        """Another policy for this world, which may learn: new weights, or those of a folder; on the host if asked."""
+        return cast(Policy, learning(self._opened(source, host)))
+
+    def _opened(self, source: str, host: bool = False) -> Policy:
+        options = dataclasses.replace(self.options, device="cpu") if host else self.options
+        return self.kind.open_policy(source, self.world, options, self.plan.policy_options)
 
     def _judge(self, needs: frozenset[str], found: Path | None) -> ValueModel | None:
         """The reward model that the run goes on from, where the model named is one; or the checkpoint's, if that has
@@ -162,18 +167,9 @@ class Seat:
                 raise
             folder = found / self.place / "model"
         data = cast(Part, self.method.slots()["data"]).settings()
-        if "start" in (data.get("answers"), data.get("whose")):
-            raise PanoplyError(
-                f"{self.options.model} is a reward model, which judges answers and writes none: the answers must be "
-                "the teacher's."
-            )
-        begun = ValueModel.load(folder, DTYPE[self.options.dtype], pick_device(self.options.device))
-        if begun.outputs != outputs_of(needs):
-            said, wanted = ", ".join(begun.outputs), ", ".join(outputs_of(needs))
-            raise PanoplyError(
-                f"{self.options.model} is a reward model of {said}, and this method trains {wanted}."
-            )
-        return begun
+        check_judge(self.options.model, folder, data, needs)
+        context = self.plan.policy_options.get("context", 0)
+        return ValueModel.load(folder, DTYPE[self.options.dtype], pick_device(self.options.device), context)
 
     def _begun_with(self, found: Path | None) -> Policy:
         """The model the run began with; where that has gone and nothing else is made of it, the checkpoint's."""
@@ -187,17 +183,15 @@ class Seat:
     def _adapted(self) -> Policy:
         """The model the run began with, and adapters that learn in its place."""
         options, source = self.options, model_source(self.options.model, self.world)
-        opened = cast(Callable[[str], Any], self.open)
-        return cast(
-            Policy, open_adapted(opened, options.model, source, options.lora, options.seed, self.plan.lora)
-        )
+        adapters = (options.lora, options.seed, self.plan.lora, pick_device(options.device))
+        return cast(Policy, open_adapted(cast(Any, self.open), options.model, source, *adapters))
 
     def _reference(self) -> Policy:
         named = self.options.reference
         if named == "start" and self.options.lora and (begun := begun_with(cast(Any, self.policy))):
             found = cast(Policy, begun)
         else:
-            found = self.open(self.options.model if named == "start" else named)
+            found = self._opened(self.options.model if named == "start" else named)
         if (thoughts := self.models.thoughts) is not None:
             cast(Any, found).think(thoughts.of_reference())
         return found

@@ -152,7 +152,7 @@ class Kept:
         self.waiting: list[Weights] = []
         """Of `past`: the selves that come next, the earliest first."""
         narrow = rule.kind == "ema" and any(w.element_size() < 4 for w in self.weights.values())
-        self.mean = {n: w.float() for n, w in self.weights.items()} if narrow else self.weights
+        self.mean = {n: _wide(w) for n, w in self.weights.items()} if narrow else self.weights
         """Of `ema`: in float32, or small changes of narrower weights would be lost."""
 
     def renew(self, step: int, best: bool) -> None:
@@ -212,3 +212,8 @@ class Kept:
         device = next(iter(self.weights.values())).device
         waiting = [places[place] for place in sorted(places, key=int)]
         self.waiting = [{n: w.clone().to(device) for n, w in weights.items()} for weights in waiting]
+
+
+def _wide(weight: Tensor) -> Tensor:
+    """A copy in float32 or wider, never the weight itself: both are saved, and a file holds no memory twice."""
+    return weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)

@@ -4,47 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError, plain
-from panoply.files import is_file, read_json
+from panoply.files import is_file
 from panoply.lora import Lora
-from panoply.policies import hub
-from panoply.policies.expert_adapters import LowRankExperts, expert_tensors, from_peft, own_name, to_peft
+from panoply.policies.adapter_base import read_base
+from panoply.policies.adapter_config import (
+    CONFIG,
+    PREFIX,
+    WEIGHTS,
+    Patterns,
+    adapted_layers,
+    check_plain,
+    read_config,
+    settings_of,
+)
+from panoply.policies.expert_adapters import (
+    LowRankExperts,
+    expert_tensors,
+    from_peft,
+    own_name,
+    routers,
+    to_peft,
+)
 from panoply.policies.experts import TENSORS
-from panoply.policies.low_rank import adapters, linear_layers, merge, merged
-from panoply.policies.weights import listed, read_shapes, read_weights
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
-"""What PEFT puts before the names of layers."""
-PLAIN: dict[str, tuple[Any, ...]] = {
-    "bias": ("none",),
-    "modules_to_save": (None, []),
-    "fan_in_fan_out": (False,),
-    "alpha_pattern": ({}, None),
-    "layer_replication": (None,),
-    "init_lora_weights": (True, False, "gaussian", "orthogonal"),
-}
-"""What a config may say, if W = W₀ + s·B·A with W₀ as the base has it is to be all there is to the adapter."""
-
-
-class Config(TypedDict):
-    """What an `adapter_config.json` must say."""
-
-    peft_type: str
-    r: int
-    lora_alpha: float
-    base_model_name_or_path: NotRequired[str | None]
-    use_rslora: NotRequired[bool]
-    use_dora: NotRequired[bool]
-    target_parameters: NotRequired[list[str] | None]
+from panoply.policies.low_rank import LowRank, adapt, adapters, linear_layers, merge, merged
+from panoply.policies.quantised import Kind, Quantised
+from panoply.policies.weights import listed, read_weights
 
 
 @dataclass(frozen=True)
@@ -55,7 +48,10 @@ class Adapter:
     base: str
     rank: int
     settings: Lora
+    patterns: Patterns
     weights: Mapping[str, Tensor]
+    dtype: torch.dtype | None = None
+    """In which its base was, before it was brought to few bits, where that is known."""
 
     @property
     def where(self) -> str:
@@ -86,6 +82,11 @@ class Adapter:
                     f"{' × '.join(map(str, linear[layer]))} there, and has factors {tuple(b.shape)} and "
                     f"{tuple(a.shape)} here."
                 )
+            own = rank // many[0] if many else rank
+            if own != (said := self.patterns.rank(layer)):
+                raise PanoplyError(
+                    f"{plain(self.folder / CONFIG)} says that {layer} has rank {said}, and its factors have rank {own}."
+                )
 
     def ranks(self, experts: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, int]:
         """Of each layer; PEFT's matrices of experts have the rank once for each of them."""
@@ -95,72 +96,20 @@ class Adapter:
             for layer in self.layers()
         }
 
+    def scales(self, ranks: Mapping[str, int]) -> dict[str, float]:
+        """By what B·A of each layer is multiplied, where it has such a rank."""
+        alphas = {layer: self.patterns.alpha(layer) for layer in ranks}
+        return {n: replace(self.settings, alpha=alphas[n]).scale(own, own) for n, own in ranks.items()}
+
     def factors(self, layer: str, experts: int = 0, paired: bool = False) -> tuple[Tensor, Tensor]:
         """A and B of a layer, or of a tensor of so many experts."""
         a, b = (self.weights[f"{layer}.lora_{side}"] for side in "AB")
         return from_peft(a, b, experts, paired and layer.endswith(TENSORS[0])) if experts else (a, b)
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter, and no model beside it."""
-    return is_file(folder / CONFIG) and not is_file(folder / "config.json")
-
-
-def read_config(folder: Path) -> Config:
-    """What a folder says of its adapter, if that is LoRA of a kind that can be read."""
-    config = read_json(folder / CONFIG, Config, finite=False)
-    if config["peft_type"] != "LORA":
-        raise PanoplyError(
-            f"The adapter in {plain(folder)} is of the kind {plain(config['peft_type'])}: only LORA can be opened."
-        )
-    if config["r"] < 1 or not config["lora_alpha"] > 0:
-        raise PanoplyError(f"{plain(folder / CONFIG)}: r and lora_alpha must be above 0.")
-    return config
-
-
-def settings_of(folder: Path) -> tuple[int, Lora]:
-    """The rank of a folder's adapter, and what else it is made of."""
-    config = read_config(folder)
-    alpha, rslora, dora = float(config["lora_alpha"]), config.get("use_rslora"), config.get("use_dora")
-    return config["r"], Lora(alpha, rslora=bool(rslora), dora=bool(dora))
-
-
-def check_going_on(folder: Path, rank: int, settings: Lora) -> None:
-    """Refuse to go on with a folder's adapter as with one of another rank, or of other settings."""
-    own, _ = settings_of(folder)
-    if own != rank:
-        raise PanoplyError(
-            f"The adapter in {plain(folder)} has rank {own}: go on with it by --lora {own}, or train every weight of "
-            "the merged model without --lora."
-        )
-    if settings != Lora():
-        name = next(f.name for f in fields(settings) if getattr(settings, f.name) != f.default)
-        raise PanoplyError(f"lora.{name} has no effect: the adapter in {plain(folder)} has its own settings.")
-
-
-def model_under(folder: Path) -> Path:
-    """The folder of the model that an adapter is of, or the folder itself where it holds no adapter alone."""
-    if not is_adapter(folder):
-        return folder
-    base = read_config(folder).get("base_model_name_or_path")
-    if not base:
-        raise PanoplyError(f"{plain(folder / CONFIG)} does not say which model its adapter is of.")
-    found = hub.fetch(base) if hub.is_id(base) else Path(base)
-    if not is_file(found / "config.json"):
-        raise PanoplyError(
-            f"The adapter in {plain(folder)} is one of {plain(base)}, where there is no model: put its base there, or "
-            f"name the base's folder in {CONFIG}."
-        )
-    return found
-
-
 def read_adapter(folder: Path) -> Adapter:
     config = read_config(folder)
-    for name, may in PLAIN.items():
-        if name in config and (said := dict(config)[name]) not in may:
-            raise PanoplyError(
-                f"The adapter in {plain(folder)} has {name}={plain(json.dumps(said))[:60]}, which is not supported."
-            )
+    check_plain(folder, config)
     if not is_file(folder / WEIGHTS):
         raise PanoplyError(f"{plain(folder)} holds no adapter: there is no {WEIGHTS}.")
     saved = read_weights([folder / WEIGHTS])
@@ -181,13 +130,15 @@ def read_adapter(folder: Path) -> Adapter:
         factors[own] = weight
     rank, settings = settings_of(folder)
     base = config.get("base_model_name_or_path") or "its model"
-    return Adapter(folder, base, rank, settings, factors)
+    known, patterns = read_base(folder), Patterns(config, plain(folder / CONFIG))
+    dtype = None if known is None else getattr(torch, known["dtype"])
+    return Adapter(folder, base, rank, settings, patterns, factors, dtype)
 
 
-def adapted_layers(folder: Path) -> list[str]:
-    """The names of the layers that a folder has an adapter for, of whatever kind."""
-    names = (name.partition(".lora_") for name in read_shapes([folder / WEIGHTS]))
-    return sorted({layer.removeprefix(PREFIX) for layer, mark, _ in names if mark})
+def own_layers(folder: Path) -> list[str]:
+    """The layers, and tensors of experts, that a folder has an adapter for, by our names."""
+    there, targets = adapted_layers(folder), read_config(folder).get("target_parameters") or []
+    return [own_name(layer, set(there), targets) for layer in there]
 
 
 def _layer(name: str) -> str:
@@ -219,14 +170,34 @@ def load_factors(model: nn.Module, adapter: Adapter) -> None:
 
 @torch.no_grad()
 def add_merged(model: nn.Module, adapter: Adapter) -> None:
-    """Add an adapter to a plain model's weights for good."""
-    experts = expert_tensors(model)
-    adapter.check(linear_layers(model) | experts)
-    for name, own in adapter.ranks(experts).items():
+    """Add an adapter to a plain model's weights for good; where it was trained over few bits, to what these say."""
+    experts, base = expert_tensors(model), adapter.settings.base
+    adapter.check(linear_layers(model) | experts | routers(model))
+    ranks = adapter.ranks(experts)
+    scales = adapter.scales(ranks)
+    for name in ranks:
         weight = model.get_parameter(name if name in experts else f"{name}.weight")
         both = adapter.factors(name, experts.get(name, (0,))[0], _paired(model))
         a, b = (factor.to(weight.device).float() for factor in both)
-        weight.copy_(merged(weight, a, b, adapter.settings.scale(own, adapter.rank)))
+        start = (
+            weight if base == "whole" else Quantised(weight.to(adapter.dtype or weight.dtype), base).whole()
+        )
+        weight.copy_(merged(start, a, b, scales[name]))
+
+
+def add_beside(model: nn.Module, adapter: Adapter, kind: Kind, device: torch.device) -> None:
+    """Keep a plain model's weights in few bits and the adapter beside them, as both were trained; nothing learns.
+
+    It goes to a device a layer at a time.
+    """
+    adapter.check(linear_layers(model))
+    ranks = adapter.ranks()
+    for name in ranks:
+        weight = model.get_parameter(f"{name}.weight").data
+        weight.copy_(weight.to(adapter.dtype or weight.dtype))
+    adapt(model, ranks, adapter.scales(ranks), kind, device)
+    load_factors(model, adapter)
+    model.requires_grad_(False)
 
 
 def _paired(model: nn.Module) -> bool:
@@ -242,10 +213,10 @@ def write_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     layers = dict(adapters(model))
     experts = {name: la for name, la in layers.items() if isinstance(la, LowRankExperts)}
-    layers = {name: layer for name, layer in layers.items() if name not in experts}
+    linear = {name: la for name, la in layers.items() if not isinstance(la, LowRankExperts)}
     factors: dict[str, Tensor] = {
         f"{name}.lora_{side}": factor
-        for name, layer in layers.items()
+        for name, layer in linear.items()
         for side, factor in (("A", layer.lora_A), ("B", layer.lora_B))
     }
     for name, one in experts.items():
@@ -253,12 +224,17 @@ def write_adapter(
         factors |= to_peft(name, one, both, _paired(model))
     weights = {f"{PREFIX}{name}.weight": f.detach().cpu().contiguous() for name, f in factors.items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    # PEFT moves layers of such names to the experts of other blocks, unless they are named as parameters.
+    dense = [name for name in linear if ".mlp." in name] if expert_tensors(model) else []
+    parameters = [f"{name}.weight" for name in dense]
+    parameters += {f"mlp.experts.{name.rpartition('.')[2]}" for name in experts}
+    named = {f"{name}.weight" if name in dense else name: layer for name, layer in layers.items()}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": None if base is None else str(base.resolve()),
         "r": rank,
-        "rank_pattern": {n: len(layer.lora_A) for n, layer in layers.items() if len(layer.lora_A) != rank},
+        **_patterns(named, rank, settings),
         "lora_alpha": 2 * rank if settings.alpha is None else settings.alpha,
         "lora_dropout": 0.0,
         "use_rslora": settings.rslora,
@@ -268,11 +244,20 @@ def write_adapter(
         "init_lora_weights": True,
         "inference_mode": True,
         "modules_to_save": None,
-        "target_modules": _targets(layers, model),
+        "target_modules": _targets(linear.keys() - set(dense), model),
+        **({"target_parameters": sorted(parameters)} if parameters else {}),
     }
-    if experts:
-        config["target_parameters"] = sorted({f"mlp.experts.{name.rpartition('.')[2]}" for name in experts})
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _patterns(
+    named: Mapping[str, LowRank | LowRankExperts], rank: int, settings: Lora
+) -> dict[str, dict[str, float]]:
+    """Of layers with another rank, or another α, than most have."""
+    ranks = {name: layer.lora_A.shape[-2] for name, layer in named.items()}
+    other = {n: layer.scale for n, layer in named.items() if layer.scale != settings.scale(ranks[n], rank)}
+    alphas = {n: scale * (ranks[n] ** 0.5 if settings.rslora else ranks[n]) for n, scale in other.items()}
+    return {"rank_pattern": {n: own for n, own in ranks.items() if own != rank}, "alpha_pattern": alphas}
 
 
 def _targets(adapted: Iterable[str], model: nn.Module) -> list[str]:

@@ -92,6 +92,8 @@ class Architecture:
     """Further numbers of `config.json`, and the field of `DecoderConfig` that each is."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What is meant where `config.json` is silent."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """The same of sizes, which only the `text_config` of a model leaves out that reads pictures, too."""
 
     @property
     def classifier(self) -> str:
@@ -231,6 +233,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "rope_theta": 1_000_000.0,
             "max_position_embeddings": 131072,
         },
+        sizes={"vocab_size": 262_208, "num_attention_heads": 8},
     ),
     "phi3": Architecture(
         "Phi3ForCausalLM",
@@ -239,7 +242,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         qkv_bias=False,
         out_bias=False,
         windows="all",
-        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+        defaults={
+            "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
+        },
     ),
     "olmo2": _OLMO2,
     "olmo3": replace(
@@ -330,40 +335,3 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
     ),
 }  # fmt: skip
-
-TELLING = (
-    "softcap", "multiplier", "scal", "rope", "rotary", "norm", "bias", "window", "attn", "attention", "sink", "expert",
-    "router", "activation", "limit", "layer_types", "residual", "alibi",
-)  # fmt: skip
-"""A setting whose name holds one of these may change the forward pass."""
-HARMLESS = (
-    "dropout", "pdrop", "initializer", "attn_implementation", "full_attn_mod", "output_attentions", "window_pattern",
-    "cross_attention", "router_aux_loss", "output_router", "original_max_position_embeddings",
-)  # fmt: skip
-"""… but one whose name holds one of these does not, or is looked at elsewhere."""
-KNOWN = (
-    "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rms_norm_eps", "attention_bias",
-    "mlp_bias", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "hidden_activation",
-    "num_attention_heads", "rope_local_base_freq", "no_rope_layers", "no_rope_layer_interval",
-)  # fmt: skip
-"""Settings that are read, each by the layouts that have it."""
-ROUTING = (
-    "num_experts", "num_local_experts", "num_experts_per_tok", "experts_per_token", "norm_topk_prob", "swiglu_alpha",
-    "swiglu_limit", "router_jitter_noise",
-)  # fmt: skip
-"""And those that layouts with experts read."""
-
-
-def not_understood(raw: Mapping[str, Any], layout: Architecture) -> list[str]:
-    """Settings of a `config.json` that may change the forward pass, and that the layout does not have."""
-    known = {*KNOWN, *layout.fields, *(ROUTING if layout.sparse else ())}
-    return [
-        name
-        for name, value in raw.items()
-        if value is not None
-        and value is not False
-        and value not in ("", [], {})
-        and name not in known
-        and any(word in name for word in TELLING)
-        and not any(word in name for word in HARMLESS)
-    ]

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Collection, Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from panoply import devices
 from panoply.errors import PanoplyError, plain
-from panoply.policies.adapter_folder import model_under
+from panoply.files import is_file
+from panoply.footprint import experts_of
+from panoply.kernels.together import begin
+from panoply.lora import Lora, names
+from panoply.policies.adapter_base import Under, check_base
+from panoply.policies.adapter_config import going_on, is_adapter, model_under
+from panoply.policies.adapter_folder import own_layers
 from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.control import ControlPolicy, is_control
 from panoply.policies.decoder import Decoder
 from panoply.policies.decoder_config import DecoderConfig
-from panoply.policies.folder import read_config
+from panoply.policies.folder import read_config, read_parts, whole_config
+from panoply.policies.low_rank import adapters
 from panoply.policies.text import TextPolicy
-from panoply.policies.value import ValueModel
+from panoply.policies.text_part import reads_more
+from panoply.policies.tokenizer import Tokenizer
+from panoply.policies.value import HEAD, ValueModel, outputs_in, outputs_of
 from panoply.policies.weights import read_shapes, weight_files
 from panoply.seeds import stable_hash
 from panoply.worlds.world import TextWorld
@@ -25,34 +36,27 @@ DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.
 
 
 def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = re.fullmatch(r"cpu|cuda(:\d{1,4})?", name)
-    if found is None:
-        spelt = re.fullmatch(r"(?:gpu|cuda|nvidia)[ :-]?(\d{1,4})?", name.lower())
-        near = f" Did you mean 'cuda{f':{spelt[1]}' if spelt[1] else ''}'?" if spelt else ""
-        raise PanoplyError(f"Unknown device '{name}'.{near or ' There is: auto, cpu, cuda, cuda:1, ….'}")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        cards = torch.cuda.device_count()
-        seen = f"it sees {cards} of them, cuda:0 to cuda:{cards - 1}" if cards else "it sees none"
-        raise PanoplyError(
-            f"There is no device '{name}' that torch {torch.__version__} can use: {seen}."
-        ) from error
+    """The device that a name stands for, which must be here; a GPU's compiler begins to get ready for it."""
+    devices.check(name)
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(auto if name == "auto" else name)
+    if device.type == "cuda":
+        begin()
     return device
 
 
 def open_folder(
-    folder: Path, dtype: str = "float32", device: str = "auto"
+    folder: Path, dtype: str = "float32", device: str = "auto", context: int = 0
 ) -> TextPolicy | ValueModel | ControlPolicy:
     """The policy, or the reward model, that a folder holds."""
+    from panoply.which import context_of
+
     if is_control(folder):
         return ControlPolicy.load(folder)
+    longest = context or context_of(folder)
     if is_judge(folder):
-        return ValueModel.load(folder, DTYPE[dtype], pick_device(device))
-    return TextPolicy.load(folder, DTYPE[dtype], pick_device(device))
+        return ValueModel.load(folder, DTYPE[dtype], pick_device(device), longest)
+    return TextPolicy.load(folder, DTYPE[dtype], pick_device(device), longest)
 
 
 def is_judge(folder: Path) -> bool:
@@ -100,6 +104,66 @@ def slower(source: str, world: TextWorld) -> str:
     )
 
 
+def taken_out(source: str, world: TextWorld) -> str:
+    """What to say of a model that reads more than text; nothing of others."""
+    try:
+        folder = model_source(source, world)
+        whole = {} if folder is None else whole_config(folder)
+    except PanoplyError:  # said by whoever opens it
+        return ""
+    if not reads_more(whole):
+        return ""
+    return f"Of the {plain(whole['model_type'])} the language model alone is trained and saved: it reads no pictures."
+
+
+def config_of(source: str, world: TextWorld, context: int = 0) -> DecoderConfig | None:
+    """What a model that runs natively says of itself, before it is opened; None of others, and where there is none yet.
+
+    What cannot be opened is refused here.
+    """
+    from panoply.which import context_of
+
+    try:
+        folder = model_source(source, world)
+    except PanoplyError:  # said by whoever opens it
+        return None
+    if folder is None:
+        if context:
+            raise PanoplyError("policy.context has no effect on new weights: they have their world's.")
+        return None
+    under = model_under(folder)
+    if not is_file(under / "config.json"):
+        return None
+    raw = read_config(under)
+    if raw["model_type"] not in ARCHITECTURES:
+        return None
+    found = DecoderConfig.from_hf(raw, str(under / "config.json"), context or context_of(folder))
+    found.frequencies()
+    return found
+
+
+def reads(source: str, world: TextWorld, context: int) -> str:
+    """How long a sequence may be, where that can be chosen or is not what `max_position_embeddings` says."""
+    config = config_of(source, world, context)
+    if config is None or not (context or config.max_positions != config.longest):
+        return ""
+    length, most = config.max_positions, config.most_positions
+    if config.rope_type == "yarn":
+        return f"{length:,} tokens: YaRN stretches what the model was made for to {most:,}."
+    if config.rope_type != "longrope":
+        return f"{length:,} of {most:,} tokens, as policy.context says."
+    original = int(config.rope_scaling["original_max_position_embeddings"])
+    if length > original:
+        return (
+            f"{length:,} tokens: more than the {original:,} that the model was made for, so that all sequences turn by "
+            "longrope's long factors, short ones too."
+        )
+    return (
+        f"{length:,} tokens: all sequences turn by longrope's short factors. Up to {most:,} can be asked for with "
+        f"policy.context; beyond {original:,} all turn by its long ones."
+    )
+
+
 def layout_of(source: str, world: TextWorld) -> str:
     """The `model_type` of a model in a folder, before it is opened; empty of new ones, and of what cannot be read."""
     try:
@@ -110,29 +174,74 @@ def layout_of(source: str, world: TextWorld) -> str:
 
 
 def open_policy(
-    source: str, world: TextWorld, seed: int, device: str = "auto", dtype: str = "float32"
+    source: str,
+    world: TextWorld,
+    seed: int,
+    device: str = "auto",
+    dtype: str = "float32",
+    context: int = 0,
 ) -> TextPolicy:
+    """What `source` names, for sequences of up to `context` tokens; 0: those it was trained or made for."""
+    from panoply.which import context_of
+
     folder = model_source(source, world)
     where, kind = pick_device(device), DTYPE[dtype]
     if folder is None:
         config = DecoderConfig(**world.default_model())
         policy = TextPolicy.fresh(config, world.tokenizer, stable_hash("weights", seed) % 2**31)
         policy.model.to(device=where, dtype=kind)
-    elif is_judge(folder):
+    else:
+        _check_writes(folder, source)
+        policy = TextPolicy.load(folder, kind, where, context or context_of(folder))
+    _check_words(policy.tokenizer, world, source)
+    return policy
+
+
+def check_folder(source: str, world: TextWorld) -> None:
+    """Refuse, by its small files alone, a folder that cannot be opened for a world."""
+    folder = model_source(source, world)
+    if folder is None or source == "start":
+        return
+    _check_writes(folder, source)
+    words = folder if is_file(folder / "tokenizer.json") else model_under(folder)
+    if is_file(words / "tokenizer.json"):
+        _check_words(Tokenizer.load(words), world, source)
+
+
+def check_judge(source: str, folder: Path, data: Mapping[str, Any], needs: frozenset[str]) -> None:
+    """Refuse a reward model that cannot go on learning from such `data`, or says another number of things."""
+    if "start" in (data.get("answers"), data.get("whose")):
+        raise PanoplyError(
+            f"{source} is a reward model, which judges answers and writes none: the answers must be the teacher's."
+        )
+    rows = folder_shapes(folder).get(HEAD, (1,))[0]
+    said, wanted = outputs_in(read_config(folder), rows, folder), outputs_of(needs)
+    if said != wanted:
+        raise PanoplyError(
+            f"{source} is a reward model of {', '.join(said)}, and this method trains {', '.join(wanted)}."
+        )
+
+
+def is_masked(source: str, world: TextWorld) -> bool:
+    """Whether a model, before it is opened, is a masked-diffusion one."""
+    folder = model_source(source, world)
+    if folder is None:
+        return not DecoderConfig(**world.default_model()).causal
+    return read_config(model_under(folder)).get("is_causal") is False
+
+
+def _check_writes(folder: Path, source: str) -> None:
+    if is_judge(folder):
         raise PanoplyError(
             f"{source} is a reward model, which judges answers and writes none: earn what it says with --reward-model "
             f"{source}, or go on training it with panoply train reward-model --model {source}."
         )
-    else:
-        policy = TextPolicy.load(folder, kind, where)
-    _check_vocabulary(policy, world, source)
-    return policy
 
 
-def _check_vocabulary(policy: TextPolicy, world: TextWorld, source: str) -> None:
+def _check_words(words: Tokenizer, world: TextWorld, source: str) -> None:
     """A world made of tokens needs a model that means the same by them."""
     text = world.tokenizer.decode(list(world.task("train", 0).prompt))
-    if policy.tokenizer.encode(text) != world.tokenizer.encode(text):
+    if words.encode(text) != world.tokenizer.encode(text):
         raise PanoplyError(f"The model {source} does not speak the tokens of the world {world.name}.")
 
 
@@ -155,6 +264,42 @@ def experts_at_once(source: str, world: TextWorld) -> int:
     return int(config.get("num_experts_per_tok") or config.get("experts_per_token") or 0)
 
 
+def adapted(
+    source: str, world: TextWorld, rank: int, settings: Lora, chosen: Collection[str] | None = None
+) -> tuple[list[tuple[int, ...]], str]:
+    """The shapes of weights that would get adapters, and how these weights are kept; refuses what cannot be.
+
+    chosen   names of the settings that were asked for; left out, those that are not as usual
+    """
+    folder, shapes = model_source(source, world), model_shapes(source, world)
+    native = layout_of(source, world) in ("", *ARCHITECTURES)
+    going = folder is not None and is_adapter(folder)
+    if folder is not None and going:
+        check_base(folder, Under.of(model_under(folder)))
+        settings = going_on(folder, rank, settings, chosen, native)
+    if settings.base != "whole" and not native:
+        raise PanoplyError(
+            f"lora.base={settings.base} is for layouts that run natively, and '{layout_of(source, world)}' runs "
+            f"through transformers: leave it out, or take one of {', '.join(ARCHITECTURES)}."
+        )
+    linear = {
+        name.removesuffix(".weight"): shape for name, shape in shapes.items() if ".experts." not in name
+    }
+    experts = experts_of(shapes) if native else {}
+    if folder is not None and going:
+        there = own_layers(folder)
+        return [
+            shape for n, shape in (linear | experts).items() if any(names(n, own) for own in there)
+        ], settings.base
+    found = [linear[name] for name in settings.layers(linear, rank, experts)]
+    return [*found, *(experts[name] for name in settings.tensors(experts, rank))], settings.base
+
+
+def learning(policy: Any) -> Any:
+    """A policy all of whose weights can learn: what lies in few bits under an adapter is made whole, and merged."""
+    return policy.apart() if any(True for _ in adapters(getattr(policy, "model", None))) else policy
+
+
 def folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    read_config(folder)
-    return read_shapes(weight_files(model_under(folder)))
+    _, named = read_parts(folder)
+    return read_shapes(weight_files(model_under(folder)), named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -28,12 +29,24 @@ class Refused(PanoplyError):
         self.number = number
 
 
-@lru_cache(maxsize=4)
 def _renderer(template: str, words: tuple[tuple[str, str], ...]) -> Confined:
-    """A process for a template, kept for the next call: it starts once, and rendering costs what it costs in ours."""
     if find_spec("jinja2") is None:
         raise needs_extra("jinja2", "transformers", "A chat template")
     return Confined("panoply.policies.templates:serve", (template, dict(words)), Limits(memory=2.0), START)
+
+
+class _Kept(threading.local):
+    """A process for each template, kept for the next call: it starts once, and rendering costs what it costs in ours.
+
+    Each thread has its own: a process answers one question at a time, and ends with the thread that started it. What a
+    thread keeps goes with it, so that a later one, which may have its number, does not ask a process that is dying.
+    """
+
+    def __init__(self) -> None:
+        self.renderer = lru_cache(maxsize=4)(_renderer)
+
+
+_KEPT = _Kept()
 
 
 def render_all(
@@ -51,7 +64,7 @@ def render_all(
     if not template:
         raise PanoplyError("The data holds chat messages, and the model's tokenizer has no chat template.")
     words = {k: v for k, v in tokenizer.settings.items() if k.endswith("_token") and isinstance(v, str)}
-    renderer = _renderer(template, tuple(sorted(words.items())))
+    renderer = _KEPT.renderer(template, tuple(sorted(words.items())))
     texts: list[str] = []
     for first in range(0, len(conversations), BATCH):
         some = [list(messages) for messages in conversations[first : first + BATCH]]

@@ -11,6 +11,7 @@ from torch import Tensor
 from panoply.errors import PanoplyError, plain
 from panoply.experience import Experience
 from panoply.policies.architectures import ARCHITECTURES
+from panoply.policies.decoder_config import DecoderConfig
 from panoply.policies.folder import read_config
 from panoply.policies.foreign import opened_by_transformers
 from panoply.policies.tokenizer import Tokenizer
@@ -59,13 +60,19 @@ class Classifier:
 
 
 def open_judge(
-    folder: Path, dtype: torch.dtype, device: torch.device | str, words: Tokenizer
+    folder: Path, dtype: torch.dtype, device: torch.device | str, words: Tokenizer, context: int = 0
 ) -> ValueModel | Classifier:
-    """The reward model in a folder, to judge answers whose ids are those of a policy's tokenizer."""
+    """The reward model in a folder, to judge answers whose ids are those of a policy's tokenizer.
+
+    context   the longest sequence that the policy was asked to write; the model reads so much if it can
+    """
     raw = read_config(folder)
     if wrong := words.differs(Tokenizer.load(folder)):
         raise PanoplyError(
             f"The reward model in {plain(folder)} has another tokenizer than the policy: {wrong}."
         )
-    native = raw["model_type"] in ARCHITECTURES
-    return ValueModel.load(folder, dtype, device) if native else Classifier.load(folder, dtype, device)
+    if raw["model_type"] not in ARCHITECTURES:
+        return Classifier.load(folder, dtype, device)
+    usual = DecoderConfig.from_hf(raw, str(folder / "config.json"))
+    longest = max(usual.max_positions, min(context, usual.most_positions))
+    return ValueModel.load(folder, dtype, device, longest)

@@ -70,6 +70,7 @@ class Rope(TypedDict):
     attention_factor: NotRequired[float | None]
     truncate: NotRequired[bool | None]
     short_factor: NotRequired[list[float] | None]
+    long_factor: NotRequired[list[float] | None]
     partial_rotary_factor: NotRequired[float | None]
     full_attention: NotRequired[dict[str, Any] | None]
     sliding_attention: NotRequired[dict[str, Any] | None]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from panoply import devices
 from panoply.errors import PanoplyError, plain, unknown
 from panoply.experience import Column, Experience, moved
 from panoply.files import conform
@@ -353,6 +354,7 @@ def open_policy(
     """New weights (`start`, `fresh`), or those of a run, a checkpoint or a folder."""
     from panoply.which import model_folder
 
+    devices.check(device)
     where = torch.device("cpu" if device == "auto" else device)
     if source in ("start", "fresh"):
         return ControlPolicy.fresh(world.observation, world.action, spec_from(settings or {}), seed).to(where)

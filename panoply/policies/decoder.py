@@ -16,6 +16,7 @@ from panoply.policies.attention import Focus, Visibility
 from panoply.policies.decoder_config import ACTIVATE, DecoderConfig
 from panoply.policies.experts import Mixture
 from panoply.policies.fused import run_blocks
+from panoply.policies.rotary import wider
 from panoply.policies.scoring import has_triton, wide_product
 
 if TYPE_CHECKING:
@@ -332,6 +333,11 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Logits of whole sequences; for looking, and for libraries that call a model."""
+        if tokens.shape[1] > self.config.max_positions and wider(self.config):
+            raise PanoplyError(
+                f"A sequence of {tokens.shape[1]} tokens is longer than the model's context of "
+                f"{self.config.max_positions}.{wider(self.config)}"
+            )
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         return self.logits(self.hidden(tokens, positions))

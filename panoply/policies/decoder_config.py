@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,7 +13,8 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.files import brief
 from panoply.policies import rotary
-from panoply.policies.architectures import ARCHITECTURES, Architecture, not_understood, without_positions
+from panoply.policies.architectures import ARCHITECTURES, Architecture, without_positions
+from panoply.policies.config_fields import check_understood
 from panoply.policies.config_schema import check_config
 from panoply.policies.experts import Mixing, check_mixing, dense_of, described, mixing_of
 
@@ -43,6 +44,9 @@ class DecoderConfig:
     inner: int = 0
     """Width of the feed-forward layer; 0: four times the width."""
     max_positions: int = 2048
+    """The longest sequence, in tokens. Of longrope it decides by which factors all sequences turn (see rotary.py)."""
+    longest: int = 0
+    """What `max_position_embeddings` says, where that is something else; 0: the same."""
     model_type: str = "llama"
     tied: bool = False
     norm_eps: float = 1e-6
@@ -88,6 +92,7 @@ class DecoderConfig:
         fill("head_dim", self.head_dim or self.width // self.heads)
         fill("inner", self.inner or 4 * self.width)
         fill("windows", tuple(self.windows) or (0,) * self.layers)
+        fill("longest", self.longest or self._longest())
         if self.model_type not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise PanoplyError(f"The decoder has no layout '{self.model_type}'; it has {known}.")
@@ -173,8 +178,11 @@ class DecoderConfig:
         return self.layout.plain and self.activation == "silu" and self.rotary_dim == self.head_dim
 
     @classmethod
-    def from_hf(cls, raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig:
-        """The shape that a `config.json` describes, once everything it is read for is of a type and size to believe."""
+    def from_hf(cls, raw: Mapping[str, Any], where: str = "config.json", context: int = 0) -> DecoderConfig:
+        """The shape that a `config.json` describes, once everything it is read for is of a type and size to believe.
+
+        context   the longest sequence that is asked for; 0: what the model was made for
+        """
         check_config(raw, where)
         model_type, heads, layers = raw["model_type"], raw["num_attention_heads"], raw["num_hidden_layers"]
         if model_type not in ARCHITECTURES:
@@ -186,6 +194,7 @@ class DecoderConfig:
         rope, local = _rope_of(given, layout)
         head_dim = given.get("head_dim") or given["hidden_size"] // heads
         share = rope.pop("partial_rotary_factor", None) or given.get("partial_rotary_factor")
+        longest = int(given.get("max_position_embeddings") or 2048)
         return cls(
             vocab_size=given["vocab_size"],
             width=given["hidden_size"],
@@ -194,7 +203,8 @@ class DecoderConfig:
             kv_heads=given.get("num_key_value_heads") or heads,
             head_dim=head_dim,
             inner=given["intermediate_size"],
-            max_positions=_positions_of(given, rope),
+            max_positions=rotary.positions(rope, longest, context),
+            longest=longest,
             model_type=model_type,
             tied=bool(given.get("tie_word_embeddings")),
             norm_eps=float(given.get("rms_norm_eps") or 1e-6),
@@ -229,7 +239,7 @@ class DecoderConfig:
             "num_key_value_heads": self.kv_heads,
             "head_dim": self.head_dim,
             "intermediate_size": self.inner,
-            "max_position_embeddings": self._longest(),
+            "max_position_embeddings": self.longest,
             "tie_word_embeddings": self.tied,
             "rms_norm_eps": self.norm_eps,
             layout.activation_key: self.activation,
@@ -246,6 +256,8 @@ class DecoderConfig:
             ours["rope_local_base_freq"] = local["rope_theta"]
         if "partial_rotary_factor" in rope:
             ours["partial_rotary_factor"] = rope["partial_rotary_factor"]
+        if self.rope_type == "longrope":  # where transformers looks for it first
+            ours["original_max_position_embeddings"] = self.rope_scaling["original_max_position_embeddings"]
         if layout.windows == "layers":
             ours["layer_types"] = ["sliding_attention" if w else "full_attention" for w in self.windows]
         if layout.window_switch:
@@ -258,9 +270,16 @@ class DecoderConfig:
         return {**defaults, **self.extras, **ours}
 
     def _longest(self) -> int:
-        """What a config says of it: with longrope more than the positions for which its first factors are."""
-        stretch = self.rope_scaling["factor"] if self.rope_type == "longrope" else 1
-        return round(self.max_positions * stretch)
+        """Of a config made by hand: with longrope, what its factor makes of the original length."""
+        if self.rope_type != "longrope":
+            return self.max_positions
+        original = self.rope_scaling.get("original_max_position_embeddings") or self.max_positions
+        return max(self.max_positions, round(original * float(self.rope_scaling.get("factor") or 1.0)))
+
+    @property
+    def most_positions(self) -> int:
+        """The longest sequence that it could be opened for."""
+        return rotary.reach(self.rope_scaling, self.longest)[1]
 
     def _written(self, name: str) -> float | int | None:
         """A number of the layout's `fields` as a config says it: a cap that is not there is null."""
@@ -286,7 +305,9 @@ class DecoderConfig:
             elif kind == "local":
                 found.append((rotary.plain(self.rotary_dim, self.local_theta), 1.0))
             else:
-                found.append(rotary.scaled(self.rotary_dim, self.rope_theta, self.rope_scaling))
+                found.append(
+                    rotary.scaled(self.rotary_dim, self.rope_theta, self.rope_scaling, self.max_positions)
+                )
         return found
 
     def _turning(self, layer: int) -> str:
@@ -308,11 +329,7 @@ def _refuse_unsupported(raw: Mapping[str, Any], layout: Architecture) -> None:
         )
     if raw.get("clip_qkv"):
         raise PanoplyError("Queries, keys and values that are clipped (clip_qkv) are not supported.")
-    if strange := not_understood(raw, layout):
-        raise PanoplyError(
-            f"config.json sets {strange[0]} to {brief(raw[strange[0]])}, and what that does to a "
-            f"{raw['model_type']} layout is not known here."
-        )
+    check_understood(raw, layout)
 
 
 def _activation_of(raw: Mapping[str, Any], layout: Architecture) -> str:
@@ -343,22 +360,18 @@ def _rope_of(raw: Mapping[str, Any], layout: Architecture) -> tuple[dict[str, An
     rope.setdefault("rope_theta", raw.get("rope_theta") or 10_000.0)
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
     rope.pop("type", None)
+    if rope["rope_type"] == "su" or (
+        rope["rope_type"] == "yarn" and rope.get("short_factor")
+    ):  # its first names
+        rope["rope_type"] = "longrope"
     longest = raw.get("max_position_embeddings")
-    if rope["rope_type"] in ("llama3", "yarn"):
-        rope.setdefault("original_max_position_embeddings", longest)
-    if rope["rope_type"] in ("longrope", "su"):  # its first name
-        original = rope.get("original_max_position_embeddings") or raw.get("original_max_position_embeddings")
-        original = original or longest or 4096
-        rope |= {"rope_type": "longrope", "original_max_position_embeddings": original}
-        rope["factor"] = rope.get("factor") or (longest or original) / original
+    if rope["rope_type"] in ("llama3", "yarn", "longrope"):
+        of_all = None if layout.local_theta else raw.get("original_max_position_embeddings")
+        original = of_all or rope.get("original_max_position_embeddings") or longest or 2048
+        rope["original_max_position_embeddings"] = original
+        if rope["rope_type"] == "longrope":
+            rope["factor"] = rope.get("factor") or (longest or original) / original
     return rope, local
-
-
-def _positions_of(raw: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
-    longest = raw.get("max_position_embeddings") or 2048
-    return (
-        min(longest, rope["original_max_position_embeddings"]) if rope["rope_type"] == "longrope" else longest
-    )
 
 
 def _unrotated_of(raw: Mapping[str, Any], layout: Architecture, layers: int) -> tuple[int, ...]:
@@ -371,14 +384,26 @@ def _unrotated_of(raw: Mapping[str, Any], layout: Architecture, layers: int) -> 
 
 
 def _windows_of(raw: Mapping[str, Any], layout: Architecture, layers: int) -> tuple[int, ...]:
-    window = raw.get("sliding_window") or 0
+    window, kinds = raw.get("sliding_window") or 0, raw.get("layer_types")
     if not layout.windows or (layout.window_switch and not raw.get("use_sliding_window")):
+        window = 0
+    if kinds is not None:
+        _check_kinds(kinds, window, layout, layers)
+    if not window:
         return ()
     if layout.windows == "all":
         return (window,) * layers
-    kinds = raw.get("layer_types")
     if kinds is None:
         return tuple(window if near else 0 for near in layout.pattern(raw, layers)[:layers])
-    if strange := set(kinds) - {"sliding_attention", "full_attention"}:
-        raise PanoplyError(f"Layers of kind {brief(min(strange))} are not known to this layout.")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _check_kinds(kinds: Sequence[str], window: int, layout: Architecture, layers: int) -> None:
+    """Refuse kinds of layers that a layout does not have, whether or not they would make a difference."""
+    if len(kinds) != layers:
+        raise PanoplyError(f"layer_types of config.json is of {len(kinds)} layers, not of {layers}.")
+    strange = set(kinds) - {"full_attention", *(["sliding_attention"] if layout.windows else [])}
+    if layout.windows == "all" and window and "full_attention" in kinds:
+        strange = {"full_attention"}
+    if strange:
+        raise PanoplyError(f"Layers of kind {brief(min(strange))} are not known to this layout.")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from panoply.policies.experts import TENSORS, Experts
+from panoply.policies.experts import TENSORS, Experts, Router
 
 INNER = "base_layer"
 
@@ -116,7 +116,9 @@ def from_peft(a: Tensor, b: Tensor, experts: int, paired: bool) -> tuple[Tensor,
 
 
 def own_name(layer: str, layers: set[str], targets: list[str]) -> str:
-    """Our name of what PEFT's folder has factors for: of a layer of experts, which of its tensors."""
+    """Our name of what PEFT's folder has factors for: of a layer of experts, which of its tensors, and of routers."""
+    if layer.endswith(".mlp.gate"):
+        return f"{layer.removesuffix('gate')}router"
     place = layer.removesuffix(f".{INNER}")
     if not place.endswith(".experts"):
         return layer
@@ -126,3 +128,8 @@ def own_name(layer: str, layers: set[str], targets: list[str]) -> str:
         return f"{place}.{TENSORS[1]}"
     alone = next((t for t in TENSORS if any(word.endswith(t) for word in targets)), TENSORS[0])
     return f"{place}.{alone}"
+
+
+def routers(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """A model's routers, which have no adapters that learn, and the shapes of their weights."""
+    return {n: tuple(m.weight.shape) for n, m in model.named_modules() if isinstance(m, Router)}

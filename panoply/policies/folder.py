@@ -16,16 +16,19 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError, plain
 from panoply.files import is_file, is_folder, read_json
-from panoply.policies.adapter_folder import add_merged, is_adapter, model_under, read_adapter, settings_of
+from panoply.policies.adapter_base import Under, check_base
+from panoply.policies.adapter_config import is_adapter, model_under, settings_of
+from panoply.policies.adapter_folder import add_beside, add_merged, read_adapter
 from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.expert_files import from_disk, to_disk
 from panoply.policies.low_rank import plain_weights
 from panoply.policies.steering import SETTINGS as VALUES
 from panoply.policies.steering import Steered, write_values
+from panoply.policies.text_part import language_config, language_name, reads_more
 from panoply.policies.thoughts import SETTINGS as THOUGHTS
 from panoply.policies.thoughts import write_thoughts
-from panoply.policies.weights import INDEX, WHOLE, check_fit, read_weights, weight_files
+from panoply.policies.weights import INDEX, WHOLE, Naming, check_fit, read_shapes, read_weights, weight_files
 
 if TYPE_CHECKING:
     from panoply.policies.foreign import Foreign
@@ -36,23 +39,29 @@ DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float
 
 
 def load_model(
-    folder: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    folder: str | Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    context: int = 0,
 ) -> Decoder | Foreign:
     """The model in a folder: this library's decoder where it knows the layout, else through transformers.
 
-    An adapter is merged into the model that it is of.
+    An adapter is merged into the model that it is of. `context` is the longest sequence that is asked for; 0: what the
+    model was made for.
     """
     folder = Path(folder)
     if is_adapter(folder):
-        return _merged(folder, dtype, device)
-    raw = read_config(folder)
+        return _merged(folder, dtype, device, context)
+    raw, named = read_parts(folder)
     files = weight_files(folder)
     if raw.get("model_type") not in ARCHITECTURES:
         from panoply.policies.foreign import load_foreign
 
-        return load_foreign(folder, dtype, device)
-    config = DecoderConfig.from_hf(raw, str(folder / "config.json"))
-    return decoder_of(config, read_weights(files, dtype, device), folder)
+        return load_foreign(folder, dtype, device, context)
+    if named is language_name:  # the whole and its text_config may say different things of it
+        raw["tie_word_embeddings"] = "lm_head.weight" not in read_shapes(files, named)
+    config = DecoderConfig.from_hf(raw, str(folder / "config.json"), context)
+    return decoder_of(config, read_weights(files, dtype, device, named), folder)
 
 
 def decoder_of(config: DecoderConfig, weights: dict[str, Tensor], folder: Path) -> Decoder:
@@ -64,11 +73,28 @@ def decoder_of(config: DecoderConfig, weights: dict[str, Tensor], folder: Path) 
     return model.eval()
 
 
-def _merged(folder: Path, dtype: torch.dtype, device: torch.device | str) -> Decoder | Foreign:
-    model = load_model(model_under(folder), dtype, device)
-    if isinstance(model, Decoder) and not settings_of(folder)[1].dora:
-        add_merged(model, read_adapter(folder))
+def _merged(folder: Path, dtype: torch.dtype, device: torch.device | str, context: int) -> Decoder | Foreign:
+    """An adapter over the base that it was trained over.
+
+    One in few bits stays so, with the adapter beside it: as it was trained, in as little memory, and nothing of it can
+    learn. In float32 on a CPU, where such products are slow and nothing is lost by rounding, it is merged like others.
+    """
+    under, (_, settings) = model_under(folder), settings_of(folder)
+    check_base(folder, Under.of(under))
+    there, exact = torch.device(device), torch.device(device).type == "cpu" and dtype == torch.float32
+    few = None if settings.base == "whole" or exact else settings.base
+    model = load_model(under, dtype, device if few is None else "cpu", context)
+    if isinstance(model, Decoder) and not settings.dora:
+        if few is None:
+            add_merged(model, read_adapter(folder))
+        else:
+            add_beside(model, read_adapter(folder), few, there)
         return model
+    if settings.base != "whole":
+        raise PanoplyError(
+            f"The adapter in {plain(folder)} cannot be over a base in {settings.base}, which is for layouts that run "
+            "natively, without DoRA."
+        )
     from panoply.policies.lora import merged_by_peft
 
     return merged_by_peft(model, folder)
@@ -128,7 +154,23 @@ class Config(TypedDict):
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a model folder, or of the model that a folder's adapter is of."""
+    """The `config.json` of a model folder, or of the model that a folder's adapter is of.
+
+    Of a model that reads pictures, too, that of its language model.
+    """
+    return read_parts(folder)[0]
+
+
+def read_parts(folder: Path) -> tuple[dict[str, Any], Naming]:
+    """The same, and what its weights are called that are on disk."""
+    raw, folder = whole_config(folder), model_under(folder)
+    if reads_more(raw):
+        return language_config(raw, folder), language_name
+    return raw, str
+
+
+def whole_config(folder: Path) -> dict[str, Any]:
+    """The same as it stands there, whatever the model reads."""
     folder = model_under(folder)
     if not is_folder(folder):
         raise PanoplyError(f"There is no folder {plain(folder)}.")

@@ -16,6 +16,7 @@ from panoply.errors import PanoplyError, needs_extra, plain
 from panoply.files import is_file, read_json
 from panoply.policies.attention import Visibility
 from panoply.policies.config_schema import check_sizes
+from panoply.policies.rotary import reach
 from panoply.policies.scoring import wide_product
 from panoply.policies.weights import check_finite, listed, weight_files
 
@@ -42,7 +43,7 @@ class ForeignConfig:
     """Attention kinds of the layers where they differ; empty where one mask serves all."""
 
     @classmethod
-    def of(cls, config: Any) -> ForeignConfig:
+    def of(cls, config: Any, context: int = 0) -> ForeignConfig:
         if not getattr(config, "num_attention_heads", None):
             raise PanoplyError(
                 f"The architecture '{config.model_type}' has no attention heads to mask or cache."
@@ -61,7 +62,7 @@ class ForeignConfig:
             heads=heads,
             kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
             head_dim=int(getattr(config, "head_dim", None) or width // heads),
-            max_positions=int(getattr(config, "max_position_embeddings", None) or 2048),
+            max_positions=_positions(config, context),
             window=int(getattr(config, "sliding_window", None) or 0),
             kinds=kinds if "sliding_attention" in kinds else (),
         )
@@ -90,15 +91,17 @@ class Foreign(nn.Module):
     not) and that its keys and values can be cached.
     """
 
-    def __init__(self, inner: Any):
+    def __init__(self, inner: Any, context: int = 0):
         super().__init__()
         self.inner = inner
-        self.config = ForeignConfig.of(inner.config)
+        self.config = ForeignConfig.of(inner.config, context)
         self.softcap = float(getattr(inner.config, "final_logit_softcapping", None) or 0.0)
+        self.factor = float(getattr(inner.config, "logit_scale", None) or 1.0)
+        """Of all logits (Cohere's); here it is the last state's."""
         self.dropout = without_dropout(inner)
         """What the config said of dropout, which is off: what is scored must be what was sampled from."""
         self.eval()
-        self._probe()
+        self.check()
 
     @property
     def bare(self) -> Any:
@@ -151,6 +154,7 @@ class Foreign(nn.Module):
             output_hidden_states=bool(taps),
         )
         hidden: Tensor = out.last_hidden_state
+        hidden = hidden if self.factor == 1.0 else hidden * self.factor
         return hidden, {k: out.hidden_states[k] for k in taps}
 
     def normed(self, state: Tensor) -> Tensor:
@@ -205,7 +209,8 @@ class Foreign(nn.Module):
         return {kind: sight.build(windows[kind], slots) for kind in self.config.kinds}
 
     @torch.no_grad()
-    def _probe(self) -> None:
+    def check(self) -> None:
+        """Refuse a model of which one of these things is not so; with adapters, too."""
         name = self.config.model_type
         refusal = f"The architecture '{name}' cannot be used"
         length = 12
@@ -281,9 +286,27 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_foreign(folder: Path, dtype: torch.dtype, device: torch.device | str) -> Foreign:
+def load_foreign(folder: Path, dtype: torch.dtype, device: torch.device | str, context: int = 0) -> Foreign:
     """A causal language model, run by transformers."""
-    return Foreign(opened_by_transformers(folder, "AutoModelForCausalLM", dtype, device))
+    return Foreign(opened_by_transformers(folder, "AutoModelForCausalLM", dtype, device), context)
+
+
+def _positions(config: Any, context: int) -> int:
+    """The longest sequence that transformers turns by the same factors from its first token to its last.
+
+    Beyond it, with longrope or dynamic scaling, factors change while a sequence grows: what was sampled with some would
+    be scored with others.
+    """
+    longest = int(getattr(config, "max_position_embeddings", None) or 2048)
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [kind for kind in rope.values() if isinstance(kind, Mapping)] or [rope]
+    most = min(reach(kind, longest)[0] for kind in kinds)
+    if context > most:
+        raise PanoplyError(
+            f"A '{config.model_type}', which runs through transformers, reads at most {most:,} tokens here: a context "
+            f"of {context:,} is too long."
+        )
+    return context or most
 
 
 def opened_by_transformers(folder: Path, kind: str, dtype: torch.dtype, device: torch.device | str) -> Any:

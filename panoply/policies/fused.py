@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from panoply.kernels import host, summing
 from panoply.kernels.low_rank import Weight, matrix
 from panoply.policies import low_rank
+from panoply.policies.adjoining import adjoin
 from panoply.policies.decoder_config import ACTIVATE
 from panoply.policies.packing import Packing, rotate_and_attend
 
@@ -127,7 +128,7 @@ def _fed(mlp: Any, y: Tensor) -> Tensor:
     both, down, kind = _products(y, inputs), mlp.down_proj, mlp.activation
     if type(down) in (*low_rank.PLAIN, *low_rank.FEW) and down.bias is None:
         stack = low_rank.stacked([down]) if isinstance(down, low_rank.LowRank) else None
-        weight = low_rank.matrix_of([down]) if isinstance(down, low_rank.FEW) else down.weight
+        weight = low_rank.in_few_bits([down]) if isinstance(down, low_rank.FEW) else down.weight
         gelu = () if kind == "silu" else (True,)
         added: Tensor = _kernels(y.device).gated_down(both, weight, stack, *gelu)
         return added
@@ -141,8 +142,10 @@ def _products(x: Tensor, layers: list[nn.Linear]) -> Tensor:
     if any(type(layer) not in (*low_rank.PLAIN, *low_rank.FEW) for layer in layers):
         return torch.cat([layer(x) for layer in layers], dim=1)
     weight, bias = one_matrix(layers)
-    if isinstance(weight, Tensor) and not torch.is_grad_enabled():
-        return nn.functional.linear(x, weight, bias)
+    if not torch.is_grad_enabled():
+        return (
+            nn.functional.linear(x, weight, bias) if isinstance(weight, Tensor) else weight.product(x, bias)
+        )
     if any(isinstance(layer, low_rank.LowRank) for layer in layers):
         return low_rank.product(x, weight, bias, low_rank.stacked(layers))
     if not isinstance(weight, Tensor) or not any(layer.weight.requires_grad for layer in layers):
@@ -155,11 +158,11 @@ def _products(x: Tensor, layers: list[nn.Linear]) -> Tensor:
 
 
 def one_matrix(layers: Sequence[Any]) -> tuple[Weight, Tensor | None]:
-    """`joined`, or what makes it where weights are in few bits."""
+    """`joined`, or its few bits where there are any."""
     if not any(isinstance(layer, low_rank.FEW) for layer in layers):
         return joined(layers)
     biases = [layer.bias for layer in layers]
-    return low_rank.matrix_of(layers), None if biases[0] is None else _joined(biases)
+    return low_rank.in_few_bits(layers), None if biases[0] is None else adjoin(biases)
 
 
 _joints: WeakKeyDictionary[nn.Linear, tuple[tuple[object, ...], Tensor, Tensor | None]] = WeakKeyDictionary()
@@ -174,8 +177,8 @@ def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
     known = _joints.get(layers[0])
     if known is None or known[0] != _lying(weights, biases):
-        weight = _joined(weights)
-        bias = None if biases[0] is None else _joined(biases)
+        weight = adjoin(weights)
+        bias = None if biases[0] is None else adjoin(biases)
         known = _lying(weights, biases), weight, bias
         _joints[layers[0]] = known
     return known[1:]
@@ -183,26 +186,6 @@ def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 
 def _lying(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[object, ...]:
     return weights[0].dtype, *(x.data_ptr() for x in (*weights, *biases) if x is not None)
-
-
-def _joined(parameters: Sequence[Tensor]) -> Tensor:
-    first = parameters[0]
-    lengths = [len(p) for p in parameters]
-    if not _adjacent(parameters):
-        whole = torch.cat([p.data for p in parameters])
-        for parameter, part in zip(parameters, torch.split(whole, lengths), strict=True):
-            parameter.data = part
-    shape = (sum(lengths), *first.shape[1:])
-    return first.detach().as_strided(shape, first.stride(), first.storage_offset())
-
-
-def _adjacent(parameters: Sequence[Tensor]) -> bool:
-    storage, end = parameters[0].untyped_storage().data_ptr(), parameters[0].data_ptr()
-    for parameter in parameters:
-        if parameter.untyped_storage().data_ptr() != storage or parameter.data_ptr() != end:
-            return False
-        end += parameter.nbytes
-    return all(p.is_contiguous() for p in parameters)
 
 
 class _Product(torch.autograd.Function):

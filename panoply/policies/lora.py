@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,26 +18,17 @@ import torch
 
 from panoply.errors import PanoplyError, needs_extra, plain
 from panoply.files import is_file
-from panoply.lora import Lora
+from panoply.lora import TABLES, Lora
 from panoply.policies import low_rank
-from panoply.policies.adapter_folder import (
-    CONFIG,
-    WEIGHTS,
-    adapted_layers,
-    check_going_on,
-    is_adapter,
-    load_factors,
-    model_under,
-    read_adapter,
-    settings_of,
-    write_adapter,
-)
+from panoply.policies.adapter_base import Under, check_base, write_base
+from panoply.policies.adapter_config import CONFIG, WEIGHTS, going_on, is_adapter, model_under, settings_of
+from panoply.policies.adapter_folder import load_factors, read_adapter, write_adapter
 from panoply.policies.decoder import Decoder
 from panoply.policies.expert_adapters import expert_tensors
 from panoply.policies.foreign import Foreign
 from panoply.policies.text import TextPolicy
 from panoply.policies.thoughts import read_thoughts, write_thoughts
-from panoply.policies.weights import check_fit, read_weights, weight_files
+from panoply.policies.weights import check_fit, listed, read_weights, weight_files
 from panoply.seeds import stable_hash
 
 
@@ -47,26 +39,38 @@ class Adapted:
     rank: int
     settings: Lora
     base: TextPolicy | None
+    under: Under | None = None
+    """The weights that they are over, where these have a folder."""
 
 
 def add_lora(
-    policy: TextPolicy, rank: int, seed: int = 0, settings: Lora | None = None, folder: Path | None = None
+    policy: TextPolicy,
+    rank: int,
+    seed: int = 0,
+    settings: Lora | None = None,
+    folder: Path | None = None,
+    device: torch.device | None = None,
 ) -> TextPolicy:
-    """The policy with adapters of that rank: fresh ones, with which it starts unchanged, or those of a `folder`."""
+    """The policy with adapters of that rank: fresh ones, with which it starts unchanged, or those of a `folder`.
+
+    It stays where it is, or goes to a `device`.
+    """
     settings = settings or Lora()
     model = policy.model
     if isinstance(model, Foreign) or settings.dora:
         return _through_peft(policy, rank, seed, settings, folder)
     linear, experts = low_rank.linear_layers(model), expert_tensors(model)
     saved = None if folder is None else read_adapter(folder)
-    _refuse_experts(model, settings)
     if saved is None:
-        ranks = dict.fromkeys([*settings.layers(linear, rank), *settings.tensors(experts, rank)], rank)
+        named = [*settings.layers(linear, rank, experts), *settings.tensors(experts, rank)]
+        ranks = dict.fromkeys(named, rank)
+        scales = dict.fromkeys(named, settings.scale(rank, rank))
     else:
         saved.check(linear | experts)
         ranks = saved.ranks(experts)
-    scales = {name: settings.scale(own, rank) for name, own in ranks.items()}
-    base = low_rank.adapt(model, ranks, scales, None if settings.base == "whole" else settings.base)
+        scales = saved.scales(ranks)
+    few = None if settings.base == "whole" else settings.base
+    base = low_rank.adapt(model, ranks, scales, few, device)
     before = TextPolicy(base, policy.tokenizer, shared=policy.shared)
     if saved is None:
         low_rank.start(model, torch.Generator().manual_seed(stable_hash("lora", seed) % 2**31))
@@ -74,22 +78,6 @@ def add_lora(
         load_factors(model, saved)
     policy.adapted = Adapted(rank, settings, before if saved is None else None)
     return policy
-
-
-def _refuse_experts(model: Any, settings: Lora) -> None:
-    """A layer's experts are one tensor, which has a setting of its own."""
-    if model.config.mixing is None:
-        return
-    inside = {part for name, _ in model.named_parameters() if ".mlp." in name for part in name.split(".")[3:]}
-    inside -= {part for name in low_rank.linear_layers(model) for part in name.split(".")} | {
-        "weight",
-        "bias",
-    }
-    if named := [word for word in settings.target_modules if word in inside]:
-        raise PanoplyError(
-            f"lora.target_modules cannot name {named[0]}: routers get no adapters, and tensors of experts are named in "
-            "lora.target_parameters (mlp.experts.gate_up_proj, mlp.experts.down_proj)."
-        )
 
 
 def begun_with(policy: TextPolicy) -> TextPolicy | None:
@@ -103,20 +91,38 @@ def begun_with(policy: TextPolicy) -> TextPolicy | None:
 
 
 def open_adapted(
-    opened: Callable[[str], TextPolicy],
+    opened: Callable[[str, bool], TextPolicy],
     source: str,
     folder: Path | None,
     rank: int,
     seed: int,
     settings: Lora,
+    device: torch.device | None = None,
 ) -> TextPolicy:
-    """The policy that `source` stands for with adapters: its own where its `folder` holds some, else fresh ones."""
+    """The policy that `source` stands for with adapters: its own where its `folder` holds some, else fresh ones.
+
+    opened   opens a model, on the host where that is asked for: of what is to be in few bits, a GPU need not hold all
+             that it is before
+    device   where it goes then
+    """
     if folder is None or not is_adapter(folder):
-        return add_lora(opened(source), rank, seed, settings)
-    check_going_on(folder, rank, settings)
-    policy = add_lora(opened(str(model_under(folder))), rank, seed, settings_of(folder)[1], folder)
+        begun = opened(source, settings.base != "whole")
+        policy = add_lora(begun, rank, seed, settings, device=device)
+        return policy if folder is None else _over(policy, Under.of(folder))
+    under = Under.of(model_under(folder))
+    check_base(folder, under)
+    begun = opened(str(under.folder), settings_of(folder)[1].base != "whole")
+    own = going_on(folder, rank, settings, native=not isinstance(begun.model, Foreign))
+    policy = _over(add_lora(begun, rank, seed, own, folder, device), under)
     if (thoughts := read_thoughts(folder, policy.model.config.width)) is not None:
         policy.think(thoughts)
+    return policy
+
+
+def _over(policy: TextPolicy, under: Under) -> TextPolicy:
+    """The same, knowing which weights its adapters are over."""
+    assert policy.adapted is not None
+    policy.adapted = replace(policy.adapted, under=under)
     return policy
 
 
@@ -127,6 +133,7 @@ def save_adapter(policy: TextPolicy, folder: Path, base: Path | None = None) -> 
         write_adapter(policy.model, folder, policy.adapted.rank, policy.adapted.settings, base)
     else:
         _save_through_peft(model, folder, base)
+    write_base(folder, policy.adapted.settings.base, policy.model.dtype, policy.adapted.under)
     policy.tokenizer.save(folder)
     write_thoughts(policy.thoughts, folder)
 
@@ -135,15 +142,22 @@ def load_adapter(policy: TextPolicy, folder: Path) -> None:
     """Overwrite the adapters' weights with saved ones, and so those of thoughts."""
     if (thoughts := policy.thoughts) is not None:
         thoughts.load_from(folder)
+    if policy.adapted is not None and policy.adapted.under is not None:
+        check_base(folder, policy.adapted.under)
     if (model := _peft_model(policy)) is None:
         load_factors(policy.model, read_adapter(folder))
         return
     if not is_file(folder / WEIGHTS):
         raise PanoplyError(f"{plain(folder)} holds no adapter: there is no {WEIGHTS}.")
     peft, saved = _peft(), read_weights([folder / WEIGHTS])
-    expected = peft.get_peft_model_state_dict(model)
-    check_fit({name: tuple(w.shape) for name, w in expected.items()}, saved, plain(folder))
+    there = {name: tuple(w.shape) for name, w in peft.get_peft_model_state_dict(model).items()}
+    check_fit(there, saved, plain(folder), CONFIG)
     peft.set_peft_model_state_dict(model, saved)
+    now = peft.get_peft_model_state_dict(model)
+    if wrong := [
+        name for name, w in saved.items() if not torch.equal(now[name].cpu(), w.to(now[name].dtype))
+    ]:
+        raise PanoplyError(f"PEFT has not taken {listed(wrong)} over from {plain(folder)}.")
 
 
 # ------------------------------------------------------------------ through PEFT
@@ -166,29 +180,12 @@ def _peft_model(policy: TextPolicy) -> Any:
 def _through_peft(
     policy: TextPolicy, rank: int, seed: int, settings: Lora, folder: Path | None
 ) -> TextPolicy:
-    if settings.base != "whole":
-        raise PanoplyError(
-            f"lora.base={settings.base} is for adapters of this library's own decoder: not for DoRA, nor for models "
-            "that transformers runs."
-        )
+    settings.check_foreign()
     peft, model = _peft(), policy.model
     named: Any = model.inner if isinstance(model, Foreign) else model
-    linear = {
-        name: tuple(m.weight.shape)
-        for name, m in named.named_modules()
-        if type(m).__name__ in ("Linear", "Conv1D")
-    }
-    config = peft.LoraConfig(
-        r=rank,
-        lora_alpha=2 * rank if settings.alpha is None else settings.alpha,
-        target_modules=settings.layers(linear, rank) if folder is None else adapted_layers(folder),
-        target_parameters=list(settings.target_parameters) or None,
-        lora_dropout=0.0,
-        use_rslora=settings.rslora,
-        use_dora=settings.dora,
-    )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _of_another_base(folder):
         warnings.simplefilter("ignore")  # PEFT corrects fan_in_fan_out by itself, and says so at length
+        config = _fresh_config(peft, named, rank, settings) if folder is None else _own_config(peft, folder)
         torch.manual_seed(stable_hash("lora", seed) % 2**31)
         if isinstance(model, Foreign):
             model.inner = peft.get_peft_model(named, config)
@@ -198,26 +195,81 @@ def _through_peft(
     found.adapted = Adapted(rank, settings, None)
     if folder is not None:
         load_adapter(found, folder)
+    if isinstance(model, Foreign):
+        model.check()
     return found
+
+
+def _fresh_config(peft: Any, model: Any, rank: int, settings: Lora) -> Any:
+    linear = {
+        name: tuple(m.weight.shape)
+        for name, m in model.named_modules()
+        if type(m).__name__ in ("Linear", "Conv1D")
+    }
+    experts = expert_tensors(model)
+    return peft.LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank if settings.alpha is None else settings.alpha,
+        target_modules=settings.layers(linear, rank, experts),
+        target_parameters=list(settings.target_parameters) or None,
+        lora_dropout=0.0,
+        use_rslora=settings.rslora,
+        use_dora=settings.dora,
+    )
+
+
+def _own_config(peft: Any, folder: Path) -> Any:
+    """All that a folder says of its adapter, to go on with it: patterns, and how its factors began."""
+    config = peft.LoraConfig.from_pretrained(str(folder))
+    config.inference_mode, config.lora_dropout, config.task_type = False, 0.0, None
+    return config
+
+
+@contextmanager
+def _of_another_base(folder: Path | None) -> Iterator[None]:
+    """What PEFT says of a folder that it cannot put over a model, in a sentence."""
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        if folder is None:
+            raise
+        said = plain(str(error).strip().split("\n")[0]).rstrip(".:")
+        raise PanoplyError(
+            f"The adapter in {plain(folder)} is of another base than its own: {said}."
+        ) from error
 
 
 def merged_by_peft(model: Decoder | Foreign, folder: Path) -> Decoder | Foreign:
     """A model with an adapter of a kind that PEFT alone knows, merged into it."""
-    read_weights(
-        [folder / WEIGHTS] if is_file(folder / WEIGHTS) else weight_files(folder)
-    )  # safetensors, and finite
-    try:
-        inner: Any = model.inner if isinstance(model, Foreign) else model
+    files = [folder / WEIGHTS] if is_file(folder / WEIGHTS) else weight_files(folder)
+    saved = read_weights(files)  # safetensors, and finite
+    inner: Any = model.inner if isinstance(model, Foreign) else model
+    with _of_another_base(folder):
         opened = _peft().PeftModel.from_pretrained(inner, str(folder))
-    except (RuntimeError, ValueError, KeyError) as error:
-        said = plain(str(error).strip().splitlines()[0]).rstrip(".:")
+    if isinstance(model, Decoder):
+        alike = not model.config.tied or not any(table in name for name in saved for table in TABLES)
+        merged = opened.merge_and_unload()
+    else:
+        before = _logits(opened)
+        model.inner = merged = opened.merge_and_unload()
+        merged.tie_weights()
+        tolerance = (1e-3 if model.dtype == torch.float32 else 5e-2) * (1 + before.abs().max())
+        alike = bool(((_logits(merged) - before).abs() <= tolerance).all())
+    if not alike:
         raise PanoplyError(
-            f"The adapter in {plain(folder)} is of another base than its own: {said}."
-        ) from error
-    plain_again = opened.merge_and_unload()
-    if isinstance(model, Foreign):
-        model.inner = plain_again
-    return model if isinstance(model, Foreign) else cast(Decoder, plain_again)
+            f"The adapter in {plain(folder)} cannot be merged into its base: it changes one of two tables that are one "
+            "there, or more than weights."
+        )
+    merged.requires_grad_(True)
+    return model if isinstance(model, Foreign) else cast(Decoder, merged)
+
+
+@torch.no_grad()
+def _logits(model: Any) -> torch.Tensor:
+    """What a model of transformers says of some tokens."""
+    tokens = torch.arange(12, device=model.device)[None] * 7 % model.config.vocab_size
+    found: torch.Tensor = model(input_ids=tokens, use_cache=False).logits.float()
+    return found
 
 
 def _save_through_peft(model: Any, folder: Path, base: Path | None) -> None:

@@ -2,8 +2,8 @@
 
 A layer keeps W₀, as it was, and float32 factors A and B. After every step of the optimiser W = round(W₀ + s·B·A) is
 written where W lies, and whoever reads that, by a fused block or a captured graph, sees the new policy. The backward
-pass gives ∂A and ∂B without ∂W (kernels/low_rank.py). Where W₀ is in few bits, W is made for every product instead, and
-no more than one layer's is there at a time.
+pass gives ∂A and ∂B without ∂W (kernels/low_rank.py). Where W₀ is in few bits, nothing is merged: W₀ is made whole for
+a product, no more than one layer's at a time, and the factors' own product is added.
 """
 
 from __future__ import annotations
@@ -11,50 +11,54 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from panoply.kernels.low_rank import Stack, Weight, matrix, slopes
+from panoply.kernels.low_rank import Stack, Weight, back_onto, beside, matrix, onto, slopes
 from panoply.policies.expert_adapters import LowRankExperts, adapt_experts, expert_tensors
-from panoply.policies.quantised import Kind, Quantised, QuantisedLinear
+from panoply.policies.quantised import FewBits, Kind, QuantisedLinear
+
+Layer = TypeVar("Layer", nn.Linear, QuantisedLinear)
 
 
 class _Product(torch.autograd.Function):
-    """x · wholeᵀ + bias, where `whole` lies over the merged weights of layers that share their input."""
+    """x · Wᵀ + bias of [N, inputs]; W lies over the merged weights of layers that share their input, or is made."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Weight, bias: Tensor | None, stack: Stack, *_: Tensor) -> Tensor:
         whole = matrix(weight)
         ctx.save_for_backward(x, whole if weight is whole else None)
         ctx.stack, ctx.made = stack, None if weight is whole else weight
-        return F.linear(x, whole, bias)
+        return onto(F.linear(x, whole, bias), x, beside(weight))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         x, whole = ctx.saved_tensors
-        whole = ctx.made() if whole is None else whole
-        on_x = g @ whole if ctx.needs_input_grad[0] else None
-        return on_x, None, None, None, *slopes(x.flatten(0, -2), g.flatten(0, -2), ctx.stack)
+        weight = ctx.made if whole is None else whole
+        v = g @ ctx.stack.b
+        on_x = back_onto(g @ matrix(weight), v, beside(weight)) if ctx.needs_input_grad[0] else None
+        return on_x, None, None, None, *slopes(x, g, v, ctx.stack)
 
 
 def product(x: Tensor, weight: Weight, bias: Tensor | None, stack: Stack) -> Tensor:
     """[…, inputs] to […, outputs of all layers]; only their factors get gradients."""
-    found: Tensor = _Product.apply(x, weight, bias, stack, *stack.leaves)  # type: ignore[no-untyped-call]
-    return found
+    flat = x.flatten(0, -2)
+    found: Tensor = _Product.apply(flat, weight, bias, stack, *stack.leaves)  # type: ignore[no-untyped-call]
+    return found.view(*x.shape[:-1], -1)
 
 
-class Origin:
+class Origin(Generic[Layer]):
     """The layer as it was before adapters: W₀. It never changes, so copies of a model share it."""
 
-    def __init__(self, layer: nn.Linear | QuantisedLinear):
-        self.layer = layer
+    def __init__(self, layer: Layer):
+        self.layer: Layer = layer
 
-    def __deepcopy__(self, _: Mapping[int, Any]) -> Origin:
+    def __deepcopy__(self, _: Mapping[int, Any]) -> Origin[Layer]:
         return self
 
 
@@ -62,7 +66,7 @@ class Places:
     """Where a layer's factors lie in stacks, and the stacks that begin with it; a copy of a model makes its own."""
 
     def __init__(self) -> None:
-        self.own: list[tuple[Tensor, Tensor]] = []
+        self.own: list[tuple[Tensor, Tensor | None, Tensor]] = []
         self.stacks: dict[tuple[Any, ...], Stack] = {}
 
     def __deepcopy__(self, _: Mapping[int, Any]) -> Places:
@@ -70,8 +74,10 @@ class Places:
 
     def follow(self, layer: LowRank) -> None:
         """Let what lies in stacks be the layer's factors of now."""
-        for a, b in self.own:
+        for a, bare, b in self.own:
             a.copy_(layer.lora_A * layer.scale)
+            if bare is not None:
+                bare.copy_(layer.lora_A)
             b.copy_(layer.lora_B * layer.scale)
 
 
@@ -104,34 +110,30 @@ class LowRankLinear(nn.Linear):
 
 
 class LowRankQuantised(nn.Module):
-    """The same over W₀ in few bits. Its weight is made whenever it is asked for."""
+    """The same over W₀ in few bits, to whose product that of the factors is added."""
 
     def __init__(self, layer: nn.Linear, origin: QuantisedLinear, rank: int, scale: float):
         super().__init__()
         self.in_features, self.out_features, self.bias = layer.in_features, layer.out_features, layer.bias
         self.origin, self.scale, self.places = Origin(origin), scale, Places()
-        self.few = origin.held
         on: dict[str, Any] = {"dtype": _exact(layer.weight.dtype), "device": layer.weight.device}
         self.lora_A = nn.Parameter(torch.zeros(rank, layer.in_features, **on))
         self.lora_B = nn.Parameter(torch.zeros(layer.out_features, rank, **on))
 
     @property
-    def weight(self) -> Tensor:
-        found = self.like.new_empty(self.out_features, self.in_features)
-        self.write(found)
-        return found
-
     @torch.no_grad()
-    def write(self, out: Tensor) -> None:
-        """round(W₀ + s·B·A) into a matrix."""
-        self.few.write(out, self.lora_A, self.lora_B, self.scale)
+    def weight(self) -> Tensor:
+        """round(W₀ + s·B·A), as a model without adapters has it; made whenever it is asked for."""
+        start = self.origin.layer.weight
+        return merged(start, self.lora_A, self.lora_B, self.scale).to(start.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return product(x, lambda: self.weight, self.bias, stacked([self]))
+        return product(x, in_few_bits([self]), self.bias, stacked([self]))
 
     @property
     def like(self) -> Tensor:
-        return self.lora_A.detach().new_empty(0, dtype=self.few.dtype)
+        """Of the dtype that products are taken in, and where."""
+        return self.lora_A.detach().new_empty(0, dtype=self.origin.layer.held.dtype)
 
     @torch.no_grad()
     def merge(self) -> None:
@@ -144,26 +146,14 @@ FEW = (LowRankQuantised, QuantisedLinear)
 """Types of layers whose weight is in few bits."""
 
 
-def matrix_of(layers: Sequence[Linear]) -> Weight:
-    """What makes the weights of layers that share their input, some of them in few bits, one below the other."""
-
-    def made() -> Tensor:
-        outputs = [layer.out_features for layer in layers]
-        like = next(layer for layer in layers if isinstance(layer, FEW))
-        where: dict[str, Any] = {"dtype": _held(like).dtype, "device": _held(like).codes.device}
-        whole = torch.empty(sum(outputs), layers[0].in_features, **where)
-        for layer, part in zip(layers, torch.split(whole, outputs), strict=True):
-            if isinstance(layer, FEW):
-                layer.write(part)
-            else:
-                part.copy_(layer.weight.detach())
-        return whole
-
-    return made
+def in_few_bits(layers: Sequence[Linear]) -> FewBits:
+    """The weights of layers that share their input, some of them in few bits, and factors where there are any."""
+    held = [_base(layer).held if isinstance(layer, FEW) else layer.weight for layer in layers]
+    return FewBits(held, stacked(layers) if any(isinstance(layer, LowRank) for layer in layers) else None)
 
 
-def _held(layer: LowRankQuantised | QuantisedLinear) -> Quantised:
-    return layer.few if isinstance(layer, LowRankQuantised) else layer.held
+def _base(layer: LowRankQuantised | QuantisedLinear) -> QuantisedLinear:
+    return layer if isinstance(layer, QuantisedLinear) else layer.origin.layer
 
 
 def stacked(layers: Sequence[Linear]) -> Stack:
@@ -180,18 +170,19 @@ def stacked(layers: Sequence[Linear]) -> Stack:
 def _stack(layers: Sequence[Linear], adapted: Sequence[LowRank]) -> Stack:
     like, ranks = adapted[0].like, sum(len(layer.lora_A) for layer in adapted)
     a = like.new_zeros(ranks, adapted[0].in_features)
+    bare = torch.zeros_like(a) if any(isinstance(layer, FEW) for layer in layers) else None
     b = like.new_zeros(sum(layer.out_features for layer in layers), ranks)
     spans, row, rank = [], 0, 0
     for layer in layers:
         if isinstance(layer, LowRank):
             outputs, own = slice(row, row + layer.out_features), slice(rank, rank + len(layer.lora_A))
-            layer.places.own.append((a[own], b[outputs, own]))
-            a[own], b[outputs, own] = layer.lora_A * layer.scale, layer.lora_B * layer.scale
+            layer.places.own.append((a[own], None if bare is None else bare[own], b[outputs, own]))
+            layer.places.follow(layer)
             spans.append((outputs, own))
             rank = own.stop
         row += layer.out_features
     leaves = tuple(factor for layer in adapted for factor in (layer.lora_A, layer.lora_B))
-    return Stack(a, b, tuple(spans), leaves)
+    return Stack(a, bare, b, tuple(spans), leaves)
 
 
 def merged(start: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
@@ -225,12 +216,17 @@ def merge(model: nn.Module) -> None:
 
 @torch.no_grad()
 def adapt(
-    model: Any, ranks: Mapping[str, int], scales: Mapping[str, float], quantised: Kind | None = None
+    model: Any,
+    ranks: Mapping[str, int],
+    scales: Mapping[str, float],
+    quantised: Kind | None = None,
+    device: torch.device | None = None,
 ) -> Any:
     """Give the layers named adapters of zeros, in place, and freeze all else; the model as it was before.
 
     That one shares every weight with the adapted one but those of adapted layers, which are W₀: it costs what W₀ costs.
-    Where W₀ is quantised both have it in few bits alone, and W begins as what they say.
+    Where W₀ is quantised both have it in few bits alone, and W begins as what they say. Where a `device` is named it
+    goes there a layer at a time, so that whole weights are never there together.
     """
     model.requires_grad_(False)
     tensors = {name: model.get_parameter(name) for name in ranks if name in expert_tensors(model)}
@@ -238,19 +234,21 @@ def adapt(
     own = {id(layer.weight) for layer in layers.values()} if quantised is None else set()
     own |= {id(tensor) for tensor in tensors.values()}
     base = copy.deepcopy(model, {id(p): p for p in model.parameters() if id(p) not in own})
-    for name, layer in layers.items():
+    for name in list(layers):
+        layer = layers.pop(name)  # whose whole weight has gone when the next one comes
         place, _, last = name.rpartition(".")
         adapted: LowRank
         if quantised is None:
             adapted = LowRankLinear(layer, base.get_submodule(name), ranks[name], scales[name])
         else:
-            few = QuantisedLinear(layer, quantised)
+            few = QuantisedLinear(layer.to(device), quantised)
             setattr(base.get_submodule(place), last, few)
             adapted = LowRankQuantised(layer, few, ranks[name], scales[name])
         setattr(model.get_submodule(place), last, adapted)
     for name in tensors:
         adapt_experts(model, base, name, ranks[name], scales[name])
-    return base
+    model.to(device)
+    return base.to(device)
 
 
 @torch.no_grad()
@@ -282,12 +280,24 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
 @torch.no_grad()
 def plain(model: Any) -> Any:
     """A model of its own without adapters, which begins as this one; nothing is shared, and all of it may learn."""
+    if hasattr(model, "peft_config") or hasattr(model, "inner"):
+        return _plain_copy(model).requires_grad_(True).eval()
     weights = {name: weight.clone() for name, weight in plain_weights(model).items()}
     with torch.device("meta"):
         made = type(model)(model.config)
     made.load_state_dict(weights, assign=True, strict=False)
     made.tie()
     return made.requires_grad_(True).eval()
+
+
+def _plain_copy(model: Any) -> Any:
+    """A copy without adapters of PEFT, also of a model that transformers runs."""
+    made = copy.deepcopy(model)
+    if hasattr(made, "peft_config"):
+        return made.merge_and_unload()
+    if hasattr(made.inner, "peft_config"):
+        made.inner = made.inner.merge_and_unload()
+    return made
 
 
 def linear_layers(model: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -12,11 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from panoply.experience import moved
-from panoply.kernels.low_rank import Weight, matrix
+from panoply.kernels.low_rank import Weight, linear
 from panoply.policies.attention import Focus
 from panoply.policies.decoder import Block, Decoder
 from panoply.policies.experts import Mixture
@@ -33,8 +32,7 @@ Matrix = tuple[Weight, Tensor | None]
 
 
 def product(x: Tensor, by: Matrix) -> Tensor:
-    weight, bias = by
-    return F.linear(x, matrix(weight), bias)
+    return linear(x, *by)
 
 
 @dataclass(frozen=True)

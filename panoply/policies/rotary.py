@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ NEEDED = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
-    "longrope": ("short_factor", "factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor", "factor", "original_max_position_embeddings"),
 }
 """What each kind of scaling must say."""
 
@@ -27,8 +27,48 @@ def plain(size: int, base: float) -> Tensor:
     return 1.0 / base**steps
 
 
-def scaled(size: int, base: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """By `rope_type` and its numbers; with them the factor on cosine and sine."""
+class Positions(Protocol):
+    """What is asked of a model's config here."""
+
+    @property
+    def max_positions(self) -> int: ...
+
+
+def reach(scaling: Mapping[str, Any], longest: int) -> tuple[int, int]:
+    """How many tokens a sequence may have where nothing else is asked for, and at most.
+
+    `longest` is what `max_position_embeddings` says. With YaRN that is often still the length before it was stretched.
+    With longrope a sequence beyond the original length turns by other factors: that has to be asked for.
+    """
+    kind, original = scaling.get("rope_type"), int(scaling.get("original_max_position_embeddings") or longest)
+    if kind == "longrope":
+        return min(longest, original), longest
+    if kind == "yarn":
+        longest = max(longest, round(original * float(scaling.get("factor") or 1.0)))
+    return longest, longest
+
+
+def positions(scaling: Mapping[str, Any], longest: int, context: int) -> int:
+    """The longest sequence: what is asked for, if the model's positions reach so far, or what it was made for."""
+    usual, most = reach(scaling, longest)
+    if context > most:
+        raise PanoplyError(f"The model reads at most {most:,} tokens: a context of {context:,} is too long.")
+    return context or usual
+
+
+def wider(config: Positions) -> str:
+    """What to say where a sequence is too long for a model that could be opened for longer ones."""
+    most = int(getattr(config, "most_positions", 0))
+    if most <= config.max_positions:
+        return ""
+    return (
+        f" It can be up to {most:,}, by other factors of its positions: ask for N tokens with --set policy.context=N "
+        "(train), or --context N (sample, eval, serve)."
+    )
+
+
+def scaled(size: int, base: float, scaling: Mapping[str, Any], positions: int) -> tuple[Tensor, float]:
+    """By `rope_type` and its numbers, for sequences of so many positions; with them the factor on cosine and sine."""
     kind, unscaled = str(scaling.get("rope_type", "default")), plain(size, base)
     try:
         if kind == "linear":
@@ -38,7 +78,7 @@ def scaled(size: int, base: float, scaling: Mapping[str, Any]) -> tuple[Tensor, 
         if kind == "yarn":
             return _yarn(unscaled, base, scaling)
         if kind == "longrope":
-            return _longrope(unscaled, scaling)
+            return _longrope(unscaled, scaling, positions)
     except (KeyError, TypeError) as missing:
         names = ", ".join(NEEDED[kind]) if isinstance(missing, TypeError) else missing
         raise PanoplyError(f"Rotary scaling '{kind}' needs {names} in config.json.") from None
@@ -57,17 +97,23 @@ def _llama3(plain: Tensor, scaling: Mapping[str, Any]) -> Tensor:
     return plain * keep + plain / factor * (1 - keep)
 
 
-def _longrope(plain: Tensor, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """Each pair divided by a number of its own: those for sequences within the original length, which are all we take.
+def _longrope(plain: Tensor, scaling: Mapping[str, Any], positions: int) -> tuple[Tensor, float]:
+    """Each pair divided by a number of its own: of the short factors, or the long ones.
 
-    A longer sequence would turn all of its positions by other numbers, those before it in the cache, too.
+    transformers looks at the longest sequence of a batch, and turns all of it by the long factors where that is beyond
+    the original length. A sequence that grows past it while it is sampled would then have keys of both kinds, and be
+    scored by others than it was sampled with. Here, as in vLLM, the length that was asked for decides, for all.
     """
-    each = torch.tensor(scaling["short_factor"], dtype=torch.float32, device="cpu")
-    if each.shape != plain.shape:
-        raise PanoplyError(
-            f"Rotary scaling 'longrope' has {len(each)} short factors for {len(plain)} pairs of dimensions."
-        )
     factor, original = float(scaling["factor"]), float(scaling["original_max_position_embeddings"])
+    factors = {name: scaling[f"{name}_factor"] for name in ("short", "long")}
+    for name, each in factors.items():
+        if len(each) != len(plain):
+            raise PanoplyError(
+                f"Rotary scaling 'longrope' has {len(each)} {name} factors for {len(plain)} pairs of dimensions."
+            )
+    each = torch.tensor(
+        factors["long" if positions > original else "short"], dtype=torch.float32, device="cpu"
+    )
     attention = scaling.get("attention_factor")
     if attention is None:
         attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0

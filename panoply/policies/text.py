@@ -14,7 +14,7 @@ from panoply.errors import PanoplyError
 from panoply.experience import Experience, Ragged, Table, moved
 from panoply.files import is_file
 from panoply.policies import divergence, taps
-from panoply.policies.adapter_folder import model_under
+from panoply.policies.adapter_config import model_under
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import generation_config, load_model, save_model
 from panoply.policies.foreign import Foreign
@@ -22,6 +22,7 @@ from panoply.policies.layout import Rows, lay_out
 from panoply.policies.low_rank import copied, plain
 from panoply.policies.moving import laid_like
 from panoply.policies.penalties import NEUTRAL, Said
+from panoply.policies.rotary import wider
 from panoply.policies.scoring import Head, scored
 from panoply.policies.steering import Steered, TokenValues, of_values_alone, read_values
 from panoply.policies.thoughts import Thoughts, read_thoughts
@@ -60,10 +61,15 @@ class TextPolicy:
 
     @classmethod
     def load(
-        cls, folder: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+        cls,
+        folder: str | Path,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        context: int = 0,
     ) -> TextPolicy:
+        """The model in a folder, for sequences of up to `context` tokens; 0: as many as it was made for."""
         _check_dtype(dtype, torch.device(device))
-        model = load_model(folder, dtype, device)
+        model = load_model(folder, dtype, device, context)
         words = folder if is_file(Path(folder) / "tokenizer.json") else model_under(Path(folder))
         policy = _kind(model, cls)(model, Tokenizer.load(words), files_beside=generation_config(folder))
         if (thoughts := read_thoughts(Path(folder), model.config.width)) is not None:
@@ -307,6 +313,7 @@ class TextPolicy:
         if longest > self.context_length:
             raise PanoplyError(
                 f"A sequence of {longest} tokens is longer than the model's context of {self.context_length}."
+                f"{wider(self.model.config)}"
             )
 
 

@@ -166,14 +166,19 @@ class ValueModel:
 
     @classmethod
     def load(
-        cls, folder: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+        cls,
+        folder: str | Path,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        context: int = 0,
     ) -> ValueModel:
         """Of a folder written here, or by transformers of a layout that runs natively."""
         folder = Path(folder)
         raw = read_config(folder)
         if raw["model_type"] not in ARCHITECTURES:
             raise PanoplyError(f"{plain(folder)} is a {plain(raw['model_type'])}: {NATIVE}")
-        config = DecoderConfig.from_hf({**raw, "tie_word_embeddings": True}, str(folder / "config.json"))
+        tied = {**raw, "tie_word_embeddings": True}
+        config = DecoderConfig.from_hf(tied, str(folder / "config.json"), context)
         weights = read_weights(weight_files(folder), dtype, device)
         if HEAD not in weights or weights[HEAD].dim() != 2:
             raise PanoplyError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
@@ -18,6 +18,9 @@ from panoply.files import is_file, open_file, read_json
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """What weights may be saved in. Fewer bits mean something only together with scales, which are another format."""
+
+Naming = Callable[[str], str | None]
+"""What a weight on disk is called here; None: it is left where it is."""
 
 
 class Index(TypedDict):
@@ -47,14 +50,19 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_weights(
-    files: Iterable[Path], dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    files: Iterable[Path],
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    named: Naming = str,
 ) -> dict[str, Tensor]:
     """All tensors by name, each of them finite; `dtype` None leaves them as they were saved."""
     weights: dict[str, Tensor] = {}
     for path in files:
         with _opened(path) as opened:
-            for name in opened.keys():  # noqa: SIM118 (not a mapping)
-                weight = opened.get_tensor(name)
+            for given in opened.keys():  # noqa: SIM118 (not a mapping)
+                if (name := named(given)) is None:
+                    continue
+                weight = opened.get_tensor(given)
                 if dtype is not None and weight.dtype not in DTYPES:
                     raise PanoplyError(
                         f"{plain(name)} in {plain(path)} is of {weight.dtype}: give the full-precision weights."
@@ -64,12 +72,14 @@ def read_weights(
     return weights
 
 
-def read_shapes(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+def read_shapes(files: Iterable[Path], named: Naming = str) -> dict[str, tuple[int, ...]]:
     """The shape of every weight by name, without reading any."""
     found: dict[str, tuple[int, ...]] = {}
     for path in files:
         with _opened(path) as opened:
-            found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+            for given in opened.keys():  # noqa: SIM118 (not a mapping)
+                if (name := named(given)) is not None:
+                    found[name] = tuple(opened.get_slice(given).get_shape())
     return found
 
 
@@ -95,15 +105,20 @@ def check_finite(weights: Iterable[tuple[str, Tensor]], where: str) -> None:
                 raise PanoplyError(f"The weights in {where} are not finite: {plain(name)} holds {first:g}.")
 
 
-def check_fit(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor], where: str) -> None:
+def check_fit(
+    expected: Mapping[str, tuple[int, ...]],
+    weights: Mapping[str, Tensor],
+    where: str,
+    config: str = "config.json",
+) -> None:
     """Refuse weights that are not a model's own, naming what is missing, unknown or of another shape."""
     if missing := expected.keys() - weights.keys():
         raise PanoplyError(f"The weights in {where} lack {listed(missing)}.")
     if surplus := weights.keys() - expected.keys():
-        raise PanoplyError(f"The weights in {where} hold {listed(surplus)}, unknown to its config.json.")
+        raise PanoplyError(f"The weights in {where} hold {listed(surplus)}, unknown to its {config}.")
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     if wrong := [f"{n} is {shapes[n]}, not {expected[n]}" for n in expected if shapes[n] != expected[n]]:
-        raise PanoplyError(f"The weights in {where} do not fit its config.json: {listed(wrong)}.")
+        raise PanoplyError(f"The weights in {where} do not fit its {config}: {listed(wrong)}.")
 
 
 def listed(names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Pages of `panoply show`: a method, a recipe, a world, a part, or the settings of a run."""
+"""Pages of `panoply show`: a method, a recipe, a world, a part, or the settings of a run and of adapters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from panoply import compose, functions, published, registry
 from panoply.errors import PanoplyError, unknown
 from panoply.kinds import is_control
+from panoply.lora import Lora
 from panoply.parts import SLOTS, Part, kind, show_value
 from panoply.planning import Options
 from panoply.ranges import merged
@@ -30,12 +31,12 @@ SCORES = {
 
 
 def shown(name: str, preset: str | None = None) -> str:
-    """A method, a world, a part (`credit.group`, or `group` where only one part has that name), or `run`."""
+    """A method, a world, a part (`credit.group`, or `group` where only one has that name), `run`, or `lora`."""
     slot, _, rest = name.partition(".")
     if rest and slot in SLOTS:
         return _part_page(registry.find_part(slot, rest))
-    if name == "run":
-        return _run_page()
+    if name in OPTIONS:
+        return _options_page(name)
     if (entry := registry.find_any(name)) is not None:
         return _method_page(entry, preset) if entry.kind == "method" else PAGES[entry.kind](entry)
     if name in SLOTS:
@@ -53,7 +54,7 @@ def shown(name: str, preset: str | None = None) -> str:
             f"'{name}' is a setting of {', '.join(holders[:4])}{more}: panoply show {holders[0]}."
         )
     every = [word for known in registry.works() for word in (known.name, known.id)]
-    raise unknown("method, world or part", name, [*every, *parts, "run"])
+    raise unknown("method, world or part", name, [*every, *parts, *OPTIONS])
 
 
 def _slot_page(slot: str) -> str:
@@ -63,21 +64,33 @@ def _slot_page(slot: str) -> str:
     return "\n".join([f"{slot}  (slot)", indent(called), "", "parts that fit", indent(table(rows))])
 
 
-def _run_page() -> str:
-    known, hints = meanings.of_fields(Options), typing.get_type_hints(Options)
+OPTIONS: dict[str, tuple[Any, str]] = {
+    "run": (
+        Options,
+        "How a method is run. None of these changes what its gradient is. Set one with --set run.NAME=VALUE.",
+    ),
+    "lora": (
+        Lora,
+        "What low-rank adapters are made of, of any run with --lora RANK: they alone learn then. Set one with --set "
+        "lora.NAME=VALUE.",
+    ),
+}
+"""Settings that belong to no part, by what their names begin with."""
+
+
+def _options_page(name: str) -> str:
+    of, about = OPTIONS[name]
+    known, hints = meanings.of_fields(of), typing.get_type_hints(of)
     rows = [
         (
-            f"run.{f.name}",
-            kind(hints[f.name], Options.bounds.get(f.name)),
+            f"{name}.{f.name}",
+            kind(hints[f.name], of.bounds.get(f.name)),
             show_value(f.default),
             known.get(f.name, ""),
         )
-        for f in dataclasses.fields(Options)
+        for f in dataclasses.fields(of)
     ]
-    about = (
-        "How a method is run. None of these changes what its gradient is. Set one with --set run.NAME=VALUE."
-    )
-    return "\n".join(["run  (settings)", indent(prose(about)), "", indent(_settings(rows))])
+    return "\n".join([f"{name}  (settings)", indent(prose(about)), "", indent(_settings(rows))])
 
 
 def _settings(rows: Sequence[tuple[str, str, str, str]]) -> str:
@@ -234,7 +247,7 @@ def _world_page(entry: Entry) -> str:
     cls: Any = entry.build
     known, hints, bounds = meanings.of_fields(cls), typing.get_type_hints(cls), merged(cls)
     rows = []
-    for option in dataclasses.fields(cls):
+    for option in sorted(dataclasses.fields(cls), key=lambda f: bool(f.kw_only)):  # what all have comes last
         needed = option.default is dataclasses.MISSING and option.default_factory is dataclasses.MISSING
         made = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
         default = "needed" if needed else show_value(made)

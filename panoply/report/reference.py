@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import importlib
 import inspect
-import itertools
-import textwrap
 import typing
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,6 +16,7 @@ from panoply.lora import Lora
 from panoply.parts import SLOTS, Part, kind, show_value
 from panoply.planning import Options
 from panoply.ranges import ANY, merged
+from panoply.report import meanings
 
 MODULES = [f"panoply.{name}" for name in (
     "experience", "batch", "parts", "method_base", "regimes", "recipes", "registry", "worlds.world", "worlds.episodic",
@@ -110,12 +108,7 @@ def _table(*rows: Iterable[str]) -> str:
 
 def _fields(cls: Any) -> str:
     """The fields of a dataclass, with what stands in quotes below each."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
-    notes = {}
-    for before, after in itertools.pairwise(body):
-        if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr):
-            notes[ast.unparse(before.target)] = " ".join(str(ast.literal_eval(after.value)).split())
-    hints, bounds = typing.get_type_hints(cls), merged(cls)
+    notes, hints, bounds = meanings.of_fields(cls), typing.get_type_hints(cls), merged(cls)
     rows = (
         (
             f"`{f.name}`",
@@ -123,7 +116,7 @@ def _fields(cls: Any) -> str:
             f"`{show_value(f.default) or '–'}`",
             notes.get(f.name, ""),
         )
-        for f in dataclasses.fields(cls)
+        for f in sorted(dataclasses.fields(cls), key=lambda f: bool(f.kw_only))
     )
     return _table(("setting", "takes", "default", ""), *rows)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from panoply.costs import Activations, cost
+from panoply.devices import missing
 from panoply.effects import inert
 from panoply.errors import plain
 from panoply.files import is_file
@@ -91,6 +94,10 @@ def planned(made: Plan) -> str:
     kind = kind_of(world)
     if said := kind.remark(options.model, world, made.lora) or kind.runs(options.model, world):
         rows.append(("model", said))
+    if said := kind.reads(options.model, world, made.policy_options):
+        rows.append(("context", said))
+    if why := missing(options.device):
+        rows.append(("device", f"{why} This is the plan of a run elsewhere; here it would be refused."))
     if options.is_spread():
         from panoply.scale import placement
 
@@ -110,7 +117,8 @@ def planned(made: Plan) -> str:
         "needs",
         indent(table([*rows, *(("extra", e) for e in needed.extra_forwards)])),
     ]
-    if is_text(world) and (options.dtype != "float32" or needed.parameters > LARGE):
+    large = options.dtype != "float32" or needed.parameters > LARGE
+    if is_text(world) and large and not made.method.seated():
         pieces += [
             "",
             "what such a step takes of a GPU, by the size of the model",
@@ -229,6 +237,10 @@ def _best(run: Run) -> list[str]:
 
 def _word(value: Any) -> str:
     """A value as `--set` reads it."""
+    if isinstance(value, tuple) and any(
+        isinstance(v, str) and not re.fullmatch(r"[^\s,\[]+", v) for v in value
+    ):
+        return json.dumps(value, ensure_ascii=False)
     return ",".join(map(_word, value)) if isinstance(value, tuple) else show_value(value)
 
 

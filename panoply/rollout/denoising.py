@@ -67,7 +67,7 @@ class Denoiser:
         entropy: bool = False,
     ) -> Rollouts:
         """Answers to every request, one a seed. There are no turns, no grammars, and no ends before the last token."""
-        if on_stop is not None or mask is not None or complete is not None:
+        if on_stop is not None or mask is not None or complete is not None or sampling.stop_strings:
             raise PanoplyError(
                 "A masked-diffusion model fills in answers of one length: worlds of several turns, grammars and "
                 "answers that end by themselves are not for it."
@@ -133,7 +133,8 @@ class Denoiser:
         places = start.to(device)[:, None] + torch.arange(length, device=device)
         noise = torch.stack([torch.rand(2, length, length, generator=torch_rng("denoise", s)) for s in seeds])
         noise = noise.to(device)
-        logp, spread = torch.zeros(rows, length, device=device), torch.zeros(rows, length, device=device)
+        precise = torch.promote_types(policy.model.dtype, torch.float32)
+        logp, spread = torch.zeros(2, rows, length, device=device, dtype=precise)
         open_places = torch.ones(rows, length, dtype=torch.bool, device=device)
         block, hole_free = self.block or length, _last_but(hole, policy.model.config.vocab_size)
         for step in range(length):

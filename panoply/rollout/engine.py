@@ -11,6 +11,7 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError
 from panoply.policies.moving import Weights, checksum, take
+from panoply.policies.rotary import wider
 from panoply.policies.text import TextPolicy
 from panoply.rollout.generation import Generation
 from panoply.rollout.masks import BatchMask, RowMask, View
@@ -130,7 +131,7 @@ class TextEngine:
             if length >= context:
                 raise PanoplyError(
                     f"The prompt of request {index} has {length} tokens, but the model's context is "
-                    f"{context} and must hold a sampled token too."
+                    f"{context} and must hold a sampled token too.{wider(self.model.config)}"
                 )
             _check_ids(request.prompt, vocabulary, f"The prompt of request {index}")
             if request.prefix is not None:

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
-from panoply.kernels.low_rank import matrix
 from panoply.policies.attention import Cache
 from panoply.policies.decoder import Decoder
 from panoply.policies.experts import Mixture
@@ -242,7 +241,8 @@ class GraphDecoder:
         with rehearsal():
             self._step(self.rows, Record.empty(self.longest_burst, self.rows, self.device))
             if (read := self.reader(model)) is not None:
-                read([[0] * 16])
+                nothing = torch.zeros(1, dtype=torch.long, device=self.device)
+                self.cache.put_tokens(nothing, read([[0] * 16]), nothing, nothing, 1)
 
     def reader(self, model: CachedModel) -> Read | None:
         """What reads prompts of the model that this was made for."""
@@ -406,7 +406,9 @@ def _onto(x: Tensor, by: Matrix) -> Tensor:
     """A product that `add_norm` adds to the stream: whole, or in parts."""
     from panoply.kernels.decode import in_parts, part_product
 
-    weight, bias = matrix(by[0]), by[1]
+    weight, bias = by
+    if not isinstance(weight, Tensor):
+        return weight.product(x, bias, parts=True)
     return part_product(x, weight) if bias is None and in_parts(x, weight) else F.linear(x, weight, bias)
 
 

@@ -80,7 +80,12 @@ def play(
     ended = [False] * n
     live = list(range(n))
     while live := [r for r in live if not ended[r] and len(contexts[r]) + longest <= policy.context_length]:
-        sampling = Sampling(temperature=temperature, max_tokens=longest, stop_tokens=world.stop_tokens)
+        sampling = Sampling(
+            temperature=temperature,
+            max_tokens=longest,
+            stop_tokens=world.stop_tokens,
+            stop_strings=world.stop,
+        )
         seeds = [stable_hash("play", seed, r, len(turns[r])) for r in live]
         requests = [Request(contexts[r], [s]) for r, s in zip(live, seeds, strict=True)]
         mask = of_plays([plays[r] for r in live]) if plays[0].restricts else None

@@ -318,6 +318,7 @@ class Collector(Given):
             frequency_penalty=frequency_penalty,
             max_tokens=min(max_tokens or longest, longest),
             stop_tokens=self.world.stop_tokens,
+            stop_strings=self.world.stop,
             heat=self._heat,
         )
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from panoply.costs import Cost, cost, device_memory
 from panoply.errors import PanoplyError
 from panoply.footprint import Dimensions
 from panoply.kinds import is_text, kind_of
-from panoply.loops.compiler import leave_unloaded
+from panoply.loops.mover import solves
 from panoply.planning import Options, Plan
 from panoply.rollout import engines
 from panoply.scale import ahead, sharded
 from panoply.scale.timing import Card, Load, expected
-from panoply.slots.update.solver import Solver
 
 LEARNS = ("on_policy", "dataset")
 """Regimes whose updates are sums over rows, which several can share."""
@@ -68,7 +65,6 @@ def check(plan: Plan) -> None:
 
 def _check_updates(plan: Plan) -> None:
     """Learners hand on sums of gradients: who wants to look at the mini-batch, or at all weights, cannot be shared."""
-    leave_unloaded()
     for one in plan.seats().values() or [plan]:
         data: Any = one.method.slots().get("data")
         if data is not None and "engine:vectors" in data.needs():
@@ -77,7 +73,7 @@ def _check_updates(plan: Plan) -> None:
                 "vectors once data is asked for, which only the driver does."
             )
         update: Any = one.method.slots()["update"]
-        if isinstance(update([torch.nn.Parameter(torch.zeros(1))]), Solver):
+        if solves(update):
             raise PanoplyError(
                 f"--learners cannot be {plan.options.learners}: {update.info.id} of {plan.method_id} wants more than "
                 "the sum of gradients that learners hand on."

@@ -7,14 +7,17 @@ none, since only the driver knows what a worker held.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import ctypes
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
+import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -46,12 +49,14 @@ GLIMPSE = 0.5
 """Seconds that a run waits to hear how much the object store holds."""
 STORE = 2**31
 """Bytes of shared memory that a Ray started here may hold; what is beyond lies in files of its temporary folder."""
+SOCKETS = 70
+"""Letters that Ray puts after its temporary folder to name a socket."""
+LONGEST_SOCKET = 107
+"""Letters of a socket's name that Linux allows, and Ray counts."""
 COMPARED = ("panoply", "python", "torch")
 """What must be the same on every machine."""
 OF_ONE_RUN = "panoply_run"
 """The resource that marks a Ray started for one run, with which it ends; `auto` would find it, and is to pass it by."""
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Names of `mallopt`: of how many free bytes memory is given back, and from which size on it is asked for alone."""
 
 
 class Rays:
@@ -64,9 +69,13 @@ class Rays:
         self._asking, self._bytes = threading.Thread(), 0
         self.placed: list[RayWorker] = []
         self.own = not ray.is_initialized()
+        self.folder = _own_folder() if self.own and address == "local" else ""
+        """Where the processes of a Ray that is started here keep sockets, logs and what the store has no room for."""
+        if self.folder:
+            atexit.register(_end, self.folder, os.getpid())
         if self.own:
             _reach(address)
-            _start(address, store)
+            _start(address, store, self.folder)
         if address != "local":
             try:
                 _check_lasts()
@@ -153,6 +162,7 @@ class Rays:
         if self.own and ray.is_initialized():
             with _signals():
                 ray.shutdown()
+        _remove(self.folder)
 
 
 class Stage(Held):
@@ -161,21 +171,11 @@ class Stage(Held):
     def __init__(self, threads: int, make: Callable[..., Any], *args: Any):
         import torch
 
+        from panoply.threads import keep_memory
+
         torch.set_num_threads(threads)
-        _keep_memory()
+        keep_memory()
         super().__init__(make, *args)
-
-
-def _keep_memory() -> None:
-    """What is freed stays with this process, of Linux's own allocator.
-
-    A worker makes arrays of the same sizes again and again, with nothing else between them, so that what it frees lies
-    at the end of its memory and would be given back each time: a sampler spent an eighth of its time on that.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # another system, or another allocator
-        settle = ctypes.CDLL(None).mallopt
-        settle(_TRIM_THRESHOLD, 2**30)
-        settle(_MMAP_THRESHOLD, 2**29)
 
 
 class RayFuture:
@@ -251,7 +251,34 @@ def _noted_address() -> str:
     return os.environ.get("RAY_ADDRESS", "")
 
 
-def _start(address: str, store: int) -> None:
+def _own_folder() -> str:
+    """A temporary folder that is removed with the Ray it is for; empty where Ray is to take one of its own, which
+    stays: somebody has named it, or none has a name that is short enough."""
+    for place in ("",) if os.environ.get("RAY_TMPDIR") else (tempfile.gettempdir(), "/tmp"):
+        room = LONGEST_SOCKET - SOCKETS - len(os.path.join(place, "panoply-ray-xxxxxxxx/"))
+        if place and room >= 0 and os.access(place, os.W_OK):
+            return tempfile.mkdtemp(prefix="panoply-ray-", dir=place)
+    return ""
+
+
+def _remove(folder: str) -> None:
+    """Take a folder of Ray's away, once the last of its processes writes no more."""
+    for _ in range(20):
+        if not folder or not os.path.exists(folder):
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.05)
+
+
+def _end(folder: str, process: int) -> None:
+    """The same where a process ends that has not closed its cluster; processes that it forked leave it alone."""
+    if os.getpid() == process and os.path.exists(folder):
+        if ray.is_initialized():
+            ray.shutdown()
+        _remove(folder)
+
+
+def _start(address: str, store: int, folder: str = "") -> None:
     """Start or join Ray, quietly; signals stay with those who handle them."""
     os.environ.setdefault(
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
@@ -268,6 +295,7 @@ def _start(address: str, store: int) -> None:
             "include_dashboard": False,
             "object_store_memory": store,
             "resources": {OF_ONE_RUN: 1},
+            **({"_temp_dir": folder} if folder else {}),
         }
         # workers compute for the run, and give way to others of this machine as little as one process does
         settings["_system_config"] = {"automatic_object_spilling_enabled": False, "worker_niceness": 0}

@@ -22,7 +22,7 @@ from panoply.errors import PanoplyError
 from panoply.experience import Experience
 from panoply.kinds import kind_of
 from panoply.loops.metrics import peak_memory
-from panoply.policies.build import model_source
+from panoply.policies.build import learning, model_source, pick_device
 from panoply.policies.lora import open_adapted
 from panoply.rollout.engine import STEADY
 from panoply.rollout.engines import engine_of
@@ -112,13 +112,14 @@ def begun(plan: Plan, world: Any, source: str = "") -> TextPolicy:
         options = dataclasses.replace(options, device="cpu")
     kind = kind_of(world)
 
-    def open_(named: str) -> Any:
-        return kind.open_policy(named, world, options, plan.policy_options)
+    def open_(named: str, host: bool = False) -> Any:
+        there = dataclasses.replace(options, device="cpu") if host else options
+        return learning(kind.open_policy(named, world, there, plan.policy_options))
 
     if options.lora:
         folder = model_source(options.model, world)
-        found: TextPolicy = open_adapted(open_, options.model, folder, options.lora, options.seed, plan.lora)
-        return found
+        adapters = (options.lora, options.seed, plan.lora, pick_device(options.device))
+        return open_adapted(open_, options.model, folder, *adapters)
     try:
         policy: TextPolicy = open_(options.model)
     except PanoplyError:

@@ -9,19 +9,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from panoply.ranges import SEED, check_range
 from panoply.tools.calls import calls_in
 
 MOST_ANSWERS = 64
-IGNORED = [
-    "frequency_penalty",
-    "presence_penalty",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "logit_bias",
-    "response_format",
-]
-"""What would change the answer and is not done: refused where it is set to something."""
+RANGES = {
+    "temperature": "at least 0",
+    "top_p": "above 0 to 1",
+    "max_tokens": "at least 1",
+    "max_completion_tokens": "at least 1",
+    "n": f"from 1 to {MOST_ANSWERS}",
+    "seed": SEED,
+}
+"""Which numbers may be asked for: those that can be sampled with."""
+WITHOUT: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "stop_token_ids": ([],),
+    "ignore_eos": (False,),
+    "top_logprobs": (0,),
+}
+"""What would change the answer and is not done, with the values that change nothing: others are refused."""
 
 
 class Refused(Exception):
@@ -61,31 +75,30 @@ class Asked:
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
             raise Refused("'messages' is a list of messages.")
-        for name in IGNORED:
-            if body.get(name) not in (None, 0, 0.0, {}, [], {"type": "text"}) and not (
-                name == "repetition_penalty" and body[name] == 1
-            ):
-                raise Refused(f"'{name}' is not supported here.")
-        if body.get("top_logprobs"):
-            raise Refused("'top_logprobs' is not supported here: logprobs are of the tokens that were drawn.")
+        for name, nothing in WITHOUT.items():
+            if not _is_nothing(body.get(name), nothing):
+                hint = ": logprobs are of the tokens that were drawn" if name == "top_logprobs" else ""
+                raise Refused(f"'{name}' is not supported here{hint}; leave it out.")
         if body.get("tool_choice") not in (None, "auto", "none"):
             raise Refused("'tool_choice' is auto or none here.")
-        stop = body.get("stop") or ()
-        longest = body.get("max_completion_tokens") or body.get("max_tokens")
-        tools = [] if body.get("tool_choice") == "none" else body.get("tools") or []
+        tools = [] if body.get("tool_choice") == "none" else _typed("tools", body.get("tools"), list, [])
+        if not all(isinstance(tool, dict) for tool in tools):
+            raise Refused("'tools' is a list of functions that are described.")
+        longest = _number(body, "max_completion_tokens", None, whole=True)
+        metadata = _typed("metadata", body.get("metadata"), dict, {})
         return cls(
             messages=[_plain(m) for m in messages],
-            tools=_typed("tools", tools, list, []),
-            temperature=float(_typed("temperature", body.get("temperature"), (int, float), 1.0)),
-            top_p=float(_typed("top_p", body.get("top_p"), (int, float), 1.0)),
-            max_tokens=_typed("max_tokens", longest, int, None),
-            n=_between("n", _typed("n", body.get("n"), int, 1), 1, MOST_ANSWERS),
-            seed=_typed("seed", body.get("seed"), int, None),
-            stop=(stop,) if isinstance(stop, str) else tuple(str(one) for one in stop),
-            stream=bool(body.get("stream")),
-            logprobs=bool(body.get("logprobs")),
+            tools=tools,
+            temperature=_number(body, "temperature", 1.0),
+            top_p=_number(body, "top_p", 1.0),
+            max_tokens=longest or _number(body, "max_tokens", None, whole=True),
+            n=_number(body, "n", 1, whole=True),
+            seed=_number(body, "seed", None, whole=True),
+            stop=_stops(body.get("stop")),
+            stream=_flag(body, "stream"),
+            logprobs=_flag(body, "logprobs"),
             model=str(body.get("model") or ""),
-            episode=episode or str((body.get("metadata") or {}).get("episode", "")),
+            episode=episode or str(metadata.get("episode", "")),
         )
 
 
@@ -185,13 +198,16 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
         if len(texts) < len(content):
             raise Refused("A message holds something that is no text.")
         content = "".join(str(text) for text in texts)
-    found = {**message, "role": str(message.get("role", "user")), "content": content or ""}
-    if calls := message.get("tool_calls"):
+    content = _typed("content", content, str, "")
+    found = {**message, "role": str(message.get("role", "user")), "content": content}
+    if calls := _typed("tool_calls", message.get("tool_calls"), list, []):
         found["tool_calls"] = [_call(call) for call in calls]
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _call(call: Any) -> dict[str, Any]:
+    if not isinstance(call, dict) or not isinstance(call.get("function", {}), dict):
+        raise Refused("'tool_calls' is a list of calls, each with a function.")
     function = dict(call.get("function", {}))
     if isinstance(function.get("arguments"), str):
         try:
@@ -201,15 +217,41 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": function}
 
 
+def _is_nothing(value: Any, nothing: tuple[Any, ...]) -> bool:
+    """Whether a value asks for nothing; true is not 1 here, nor is [] a number that is 0."""
+    return value is None or any(value == one and _kind(value) is _kind(one) for one in nothing)
+
+
+def _kind(value: Any) -> type:
+    return float if type(value) is int else type(value)
+
+
+def _number(body: Mapping[str, Any], name: str, default: Any, whole: bool = False) -> Any:
+    """A number that can be sampled with, as it is or by default."""
+    value = _typed(name, body.get(name), int if whole else (int, float), default)
+    if value is not None:
+        check_range(f"'{name}'", value, RANGES[name])
+    return value if whole or value is None else float(value)
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise Refused(f"'{name}' is true or false, not {value!r:.60}.")
+    return bool(value)
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    """Texts that end an answer, none of them empty: an empty one is in every answer."""
+    found = [value] if isinstance(value, str) else value or []
+    if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
+        raise Refused(f"'stop' is a text that is not empty, or a list of such, not {value!r:.60}.")
+    return tuple(found)
+
+
 def _typed(name: str, value: Any, kind: Any, default: Any) -> Any:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, kind):
         raise Refused(f"'{name}' cannot be {value!r:.60}.")
-    return value
-
-
-def _between(name: str, value: int, least: int, most: int) -> int:
-    if not least <= value <= most:
-        raise Refused(f"'{name}' is from {least} to {most}, not {value}.")
     return value

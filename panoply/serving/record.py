@@ -9,6 +9,7 @@ from typing import NotRequired, TypedDict
 
 from panoply import files
 from panoply.errors import PanoplyError
+from panoply.ranges import check_range
 
 
 class Line(TypedDict):
@@ -119,6 +120,8 @@ def _turn(line: Line, where: str, number: int) -> Turn:
         raise PanoplyError(f"{where} has {len(said)} tokens and {len(logp)} log-probabilities.")
     if max(logp) > 1e-3:
         raise PanoplyError(f"{where} has the log-probability {max(logp):g}, and none is above 0.")
+    check_range(f"{where}: temperature", line["temperature"], "at least 0")
+    check_range(f"{where}: top_p", line["top_p"], "above 0 to 1")
     return Turn(
         tuple(line["prompt_token_ids"]), tuple(said), tuple(logp), line["temperature"], line["top_p"], number
     )

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from panoply.policies.rotary import wider
 from panoply.policies.talk import Talk
 from panoply.policies.text import TextPolicy
 from panoply.rollout.engine import STOP, Request, Sampling
@@ -118,6 +119,7 @@ class Speaker:
         if room < 1:
             raise Refused(
                 f"The conversation has {len(prompt)} tokens, and the model's context {len(prompt) + room}."
+                f"{wider(self.policy.model.config)}"
             )
         sampling = Sampling(
             temperature=asked.temperature,

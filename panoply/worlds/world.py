@@ -142,8 +142,12 @@ class OneTurn(Play):
         return self.world.restricts
 
 
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class TextWorld(Measuring, ABC):
     """Problems in tokens with a verifier. A world is a frozen dataclass whose fields are its options."""
+
+    stop: tuple[str, ...] = field(default=(), kw_only=True)
+    """Text that ends a turn, beside the world's own ends; it stays in the answer. `sample.stop` says the same."""
 
     medium: ClassVar[str] = "text"
     """Which file of panoply/kinds/ says how such a world is played."""
@@ -178,6 +182,8 @@ class TextWorld(Measuring, ABC):
 
     def __post_init__(self) -> None:
         check_fields(self, self.name)
+        if "" in self.stop:
+            raise PanoplyError(f"{self.name}.stop holds an empty text, which is everywhere: leave it out.")
 
     @property
     def name(self) -> str:

@@ -14,13 +14,13 @@ import torch
 from kernels.test_cuda_attention import FOCI, written_out
 from torch import Tensor
 
-from panoply.kernels import attention, copying, decode, scoring, train
+from panoply.kernels import attention, copying, decode, quantised, scoring, train
 from panoply.kernels.launching import Often
+from panoply.kernels.low_rank import Stack, onto
 from panoply.policies.attention import Focus
 from panoply.policies.packing import pack
+from panoply.policies.quantised import Kind, Quantised
 from panoply.policies.scoring import naive_scores
-
-assert os.environ.get("TRITON_INTERPRET") == "1", "start this by make test-kernels"
 
 STREAM = decode.Stream(1e-6, 0.5)
 TILES = [(16, 32), (32, 16), (64, 64)]
@@ -37,6 +37,7 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
 @pytest.fixture(autouse=True)
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter knows neither chains of kernels nor a launcher that is passed by."""
+    assert os.environ.get("TRITON_INTERPRET") == "1", "start this by make test-kernels"
 
     def launch(self: Often, grid: Any, _: Any, *given: Any, **options: Any) -> None:
         options.pop("launch_pdl", None)
@@ -46,6 +47,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "chained", lambda: False)
     for name in ("_attention", "_embed_norm", "_norm_spans", "_add_norm"):
         monkeypatch.setattr(decode, name, _Plain(getattr(decode, name)))
+    monkeypatch.setattr(quantised, "chained", lambda: False)
+    for name in ("_factor", "_few_product"):
+        monkeypatch.setattr(quantised, name, _Plain(getattr(quantised, name)))
     torch.manual_seed(0)
 
 
@@ -207,3 +211,28 @@ def test_log_probabilities_and_their_slopes(temperature: float | None) -> None:
     scoring.slope(z.clone(), drawn, sums, g_logp, g_entropy, out)
     (true,) = torch.autograd.grad((wanted["logp"] * g_logp + wanted["entropy"] * g_entropy).sum(), [leaf])
     close(out, true)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+@pytest.mark.parametrize("shape", [(40, 256), (3, 100), (1, 5)])
+def test_few_bits_are_made_whole(kind: Kind, shape: tuple[int, int]) -> None:
+    held = Quantised(torch.randn(shape), kind)
+    found = torch.full((shape[0] * shape[1] + 1,), 7.0)
+    quantised.restore(held.held, found[:-1])
+    close(found[:-1].view(shape), held.whole())
+    assert found[-1] == 7
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+@pytest.mark.parametrize("rows", [5, 130])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_products_with_few_bits_and_the_factors_beside_them(kind: Kind, rows: int, parts: int) -> None:
+    """Two layers, of ranks 3 and 2; the depth is no multiple of what a part, or a sum of factors, goes over."""
+    outputs, inputs = 70, quantised.SPAN + 256
+    held = Quantised(torch.randn(outputs, inputs), kind)
+    x, bias, a, b = (torch.randn(n) for n in ((rows, inputs), (outputs,), (5, inputs), (outputs, 5)))
+    for stack in (None, Stack(2 * a, a, b, (), ())):
+        found = quantised.few_product(x, held.held, stack, bias, parts)
+        whole = x @ held.whole().t() + (bias if parts == 1 else 0)
+        assert found.shape == ((rows, outputs) if parts == 1 else (parts, rows, outputs))
+        close(found if parts == 1 else found.sum(0), onto(whole, x, stack))

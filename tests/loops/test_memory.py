@@ -15,7 +15,7 @@ from panoply.experience import Experience, Ragged, Table
 from panoply.loops.learner import Learner
 from panoply.loops.memory import fitting
 from panoply.loops.micro_batches import fresh_tokens, tokens
-from panoply.loops.mover import Masters
+from panoply.loops.mover import SCALE, Masters, Mover
 from panoply.slots.update.optimisers import adam
 
 
@@ -113,6 +113,18 @@ def test_an_overflow_of_float16_halves_the_scale() -> None:
     assert masters.overflowed(1.0)
     assert masters.scale == before / 2
     assert not masters.overflowed(float("nan")), "a loss that is not finite is no matter of scale"
+
+
+def test_the_scale_of_float16_is_saved_and_taken_up() -> None:
+    movers = [
+        Mover(Masters({"w": nn.Parameter(torch.ones(3, dtype=torch.float16))}), adam(lr=0.1), total_steps=2)
+        for _ in range(2)
+    ]
+    movers[0].masters.scale /= 8
+    movers[1].load_state(movers[0].state())
+    assert movers[1].masters.scale == movers[0].masters.scale < SCALE
+    wide = Mover(Masters({"w": nn.Parameter(torch.ones(3))}), adam(lr=0.1), total_steps=2)
+    assert not wide.state()
 
 
 class Fake:

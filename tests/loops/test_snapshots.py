@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import panoply as pp
@@ -154,6 +155,26 @@ def test_a_mean_of_narrow_weights_is_kept_in_float32() -> None:
     for step in range(200):
         kept.renew(step, False)
     assert 1.2 < float(of(kept.policy).mean()) < 1.25
+
+
+def test_a_mean_of_weights_of_two_widths_is_saved_and_goes_on(tmp_path: Path) -> None:
+    """Beside narrow weights, those in float32 have a mean of their own: a file takes no memory under two names."""
+    first, second = control(), control()
+    for policy in (first, second):
+        policy.model.to(torch.bfloat16)
+        next(policy.model.parameters()).data = next(policy.model.parameters()).data.float()
+    kept, resumed = (Kept(selves.parse("ema:0.5"), policy) for policy in (first, second))
+    with torch.no_grad():
+        for weight in first.model.parameters():
+            weight.add_(0.25)
+    kept.renew(1, False)
+    save_file(kept.state(), tmp_path / "kept.safetensors")
+    resumed.load_state(load_file(tmp_path / "kept.safetensors"))
+    assert {w.dtype for w in kept.weights.values()} >= {torch.float32, torch.bfloat16}
+    for name, mean in kept.mean.items():
+        assert mean.dtype == torch.float32
+        assert torch.equal(resumed.mean[name], mean)
+        assert torch.equal(resumed.weights[name], kept.weights[name])
 
 
 @pytest.mark.parametrize(

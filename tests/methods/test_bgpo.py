@@ -182,6 +182,20 @@ def test_an_answer_is_filled_in_whole_and_depends_on_its_seed_alone(
     assert both.decisions.tensor("position").tolist() == [5, 6, 7, 8] * 2 + [3, 4, 5, 6] * 2
 
 
+def test_weights_in_float64_are_filled_in_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = open_policy("fresh", Digits(length=4), 0, "cpu")
+    assert isinstance(policy, MaskedPolicy)
+    asked = [Request([1, 2], [3, 4])]
+    narrow = Denoiser(policy).generate(asked, Sampling(max_tokens=4), entropy=True)
+    policy.model.double()
+    wide = Denoiser(policy).generate(asked, Sampling(max_tokens=4), entropy=True)
+    for name in ("logp", "entropy"):
+        assert wide.decisions.tensor(name).dtype == torch.float64
+        torch.testing.assert_close(
+            wide.decisions.tensor(name).float(), narrow.decisions.tensor(name), atol=1e-5, rtol=1e-5
+        )
+
+
 def test_a_mask_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a mask is the likeliest by far, the rest of the vocabulary is drawn as if there were none."""
     world = Digits(length=4)

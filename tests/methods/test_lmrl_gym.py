@@ -306,6 +306,13 @@ def test_the_model_that_was_trained_is_the_one_that_acts(tmp_path: Path, method:
     torch.testing.assert_close(opened.score(rows)["logp"].detach(), rows["logp"], rtol=0, atol=1e-4)
 
 
+def test_values_in_float32_beside_a_narrow_model_are_saved(tmp_path: Path) -> None:
+    done = tiny.bare(tmp_path / "run", "ilql", steps=1, settings=SMALL, dtype="bfloat16")
+    opened = TextPolicy.load(Path(done.run) / "checkpoints/step-0000001/model", torch.bfloat16)
+    assert opened.values is not None
+    assert opened.fingerprint() == done.fingerprint
+
+
 def test_one_table_of_worlds_and_baselines(tmp_path: Path) -> None:
     table = lmrl_gym(worlds=("maze",), baselines=("percent-bc",), steps=1, seed=0)
     assert list(table) == ["maze"]

@@ -265,7 +265,8 @@ def test_a_reward_model_reads_each_tasks_own_reference(tmp_path: Path) -> None:
     judge().save(tmp_path / "judge")
     collect = Collector(WORLD, POLICY, 0, needs=frozenset({"asked"}))
     options = SimpleNamespace(dtype="float32", device="cpu")
-    seat = SimpleNamespace(world=WORLD, collect=collect, policy=POLICY, options=options)
+    plan = SimpleNamespace(policy_options={})
+    seat = SimpleNamespace(world=WORLD, collect=collect, policy=POLICY, options=options, plan=plan)
     tasks = collect.tasks(3)
     made, said = collect.episodes(tasks, 2), {}
     for reference in (True, False):

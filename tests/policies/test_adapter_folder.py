@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tiny
@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import panoply as pp
+from panoply.costs import cost
 from panoply.errors import PanoplyError
 from panoply.loops.seat import Seat
 from panoply.policies import lora, low_rank
-from panoply.policies.adapter_folder import CONFIG, WEIGHTS
+from panoply.policies.adapter_config import CONFIG, WEIGHTS
 from panoply.policies.text import TextPolicy
 from panoply.run import Run
 
@@ -83,6 +84,39 @@ def test_training_goes_on_with_an_adapter_of_peft(theirs: Path, tmp_path: Path) 
     assert (found - logits(theirs)).abs().max() > 1e-3
 
 
+@pytest.fixture
+def patterned(tmp_path: Path) -> Path:
+    """An adapter of PEFT whose layers differ in rank and α."""
+    torch.manual_seed(0)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=6, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False,
+        task_type="CAUSAL_LM", rank_pattern={r"layers\.1\..*\.q_proj": 2, "down_proj": 3}, use_rslora=True,
+        alpha_pattern={"v_proj": 20, r".*\.0\.mlp\.down_proj": 1},
+    )  # fmt: skip
+    peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(START), config).save_pretrained(
+        tmp_path / "patterned"
+    )
+    return tmp_path / "patterned"
+
+
+def test_every_layer_has_the_rank_and_the_alpha_that_its_pattern_says(
+    patterned: Path, tmp_path: Path
+) -> None:
+    with torch.no_grad():
+        found = TextPolicy.load(patterned).model(TOKENS)
+    torch.testing.assert_close(found, logits(patterned), atol=1e-4, rtol=1e-4)
+    plan = pp.plan("sft", model=str(patterned), lora=4, settings={"run.device": "cpu"})
+    layers = [name for name, _ in low_rank.adapters(cast(Any, Seat(plan, plan.world()).policy).model)]
+    weights = dict(TextPolicy.load(START).named_parameters())
+    assert cost(plan).trainable == sum(4 * sum(weights[f"{name}.weight"].shape) for name in layers)
+    done = run(tmp_path / "run", model=str(patterned), lora=4, steps=1, settings={"update.lr": 1e-12})
+    last = sorted((done.run / "checkpoints").glob("step-*"))[-1] / "model"
+    torch.testing.assert_close(logits(last), logits(patterned), atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        again = TextPolicy.load(last).model(TOKENS)
+    torch.testing.assert_close(again, logits(patterned), atol=1e-4, rtol=1e-4)
+
+
 def test_the_start_of_a_run_that_goes_on_is_its_reference(theirs: Path) -> None:
     plan = pp.plan(
         "grpo",
@@ -128,8 +162,9 @@ def test_a_whole_run_is_that_of_peft(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ours = run(tmp_path / "ours", "grpo", model="fresh", steps=3, settings=settings)
 
     def through_peft(
-        opened: Any, source: str, _: Path, rank: int, seed: int, settings: lora.Lora
+        opened: Any, source: str, _: Path, rank: int, seed: int, settings: lora.Lora, device: torch.device
     ) -> TextPolicy:
+        assert device.type == "cpu"
         native = lora.add_lora(opened(source), rank, seed, settings)
         found = lora._through_peft(opened(source), rank, seed, settings, None)
         with torch.no_grad():
@@ -172,6 +207,11 @@ def test_what_does_not_fit_is_told(theirs: Path, tmp_path: Path) -> None:
         "half": (spoilt("c", weights={n: w for n, w in weights.items() if n != first}), "lacks lora_A of"),
         "kind": (spoilt("d", {"peft_type": "IA3"}), "of the kind IA3: only LORA can be opened"),
         "nothing": (spoilt("e", {"r": 0}), "r and lora_alpha must be above 0"),
+        "less": (spoilt("l", {"alpha_pattern": {"q_proj": 0}}), "r and lora_alpha must be above 0"),
+        "rank": (spoilt("m", {"r": 8}), r"says that model.layers.0.mlp.down_proj has rank 8, and its .* have rank 4"),
+        "ranks": (spoilt("n", {"rank_pattern": {"q_proj": 2}}), "q_proj has rank 2, and its factors have rank 4"),
+        "pattern": (spoilt("o", {"alpha_pattern": {"(": 2}}), "has a pattern that is none"),
+        "some": (spoilt("p", {"alora_invocation_tokens": [1, 2]}), r"alora_invocation_tokens=\[1, 2\], which is not"),
         "biases": (spoilt("f", {"bias": "all"}), 'has bias="all", which is not supported'),
         "pissa": (spoilt("g", {"init_lora_weights": "pissa"}), 'init_lora_weights="pissa", which is not supported'),
         "nobody's": (spoilt("h", {"base_model_name_or_path": None}), "does not say which model its adapter is of"),
@@ -199,6 +239,11 @@ def test_what_does_not_fit_is_told(theirs: Path, tmp_path: Path) -> None:
         ({"lora": 2, "settings": {"lora.alpha": 0}}, "lora.alpha must be above 0"),
         ({"lora": 2, "settings": {"lora.dropout": 0.1}}, "Unknown lora setting 'dropout'"),
         ({"lora": 2, "settings": {"lora.target_modules": "kproj"}}, "Did you mean 'k_proj'"),
+        (
+            {"lora": 2, "settings": {"lora.target_modules": "embed_tokens"}},
+            "tables of tokens get no adapters",
+        ),
+        ({"lora": 2, "settings": {"lora.target_modules": "input_layernorm"}}, "that is no linear layer"),
         ({"lora": 4096}, "is more than .* allows"),
         ({"lora": 2, "world": "cartpole", "method": "ppo"}, "--lora is for models of text"),
         ({"lora": 2, "method": "reward-model"}, "trains a judge"),
@@ -207,6 +252,53 @@ def test_what_does_not_fit_is_told(theirs: Path, tmp_path: Path) -> None:
 def test_what_a_plan_refuses_of_adapters(choices: dict[str, Any], sentence: str) -> None:
     with pytest.raises(PanoplyError, match=sentence):
         pp.plan(choices.pop("method", "sft"), choices.pop("world", "chain"), **choices)
+
+
+def test_a_pattern_names_linear_layers_and_passes_over_what_is_none() -> None:
+    settings = {"lora.target_modules": "*.layers.0.*", "run.device": "cpu"}
+    plan = pp.plan("sft", "chain", lora=2, settings=settings)
+    adapted = dict(low_rank.adapters(cast(Any, Seat(plan, plan.world()).policy).model))
+    assert {name.split(".")[2] for name in adapted} == {"0"}
+    assert len(adapted) == 7
+    learning = (factor for layer in adapted.values() for factor in (layer.lora_A, layer.lora_B))
+    assert cost(plan).trainable == sum(factor.numel() for factor in learning)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"alpha_pattern": {"v_proj": 32}},
+        {"rank_pattern": {"v_proj": 8}},
+        {"init_lora_weights": "pissa"},
+        {"init_lora_weights": "olora"},
+        {"bias": "all"},
+    ],
+    ids=str,
+)
+def test_dora_goes_on_with_all_that_its_folder_says(said: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=6, target_modules=["q_proj", "v_proj"], use_dora=True, task_type="CAUSAL_LM", **said
+    )
+    model = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(START), config)
+    with torch.no_grad():
+        for weight in (p for p in model.parameters() if p.requires_grad):
+            weight += 0.05 * torch.randn_like(weight)
+    model.save_pretrained(tmp_path / "theirs")
+    settings = {"update.lr": 1e-12}
+    done = run(tmp_path / "run", model=str(tmp_path / "theirs"), lora=4, steps=1, settings=settings)
+    found = done.policy(which="last").model(TOKENS).detach()
+    torch.testing.assert_close(found, logits(tmp_path / "theirs"), atol=1e-4, rtol=1e-4)
+    out = pp.export(done.run, tmp_path / "out", which="last", adapter=True)
+    torch.testing.assert_close(logits(out), logits(tmp_path / "theirs"), atol=1e-5, rtol=1e-5)
+
+
+def test_a_critic_begins_as_a_policy_with_dora(tmp_path: Path) -> None:
+    """Its weights are merged into a model of its own, all of which may learn."""
+    done = tiny.bare(
+        tmp_path / "run", "dapo-direct", lora=2, steps=1, settings={"lora.dora": True, "run.device": "cpu"}
+    )
+    assert done.fingerprint
 
 
 def test_dora_goes_through_peft_and_says_so(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -66,3 +67,17 @@ def test_the_conversation_that_is_refused_is_told() -> None:
     with pytest.raises(Refused) as raised:
         render_all(moody, [asked("good")] * (chat.BATCH + 1) + [asked("bad")])
     assert raised.value.number == chat.BATCH + 1
+
+
+def test_threads_render_beside_one_another_and_after_one_has_ended() -> None:
+    """A process ends with the thread that started it, and must not be another's."""
+    said = tokenizer(PLAIN)
+
+    def many(name: str) -> list[str]:
+        return [render(said, asked(f"{name}{i}")) for i in range(100)]
+
+    for _ in range(3):
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(many, "xy"))
+        assert found == [[f"u:{name}{i};a:" for i in range(100)] for name in "xy"]
+        assert render(said, asked("z")) == "u:z;a:"

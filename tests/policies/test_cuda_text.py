@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -197,31 +199,31 @@ def test_slopes_of_low_rank_factors_are_near_those_in_float32(
 
 
 @pytest.mark.parametrize("base", ["nf4", "int8"])
-def test_weights_of_few_bits_give_the_slopes_of_whole_ones(base: Kind) -> None:
-    """The same numbers, kept whole and merged, or made for every product."""
-    data = experience(RAGGED)
-    few = add_lora(policy(torch.bfloat16), 4, settings=Lora(base=base))
-    whole = policy(torch.bfloat16)
-    whole.model.load_state_dict(low_rank.plain_weights(few.model))
-    whole = add_lora(whole, 4)
+@pytest.mark.parametrize("width", [64, 128])
+def test_slopes_of_factors_beside_few_bits_are_near_those_in_float32(base: Kind, width: int) -> None:
+    """Within six roundings, as where they are merged; a width of 128 has codes that are multiplied as they lie."""
+    data, config = experience(RAGGED), replace(CONFIG, width=width)
+    few, wide = (
+        TextPolicy.fresh(config, TOKENIZER, dtype=d, device="cuda") for d in (torch.bfloat16, torch.float32)
+    )
+    few = add_lora(few, 4, settings=Lora(base=base))
+    wide.model.load_state_dict(low_rank.plain_weights(few.model))
+    wide = add_lora(wide, 4)
     torch.manual_seed(0)
     found = []
-    for (_, mine), (_, theirs) in zip(*(low_rank.adapters(p.model) for p in (few, whole)), strict=True):
+    for (_, mine), (_, theirs) in zip(*(low_rank.adapters(p.model) for p in (few, wide)), strict=True):
         for a, b in ((mine.lora_A, theirs.lora_A), (mine.lora_B, theirs.lora_B)):
             a.data.normal_(0, 0.1)
             b.data.copy_(a)
-    for one in (few, whole):
+    for one in (few, wide):
         low_rank.merge(one.model)
-    for (_, mine), (_, theirs) in zip(*(low_rank.adapters(p.model) for p in (few, whole)), strict=True):
-        theirs.like.data.copy_(mine.weight)  # type: ignore[union-attr]  # rounded once, and not twice
-    for one in (few, whole):
         learning = [p for p in one.parameters() if p.requires_grad]
         scores = one.score(data)["logp"]
-        found.append(
-            [scores, *torch.autograd.grad((scores * weight(data, "cuda")).sum(), learning, retain_graph=True)]
-        )
+        with torch.no_grad():
+            torch.testing.assert_close(one.score(data)["logp"], scores, rtol=0.02, atol=0.02)
+        found.append(torch.autograd.grad((scores * weight(data, "cuda")).sum(), learning))
     for a, b in zip(*found, strict=True):
-        assert (a - b).norm() < torch.finfo(torch.bfloat16).eps * b.norm()
+        assert (a - b).norm() < 6 * torch.finfo(torch.bfloat16).eps * b.norm()
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -17,6 +17,7 @@ from panoply.costs import cost
 from panoply.errors import PanoplyError
 from panoply.lora import Lora
 from panoply.policies import low_rank
+from panoply.policies.adapter_config import going_on
 from panoply.policies.decoder import DecoderConfig
 from panoply.policies.experts import Mixing
 from panoply.policies.folder import load_model
@@ -110,15 +111,12 @@ def test_the_policy_begins_unchanged_and_its_base_stays() -> None:
     torch.testing.assert_close(policy.score(DATA)["logp"], plain, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("targets", [BOTH, BOTH[:1], BOTH[1:]], ids=["both", "first", "second"])
-@pytest.mark.parametrize("kind", [kind for kind in LAYOUTS if kind not in CONFIGS])
+@pytest.mark.parametrize("targets", [BOTH, BOTH[:1], BOTH[1:], ()], ids=["both", "first", "second", "none"])
+@pytest.mark.parametrize("kind", [kind for kind in LAYOUTS if kind != "sinks"])
 def test_peft_opens_what_is_written_and_what_it_writes_is_opened(
     kind: str, targets: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Where all layers have experts: of a layer without, PEFT takes `down_proj` for experts' own.
-
-    And with gpt-oss' published gain and limit, which transformers does not read from a config before 5.20.
-    """
+    """With gpt-oss' published gain and limit, which transformers does not read from a config before 5.20."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     fresh(kind).save(tmp_path / "base")
     policy = moved(kind, targets)
@@ -135,6 +133,41 @@ def test_peft_opens_what_is_written_and_what_it_writes_is_opened(
         torch.testing.assert_close(again.model(text), expected, atol=1e-4, rtol=1e-4)
         merged = load_model(tmp_path / "adapter")
         torch.testing.assert_close(merged(text), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["all sparse", "experts"])
+@pytest.mark.parametrize("targets", [["q_proj", "gate_proj", "up_proj", "down_proj"], "all-linear"], ids=str)
+def test_what_peft_makes_of_the_names_of_an_experts_matrices_is_opened(
+    kind: str, targets: Any, tmp_path: Path
+) -> None:
+    """It gives their tensors twice the rank and twice α; `all-linear` reaches routers, which are merged alone."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    fresh(kind).save(tmp_path / "base")
+    torch.manual_seed(0)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=2, lora_alpha=3, target_modules=targets)
+    inner = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    theirs = peft.get_peft_model(inner, config).eval()
+    text = torch.randint(3, 14, (2, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for weight in (p for p in theirs.parameters() if p.requires_grad):
+            weight += 0.1 * torch.randn_like(weight)
+        expected = theirs(text).logits
+    theirs.save_pretrained(tmp_path / "theirs")
+    with torch.no_grad():
+        torch.testing.assert_close(load_model(tmp_path / "theirs")(text), expected, atol=1e-4, rtol=1e-4)
+    if targets == "all-linear":
+        with pytest.raises(
+            PanoplyError, match=r"factors of model\.layers\.\d\.mlp\.gate, a router, with which training"
+        ):
+            going_on(tmp_path / "theirs", 2, Lora())
+        return
+    opened = add_lora(fresh(kind), 2, 0, going_on(tmp_path / "theirs", 2, Lora()), tmp_path / "theirs")
+    save_adapter(opened, tmp_path / "again", tmp_path / "base")
+    with torch.no_grad():
+        torch.testing.assert_close(opened.model(text), expected, atol=1e-4, rtol=1e-4)
+        inner = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+        again = peft.PeftModel.from_pretrained(inner, tmp_path / "again").eval()
+        torch.testing.assert_close(again(text).logits, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_run_with_adapters_on_experts_goes_on_bit_for_bit(tmp_path: Path) -> None:
@@ -180,6 +213,51 @@ def test_a_run_with_adapters_on_experts_goes_on_bit_for_bit(tmp_path: Path) -> N
 def test_what_cannot_be_named(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(PanoplyError, match=words):
         add_lora(fresh("experts"), 2, settings=Lora(**settings))
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "words"),
+    [
+        ("experts", "gate", "cannot name gate: routers get no adapters"),
+        ("sinks", "router", "cannot name router: routers get no adapters"),
+        ("all sparse", "gate_proj", r"lora\.target_parameters, here mlp\.experts\.gate_up_proj\."),
+        ("mixtral", "w2", r"lora\.target_parameters, here mlp\.experts\.down_proj\."),
+        ("mixtral", "*.experts.*", r"here mlp\.experts\.gate_up_proj and mlp\.experts\.down_proj\."),
+    ],
+)
+def test_what_is_no_layer_of_a_model_with_experts_is_told_by_the_plan(
+    kind: str, word: str, words: str, tmp_path: Path
+) -> None:
+    fresh(kind).save(tmp_path / "model")
+    Chain().tokenizer.save(tmp_path / "model")
+    with pytest.raises(PanoplyError, match=words):
+        pp.plan(
+            "grpo", "chain", model=str(tmp_path / "model"), lora=2, settings={"lora.target_modules": word}
+        )
+    with pytest.raises(PanoplyError, match=words):
+        add_lora(fresh(kind), 2, settings=Lora(target_modules=(word,)))
+
+
+def test_the_rank_is_that_of_layers_with_adapters_and_dora_is_not_for_some(tmp_path: Path) -> None:
+    """Experts that are 4 wide allow no rank of 8, but have no adapters."""
+    tokenizer = Chain(operations=2).tokenizer
+    shape = {"width": 16, "layers": 2, "heads": 2, "max_positions": 128}
+    config = DecoderConfig(
+        tokenizer.vocab_size, model_type="qwen3_moe", mixing=Mixing(4, 2, 4), dense=(0,), **shape
+    )
+    TextPolicy.fresh(config, tokenizer).save(tmp_path / "model")
+    given: dict[str, Any] = {"model": str(tmp_path / "model"), "lora": 8}
+    pp.plan("grpo", "chain", **given, settings={"lora.target_modules": "*.layers.1.*"})
+    done = tiny.train(tmp_path / "run", steps=1, **given)
+    assert done.fingerprint
+    with pytest.raises(
+        PanoplyError, match=r"--lora 8 is more than .*experts\.down_proj allows, .*: at most 4"
+    ):
+        pp.plan("grpo", "chain", **given, settings={"lora.target_parameters": BOTH[1:]})
+    with pytest.raises(
+        PanoplyError, match=r"lora\.dora is not for gate_proj, up_proj and down_proj where other"
+    ):
+        pp.plan("grpo", "chain", **given, settings={"lora.dora": True})
 
 
 def test_a_rank_is_no_more_than_an_expert_allows_and_experts_must_be_there() -> None:

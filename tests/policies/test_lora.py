@@ -138,6 +138,89 @@ def test_an_adapter_that_is_not_the_policys_or_not_finite(gpt2: Path, tmp_path: 
             load_adapter(policy, tmp_path / "adapter")
 
 
+def theirs(gpt2: Path, folder: Path, **said: Any) -> tuple[Path, torch.Tensor]:
+    """An adapter that PEFT made on the model, and what it says that the two say."""
+    import peft
+    import transformers
+
+    torch.manual_seed(0)
+    config = peft.LoraConfig(
+        **{"r": 2, "lora_alpha": 6, "target_modules": ["c_attn", "c_proj"], "task_type": "CAUSAL_LM", **said}
+    )
+    model = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(gpt2), config)
+    with torch.no_grad():
+        for weight in (p for p in model.parameters() if p.requires_grad):
+            weight += 0.1 * torch.randn_like(weight)
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        opened = peft.AutoPeftModelForCausalLM.from_pretrained(folder).eval()
+        return folder, opened(torch.tensor([[3, 4, 5, 6]])).logits
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"alpha_pattern": {"c_proj": 32}},
+        {"rank_pattern": {"c_proj": 4}, "use_rslora": True},
+        {"init_lora_weights": "pissa"},
+        {"bias": "lora_only"},
+        {"lora_bias": True},
+    ],
+    ids=lambda said: "-".join(map(str, said.values())),
+)
+def test_training_goes_on_with_all_that_a_folder_of_peft_says(
+    said: dict[str, Any], gpt2: Path, tmp_path: Path
+) -> None:
+    """With the adapter itself, and without --lora with every weight: both begin as what PEFT opens."""
+    folder, expected = theirs(gpt2, tmp_path / "theirs", **said)
+    for name, lora in (("on", 2), ("whole", 0)):
+        done = pp.train(
+            "sft", "chain", run=tmp_path / name, progress=Progress(), steps=1, lora=lora or None,
+            model=str(folder), threads=1, settings={**SETTINGS, "update.lr": 1e-12},
+        )  # fmt: skip
+        found = done.policy(which="last").model(torch.tensor([[3, 4, 5, 6]])).detach()
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"modules_to_save": ["ln_f"]}, r'modules_to_save=\["ln_f"\], with which training cannot go on: leave --lora'),
+        ({"init_lora_weights": "pissa_niter_4"}, 'init_lora_weights="pissa_niter_4", with which training cannot'),
+        ({"target_modules": ["c_attn", "wte"]}, "has factors of transformer.wte, a table of tokens, with which"),
+    ],
+    ids=["saved", "chance", "table"],
+)  # fmt: skip
+def test_what_training_cannot_go_on_with_is_told_by_the_plan(
+    said: dict[str, Any], sentence: str, gpt2: Path, tmp_path: Path
+) -> None:
+    folder, _ = theirs(gpt2, tmp_path / "theirs", **said)
+    with pytest.raises(PanoplyError, match=sentence):
+        pp.plan("sft", "chain", model=str(folder), lora=2)
+
+
+def test_an_adapter_that_is_more_than_weights_is_not_merged(gpt2: Path, tmp_path: Path) -> None:
+    """Of two tables that are one in the model it changes one."""
+    folder, _ = theirs(gpt2, tmp_path / "theirs", target_modules=["c_attn", "wte"])
+    with pytest.raises(PanoplyError, match="cannot be merged into its base: it changes one of two tables"):
+        TextPolicy.load(folder)
+
+
+def test_few_bits_are_not_for_a_model_that_transformers_runs(gpt2: Path) -> None:
+    with pytest.raises(
+        PanoplyError, match=r"lora\.base=nf4 is for layouts that run natively, and 'gpt2' runs"
+    ):
+        pp.plan("sft", "chain", model=str(gpt2), lora=2, settings={"lora.base": "nf4"})
+
+
+def test_a_model_that_transformers_runs_is_a_beginning_of_others(gpt2: Path) -> None:
+    policy = add_lora(TextPolicy.load(gpt2), 2)
+    text, apart = torch.tensor([[3, 4, 5, 6]]), policy.apart()
+    torch.testing.assert_close(apart.model(text), policy.model(text), atol=1e-6, rtol=1e-5)
+    assert all(p.requires_grad for p in apart.model.parameters())
+    assert not [name for name, _ in apart.named_parameters() if "lora_" in name]
+
+
 def test_the_plan_counts_the_adapters_of_a_model_that_transformers_runs(gpt2: Path) -> None:
     made = pp.plan("sft", "chain", model=str(gpt2), lora=2)
     policy = add_lora(TextPolicy.load(gpt2), 2)

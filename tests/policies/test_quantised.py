@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,8 +13,8 @@ from panoply.costs import cost
 from panoply.errors import PanoplyError
 from panoply.lora import BYTES, Lora
 from panoply.policies import low_rank
-from panoply.policies.lora import add_lora, begun_with
-from panoply.policies.quantised import Quantised, QuantisedLinear, levels
+from panoply.policies.lora import add_lora, begun_with, open_adapted
+from panoply.policies.quantised import Quantised, QuantisedLinear, join, levels
 from panoply.rollout.graphs import has_kernels
 
 Kind = Literal["nf4", "int8"]
@@ -32,16 +32,36 @@ def test_levels_are_where_normal_numbers_are_equally_often() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_number_is_at_its_nearest_level(kind: Kind) -> None:
-    whole = torch.randn(7, 100, generator=torch.Generator().manual_seed(0))  # the last block is not full
+    whole = torch.randn(7, 100, generator=torch.Generator().manual_seed(0))  # the last block is cut
     found = Quantised(whole, kind)
     blocks = torch.nn.functional.pad(whole.flatten(), (0, -700 % 64)).view(-1, 64)
     there = levels() if kind == "nf4" else torch.arange(-127, 128) / 127
     choices = blocks.abs().amax(1, keepdim=True)[..., None] * there
     nearest = (choices - blocks[..., None]).abs().min(-1).values.flatten()[:700].view(7, 100)
     torch.testing.assert_close((found.whole() - whole).abs(), nearest, rtol=1e-4, atol=1e-6)
-    assert found.nbytes == pytest.approx(BYTES[kind] * 704)
+    assert found.nbytes == pytest.approx(BYTES[kind] * 768)
     assert torch.equal(Quantised(torch.zeros(64), kind).whole(), torch.zeros(64))
     assert found.whole().dtype == whole.dtype
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_matrices_are_joined_once_and_stay_what_they_were(kind: Kind) -> None:
+    parts = [
+        Quantised(torch.randn(n, 256, generator=torch.Generator().manual_seed(n)), kind) for n in (4, 1, 3)
+    ]
+    before = torch.cat([part.whole() for part in parts])
+    whole, again = join(parts), join(parts)
+    assert whole is not None
+    assert again is not None
+    assert torch.equal(whole.whole(), before)
+    assert torch.equal(torch.cat([part.whole() for part in parts]), before)
+    assert whole.codes.data_ptr() == again.codes.data_ptr() == parts[0].codes.data_ptr()
+    assert whole.scales.data_ptr() == again.scales.data_ptr()
+    assert parts[2].scales.untyped_storage().data_ptr() == whole.scales.untyped_storage().data_ptr()
+    fewer = join(parts[:2])
+    assert fewer is not None
+    assert torch.equal(fewer.whole(), before[:5])
+    assert join([Quantised(torch.randn(2, 192), kind)]) is None  # a row would begin within a pair of blocks
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,6 +117,41 @@ def test_what_is_kept_of_it_is_counted_and_shared_by_copies() -> None:
     layers = whole["adapted layers as they were"]
     assert few["adapted layers in few bits"] == int(layers / 2 * BYTES["nf4"])
     assert few["weights"] == whole["weights"] - layers
+
+
+def test_it_goes_to_a_device_a_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are to be in few bits need not fit there whole; `meta` stands for a GPU."""
+    made, there = low_rank.QuantisedLinear, torch.device("meta")
+
+    def alone(layer: torch.nn.Linear, kind: Kind) -> QuantisedLinear:
+        whole = [one for one in policy.model.modules() if isinstance(one, torch.nn.Linear)]
+        assert [one for one in whole if one.weight.is_meta] == [layer]
+        return made(layer, kind)
+
+    monkeypatch.setattr(low_rank, "QuantisedLinear", alone)
+    policy = fresh()
+    base = low_rank.adapt(policy.model, *_all_layers(policy), "nf4", there)
+    for model in (policy.model, base):
+        assert all(p.is_meta for p in model.parameters())
+    for _, layer in low_rank.adapters(policy.model):
+        assert layer.origin.layer.held.codes.is_meta
+
+
+@pytest.mark.parametrize("kind", ["whole", "nf4"])
+def test_what_is_to_be_in_few_bits_is_opened_on_the_host(kind: Literal["whole", "nf4"]) -> None:
+    asked = []
+
+    def opened(_: str, host: bool) -> Any:
+        asked.append(host)
+        return fresh()
+
+    open_adapted(opened, "fresh", None, 4, 0, Lora(base=kind), torch.device("cpu"))
+    assert asked == [kind == "nf4"]
+
+
+def _all_layers(policy: Any) -> tuple[dict[str, int], dict[str, float]]:
+    names = [name for name, _ in policy.model.named_modules() if name.endswith("_proj")]
+    return dict.fromkeys(names, 2), dict.fromkeys(names, 1.0)
 
 
 def test_no_weight_is_held_whole_and_all_are_when_asked_for() -> None:

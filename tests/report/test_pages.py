@@ -8,6 +8,7 @@ import pytest
 
 from panoply import registry
 from panoply.errors import PanoplyError
+from panoply.lora import Lora
 from panoply.parts import Part, part
 from panoply.planning import Options
 from panoply.report import meanings
@@ -29,6 +30,15 @@ def test_settings_of_a_run_are_shown() -> None:
         for line in page
     )
     assert set(meanings.of_fields(Options)) == {field.name for field in dataclasses.fields(Options)}
+
+
+def test_settings_of_adapters_are_shown() -> None:
+    page = lines(shown("lora"))
+    assert {line.split()[0] for line in page if line.startswith("lora.")} == {
+        f"lora.{field.name}" for field in dataclasses.fields(Lora)
+    }
+    assert any(line.startswith("lora.base whole, int8 or nf4 whole How the weights under") for line in page)
+    assert set(meanings.of_fields(Lora)) == {field.name for field in dataclasses.fields(Lora)}
 
 
 def test_a_part_needs_no_slot_where_its_name_is_the_only_one() -> None:

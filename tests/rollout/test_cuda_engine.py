@@ -153,9 +153,10 @@ def test_graphs_follow_the_weights_and_are_kept() -> None:
 
 
 @pytest.mark.parametrize("base", [None, "nf4", "int8"])
-def test_graphs_follow_low_rank_factors_and_are_kept(base: Kind | None) -> None:
-    """Merged into whole weights, or with weights of few bits made whole inside of the graph."""
-    models = pair()
+@pytest.mark.parametrize("width", [64, 256])
+def test_graphs_follow_low_rank_factors_and_are_kept(base: Kind | None, width: int) -> None:
+    """Merged into whole weights, or beside few bits: as they lie, or made whole where rows cut a pair of blocks."""
+    models = pair(width=width, heads=width // 32, kv_heads=width // 64, inner=2 * width)
     sampling, requests = Sampling(max_tokens=10), make_requests(4, 4)
     for model in models:
         linear = low_rank.linear_layers(model)

@@ -110,7 +110,7 @@ def test_the_ray_of_another_run_is_not_joined(monkeypatch: pytest.MonkeyPatch) -
     from panoply.scale import rays
 
     monkeypatch.setattr(rays, "_reach", lambda address: None)
-    monkeypatch.setattr(rays, "_start", lambda address, store: None)
+    monkeypatch.setattr(rays, "_start", lambda *_: None)
     monkeypatch.setattr(rays, "_resources", lambda: {"CPU": 2.0, rays.OF_ONE_RUN: 1.0})
     with pytest.raises(PanoplyError, match="was started for another run, and ends with it"):
         rays.Rays("auto")

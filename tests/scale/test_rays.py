@@ -36,8 +36,30 @@ from workers import Adder
 def cluster() -> Iterator[Rays]:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     made = Rays("local")
+    assert list(Path(made.folder).glob("session_*/sockets")), "Ray is where it is told to be"
     yield made
     made.close()
+    assert made.folder
+    assert not Path(made.folder).exists()
+
+
+def test_a_folder_of_its_own_has_a_short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sockets lie in it, whose names may have 107 letters."""
+    deep = tmp_path / ("deep" * 20)
+    deep.mkdir()
+    for place, where in ((deep, "/tmp"), (Path("/tmp"), "/tmp")):
+        monkeypatch.setattr(rays.tempfile, "tempdir", str(place))
+        made = Path(rays._own_folder())
+        assert str(made.parent) == where
+        assert len(str(made / "session_2026-11-18_08-43-00_123456_1234567/sockets/plasma_store")) <= 107
+        rays._remove(str(made))
+        assert not made.exists()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert rays._own_folder() == "", "somebody wants it elsewhere"
+    held = tmp_path / "held"
+    held.mkdir()
+    rays._end(str(held), os.getpid() + 1)
+    assert held.exists(), "a forked process takes nothing away"
 
 
 def test_workers_of_ray_are_like_those_on_threads(cluster: Rays) -> None:

@@ -203,6 +203,8 @@ def test_bad_files_are_a_sentence(record: Path, model: Path, tmp_path: Path, fie
     ("fields", "why"),
     [
         ({"temperature": 0.0}, "was answered greedily"),
+        ({"temperature": -1.0}, "temperature must be at least 0, not -1"),
+        ({"top_p": 0.0}, "top_p must be above 0 to 1, not 0"),
         ({"top_p": 0.9}, "drawn with top_p 0.9, and what that cut off is not in the record"),
         ({"prompt_token_ids": None}, "has no 'prompt_token_ids'"),
     ],

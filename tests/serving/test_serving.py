@@ -65,11 +65,6 @@ def test_only_this_machine_with_the_key_and_no_web_page_is_answered(served: tupl
         ("/v1/chat/completions", b"{", 400, "no JSON"),
         ("/v1/chat/completions", [1], 400, "a JSON object"),
         ("/v1/chat/completions", {"messages": []}, 400, "'messages' is a list"),
-        ("/v1/chat/completions", {**HELLO, "temperature": "warm"}, 400, "'temperature' cannot be 'warm'"),
-        ("/v1/chat/completions", {**HELLO, "temperature": -1}, 400, "temperature must be zero or more"),
-        ("/v1/chat/completions", {**HELLO, "n": 0}, 400, "'n' is from 1 to 64"),
-        ("/v1/chat/completions", {**HELLO, "top_logprobs": 3}, 400, "'top_logprobs' is not supported"),
-        ("/v1/chat/completions", {**HELLO, "logit_bias": {"5": 1}}, 400, "'logit_bias' is not supported"),
         ("/v1/chat/completions", {**HELLO, "tools": [TOOL]}, 400, "no place for tools"),
         (
             "/v1/chat/completions",
@@ -89,6 +84,75 @@ def test_what_cannot_be_answered_is_a_sentence(
     found = request(served[0], path, body)
     assert found[0] == status
     assert said in json.loads(found[2])["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("temperature", "warm", "'temperature' cannot be 'warm'"),
+        ("temperature", True, "'temperature' cannot be True"),
+        ("temperature", -1, "'temperature' must be at least 0, not -1"),
+        ("temperature", float("nan"), "'temperature' must be at least 0, not nan"),
+        ("temperature", float("inf"), "'temperature' must be a finite number"),
+        ("temperature", 10**400, "'temperature' must be at most"),
+        ("top_p", 0, "'top_p' must be above 0 to 1, not 0"),
+        ("top_p", 1.5, "'top_p' must be above 0 to 1, not 1.5"),
+        ("max_tokens", 0, "'max_tokens' must be at least 1, not 0"),
+        ("max_tokens", -3, "'max_tokens' must be at least 1, not -3"),
+        ("max_tokens", 2.5, "'max_tokens' cannot be 2.5"),
+        ("max_completion_tokens", 0, "'max_completion_tokens' must be at least 1, not 0"),
+        ("n", 0, "'n' must be from 1 to 64, not 0"),
+        ("n", 65, "'n' must be from 1 to 64, not 65"),
+        ("seed", 2**70, "'seed' must be at most"),
+        ("seed", "x", "'seed' cannot be 'x'"),
+        ("stop", "", "'stop' is a text that is not empty"),
+        ("stop", ["a", ""], "'stop' is a text that is not empty"),
+        ("stop", 5, "'stop' is a text that is not empty"),
+        ("stop", [1], "'stop' is a text that is not empty"),
+        ("stream", "yes", "'stream' is true or false"),
+        ("logprobs", 5, "'logprobs' is true or false"),
+        ("top_logprobs", 3, "'top_logprobs' is not supported"),
+        ("logit_bias", {"5": 1}, "'logit_bias' is not supported"),
+        ("repetition_penalty", 0, "'repetition_penalty' is not supported here; leave it out"),
+        ("repetition_penalty", 1.2, "'repetition_penalty' is not supported"),
+        ("repetition_penalty", True, "'repetition_penalty' is not supported"),
+        ("presence_penalty", 0.5, "'presence_penalty' is not supported"),
+        ("frequency_penalty", [], "'frequency_penalty' is not supported"),
+        ("top_k", 5, "'top_k' is not supported"),
+        ("min_p", 0.1, "'min_p' is not supported"),
+        ("min_tokens", 3, "'min_tokens' is not supported"),
+        ("response_format", {"type": "json_object"}, "'response_format' is not supported"),
+        ("tools", [5], "'tools' is a list of functions"),
+        ("tool_choice", "required", "'tool_choice' is auto or none"),
+        ("metadata", [1], "'metadata' cannot be [1]"),
+        ("messages", [{"content": 5}], "'content' cannot be 5"),
+        ("messages", [{"content": "a", "tool_calls": 5}], "'tool_calls' cannot be 5"),
+        ("messages", [{"content": "a", "tool_calls": [5]}], "'tool_calls' is a list of calls"),
+    ],
+)
+def test_what_cannot_be_sampled_with_is_a_sentence(
+    served: tuple[Endpoint, Speaker], field: str, value: object, said: str
+) -> None:
+    status, _, text = request(served[0], "/v1/chat/completions", {**HELLO, field: value})
+    assert status == 400
+    assert said in json.loads(text)["error"]["message"]
+
+
+def test_what_asks_for_nothing_is_let_be(served: tuple[Endpoint, Speaker]) -> None:
+    nothing = {
+        "frequency_penalty": 0.0, "presence_penalty": 0, "repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0,
+        "logit_bias": {}, "response_format": {"type": "text"}, "stop": [], "top_logprobs": None, "stream": False,
+    }  # fmt: skip
+    said = [ask(served[0], {**HELLO, **more})["choices"][0]["token_ids"] for more in ({}, nothing)]
+    assert said[0] == said[1]
+    assert (
+        len(
+            ask(served[0], {**HELLO, "max_tokens": None, "max_completion_tokens": 2})["choices"][0][
+                "token_ids"
+            ]
+        )
+        <= 2
+    )
 
 
 # ------------------------------------------------------------------ what is answered

@@ -107,7 +107,8 @@ def _loaded(seat: Seat, folder: str) -> ValueModel | Classifier:
     from panoply.which import model_folder
 
     options, words = seat.options, cast(Any, seat.policy).tokenizer
-    return open_judge(model_folder(folder), DTYPE[options.dtype], pick_device(options.device), words)
+    device, context = pick_device(options.device), seat.plan.policy_options.get("context", 0)
+    return open_judge(model_folder(folder), DTYPE[options.dtype], device, words, context)
 
 
 @part(

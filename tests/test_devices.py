@@ -1,0 +1,53 @@
+"""Devices by name: one that is not here can be planned for, and nothing is made for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_cli import Terminal
+from test_cli import panoply as panoply  # the fixture
+
+import panoply as pp
+from panoply import devices
+from panoply.costs import cost, device_memory
+from panoply.policies.control import open_policy
+
+ABSENT = "cuda:999"
+SENTENCE = f"There is no device '{ABSENT}' that torch"
+
+
+@pytest.mark.parametrize(("method", "world"), [("grpo", "chain"), ("ppo", "cartpole"), ("rlhf", "chain")])
+def test_a_device_that_is_not_here_is_planned_for_and_not_trained_on(
+    panoply: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, world: str
+) -> None:
+    monkeypatch.setattr("panoply.training.Run.create", lambda *_: pytest.fail("a folder was made"))
+    words = [method, "--world", world, "--device", ABSENT]
+    code, out, err = panoply.run("plan", *words)
+    assert (code, err) == (0, "")
+    assert SENTENCE in " ".join(out.split())
+    assert "here it would be refused" in " ".join(out.split())
+    code, out, err = panoply.run("train", *words, "--run", str(tmp_path / "run"))
+    assert (code, out) == (2, "")
+    assert err.startswith(f"panoply: {SENTENCE}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_for_a_gpu_counts_passes_of_a_gpu() -> None:
+    assert device_memory(ABSENT) is None
+    settings = {"sample.prompts": 1000, "sample.group": 8}
+    there, here = (
+        cost(pp.plan("grpo", device=device, settings=settings)).activations.tokens
+        for device in (ABSENT, "cpu")
+    )
+    assert (there, here) == (9216, 16384)
+
+
+def test_names_are_checked_on_any_machine() -> None:
+    for name in ("auto", "cpu", "cuda", "cuda:3"):
+        devices.check_name(name)
+    for name, hint in (("gpu", "'cuda'"), ("GPU:1", "'cuda:1'"), ("moon", "There is: auto")):
+        with pytest.raises(pp.PanoplyError, match=f"Unknown device '{name}'.*{hint}"):
+            pp.plan("grpo", device=name)
+    with pytest.raises(pp.PanoplyError, match=SENTENCE):
+        open_policy("fresh", pp.plan("ppo", "cartpole").world(), 0, ABSENT)  # type: ignore[arg-type]
