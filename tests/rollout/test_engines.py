@@ -108,7 +108,9 @@ def test_what_travels_of_a_model_with_adapters_are_the_adapters() -> None:
     from panoply.policies.lora import open_adapted
 
     world = Chain()
-    adapted = open_adapted(lambda source, _: open_policy(source, world, 0, "cpu"), "start", None, 2, 0, Lora())
+    adapted = open_adapted(
+        lambda source, _: open_policy(source, world, 0, "cpu"), "start", None, 2, 0, Lora()
+    )
     names = {name for name, _ in adapted.named_parameters()}
     sent = moving(adapted)
     assert sent
