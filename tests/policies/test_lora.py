@@ -104,7 +104,7 @@ def test_adapters_of_a_model_that_transformers_runs(gpt2: Path, tmp_path: Path) 
     whole = pp.train("sft", "chain", run=tmp_path / "run", progress=notes, **choices)
     assert "'gpt2' runs through transformers: on a GPU it is sampled from in captured graphs" in notes.said[0]
     first, *_, last = sorted((whole.run / "checkpoints").glob("step-*"))
-    before, after = (pp.load_policy(step / "model").model for step in (first, last))
+    before, after = (pp.load_policy(step / "model", "cpu").model for step in (first, last))
     moved = {
         n for (n, a), b in zip(before.named_parameters(), after.parameters(), strict=True) if not a.equal(b)
     }
@@ -178,7 +178,7 @@ def test_training_goes_on_with_all_that_a_folder_of_peft_says(
             "sft", "chain", run=tmp_path / name, progress=Progress(), steps=1, lora=lora or None,
             model=str(folder), threads=1, settings={**SETTINGS, "update.lr": 1e-12},
         )  # fmt: skip
-        found = done.policy(which="last").model(torch.tensor([[3, 4, 5, 6]])).detach()
+        found = pp.load_policy(done.run, "cpu", which="last").model(torch.tensor([[3, 4, 5, 6]])).detach()
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
