@@ -20,7 +20,7 @@ import torch
 
 from panoply.footprint import SIZES, Dimensions, Work, expected, held
 
-SHAPES = ("ANCHOR", "LORA", "LORA_7B", "GEMMA2", "MOE", "TOP_P", "LONG")
+SHAPES = ("ANCHOR", "LORA", "LORA_7B", "GEMMA2", "MOE", "FOREIGN", "TOP_P", "LONG")
 SHOWN = 14
 
 
