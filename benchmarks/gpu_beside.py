@@ -128,6 +128,7 @@ def not_faster(cells: Cells) -> str:
     foreign = "" if "foreign" in cells else "; nothing of that was measured"
     lines.append(
         "float32 on a GPU is for comparing, not for speed. Models that run through transformers are sampled from in "
-        f"captured graphs of their own forward pass{foreign}.\n"
+        "captured graphs of their own forward pass, and attend by kernels of this library where they allow "
+        f"it{foreign}.\n"
     )
     return "\n".join(lines)

@@ -91,8 +91,8 @@ fits. Fast are models of the layouts that run natively (`panoply plan` says so),
 256 dimensions: Llama, Mistral, Qwen2 and 3, Gemma 1 to 3, Phi-3, OLMo-2 and 3, SmolLM3, Granite, GLM, Qwen3-MoE, Mixtral, OLMoE and gpt-oss.
 Adapters are merged into the weights, and sampled from like plain ones; top-k, top-p, min-p, penalties, masks and stop strings
 draw in the graph, a mask with a look of the host at every token. DoRA and other architectures have their own
-forward pass captured where it allows, and are decoded token by token where not, which is said once; float32 is for comparing, not
-for speed. A first step that is long, and `seconds_setup` in the metrics,
+forward pass captured where it allows, with this library's attention where they ask for one by name, and are decoded token by token
+where not, which is said once; float32 is for comparing, not for speed. A first step that is long, and `seconds_setup` in the metrics,
 are kernels being compiled and captured.
 
 ### Repeating it

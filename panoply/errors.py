@@ -32,9 +32,8 @@ def machine_errors() -> Iterator[None]:
     except (MemoryError, RuntimeError, ImportError) as problem:
         said = str(problem).strip()
         if type(problem).__name__ in ("AcceleratorError", "OutOfMemoryError"):
-            first = said.splitlines()[0].rstrip(".")
             raise DeviceError(
-                f"The GPU failed: {first}. A run can be resumed from its last checkpoint."
+                f"The GPU failed: {first_line(problem)}. A run can be resumed from its last checkpoint."
             ) from problem
         words = ("allocate memory", "failed to map segment")
         if not isinstance(problem, MemoryError) and not any(w in said for w in words):
@@ -44,6 +43,12 @@ def machine_errors() -> Iterator[None]:
         raise Resumable(
             f"There is too little memory{size}. Make batches or the model smaller, or close other programs."
         ) from problem
+
+
+def first_line(problem: BaseException) -> str:
+    """What an error says first, without the stop at its end; its kind where it says nothing."""
+    lines = [line for line in str(problem).splitlines() if line.strip()]
+    return plain(lines[0].strip()).rstrip(".:") if lines else type(problem).__name__
 
 
 def unknown(kind: str, name: str, known: Iterable[str], meant: Sequence[str] = ()) -> PanoplyError:

@@ -298,15 +298,18 @@ def _attention(
     position = tl.load(positions + row)
     column, head = tl.arange(0, WIDE), tl.arange(0, PAD)
     real, half = column < D, TURNING // 2
-    if INTERLEAVED:
-        angle, other, negative = column // 2, column ^ 1, column % 2 == 0
+    if TURNING == 0:
+        other, cosine, sine = column, tl.full([WIDE], 1.0, tl.float32), tl.zeros([WIDE], tl.float32)
     else:
-        angle, other, negative = column % half, (column + half) % TURNING, column < half
-    turning = column < TURNING
-    other = tl.where(turning, other, column)
-    cosine = tl.load(angles + position * TURNING + angle, mask=turning, other=1.0).to(tl.float32)
-    sine = tl.load(angles + position * TURNING + half + angle, mask=turning, other=0.0).to(tl.float32)
-    sine = tl.where(negative, -sine, sine)
+        if INTERLEAVED:
+            angle, other, negative = column // 2, column ^ 1, column % 2 == 0
+        else:
+            angle, other, negative = column % half, (column + half) % TURNING, column < half
+        turning = column < TURNING
+        other = tl.where(turning, other, column)
+        cosine = tl.load(angles + position * TURNING + angle, mask=turning, other=1.0).to(tl.float32)
+        sine = tl.load(angles + position * TURNING + half + angle, mask=turning, other=0.0).to(tl.float32)
+        sine = tl.where(negative, -sine, sine)
 
     start = qkv + row * (HEADS + 2 * KV_HEADS) * D
     q = _head(
@@ -361,7 +364,7 @@ def _attention(
 
 def decode_attention(
     qkv: Tensor,
-    angles: Tensor,
+    angles: Tensor | None,
     keys: Tensor,
     values: Tensor,
     positions: Tensor,
@@ -375,7 +378,8 @@ def decode_attention(
     """Attention of one new token a row, [rows, heads · size], from its [rows, (heads + 2 kv_heads) · size] products.
 
     Norms and rotates queries and keys, and writes keys and values at `positions` of the cache's
-    [slots, capacity, kv_heads, size] on the way. `angles` is [positions, turning]: cosines, then sines.
+    [slots, capacity, kv_heads, size] on the way. `angles` is [positions, turning]: cosines, then sines; None where
+    products are rotated already.
     `holders` are a row and a number of positions for each row: these hold the same as its own there, and are read in
     their place, so that rows with one prompt read one copy, from the GPU's cache but for the first of them.
     """
@@ -388,11 +392,12 @@ def decode_attention(
     block, warps, stages = MANY_LOOK if rows >= MANY and wide <= 64 else LOOKS[max(64, wide)]
     block = block if qkv.element_size() == 2 else block // 2
     scale = size**-0.5 if focus.scale is None else focus.scale
+    table, turning = (qkv, 0) if angles is None else (angles, angles.shape[1])
     _attention[(rows, kv_heads)](
-        qkv, angles, keys, values, positions, *holders, out, q_norm, k_norm, qkv if sinks is None else sinks,
+        qkv, table, keys, values, positions, *holders, out, q_norm, k_norm, qkv if sinks is None else sinks,
         stream.eps, stream.offset, scale, focus.cap,
         capacity, HEADS=heads, KV_HEADS=kv_heads, D=size, WIDE=wide,
-        TURNING=angles.shape[1], INTERLEAVED=interleaved, PAD=pad, NORM=norms is not None, CAPPED=focus.cap > 0,
+        TURNING=turning, INTERLEAVED=interleaved, PAD=pad, NORM=norms is not None, CAPPED=focus.cap > 0,
         SINKS=sinks is not None, WINDOW=focus.window,
         CHAIN=chained(), BLOCK=block, num_warps=warps, num_stages=stages, launch_pdl=chained(),
     )  # fmt: skip

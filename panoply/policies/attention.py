@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from panoply.policies.text import TextPolicy
 
 
+HEAD_SIZE = 256
+"""The most dimensions of a head that kernels hold; sizes between powers of two are padded in registers."""
+
+
 @dataclass(frozen=True)
 class Focus:
     """How a layer's queries look at keys: how far back, and what becomes of a product of the two.
@@ -304,6 +308,31 @@ class Cache:
     def flat(self) -> tuple[Tensor, Tensor]:
         """Keys and values as tokens one after another, [layers, rows · capacity, kv_heads, head_dim]."""
         return self.keys.flatten(1, 2), self.values.flatten(1, 2)
+
+
+class Newest:
+    """One new token a row, on a GPU, in a cache's place: a kernel puts its keys and values into the cache and looks at
+    no more than what stands before it, where a mask would be as wide as the cache.
+
+    positions   [rows], where the tokens are
+    holders     rows that hold the beginnings of others, and how much of them (`kernels.decode.decode_attention`)
+    """
+
+    def __init__(self, cache: Cache, positions: Tensor, holders: tuple[Tensor, Tensor]):
+        self.cache, self.positions, self.holders = cache, positions, holders
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, focus: Focus, sinks: Tensor | None = None
+    ) -> Tensor:
+        """[rows, 1, heads, size] rotated queries and [rows, 1, kv_heads, size] keys and values, to queries' shape."""
+        from panoply.kernels.decode import Stream, decode_attention
+
+        qkv = torch.cat([x.flatten(1) for x in (q, k, v)], dim=1)
+        seen, nothing = self.cache.layer(layer), Stream(0.0)
+        found = decode_attention(
+            qkv, None, *seen, self.positions, self.holders, None, nothing, focus, sinks=sinks
+        )
+        return found.view_as(q)
 
 
 class Above:

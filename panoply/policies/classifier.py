@@ -13,7 +13,7 @@ from panoply.experience import Experience
 from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.decoder_config import DecoderConfig
 from panoply.policies.folder import read_config
-from panoply.policies.foreign import opened_by_transformers
+from panoply.policies.foreign_folder import opened_by_transformers
 from panoply.policies.tokenizer import Tokenizer
 from panoply.policies.value import ValueModel, outputs_in, padding_in
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from panoply.errors import PanoplyError
-from panoply.policies.attention import Focus, Visibility
+from panoply.policies.attention import HEAD_SIZE, Focus, Newest, Visibility
 from panoply.policies.decoder_config import ACTIVATE, DecoderConfig
 from panoply.policies.experts import Mixture
 from panoply.policies.fused import run_blocks
@@ -146,15 +146,20 @@ class Block(nn.Module):
         x: Tensor,
         rotations: list[tuple[Tensor, Tensor]],
         sight: Visibility | Packing,
-        cache: Cache | None,
+        cache: Cache | Newest | None,
     ) -> Tensor:
         attention = self.self_attn
         before, after, before_mlp, after_mlp = self.norms
         q, k, v = attention.project(_normed(before, x), rotations[attention.table])
-        if cache is not None:
-            seen = cache.append(attention.index, k.transpose(1, 2), v.transpose(1, 2))
-            k, v = seen[0].transpose(1, 2), seen[1].transpose(1, 2)
-        mixed = attention.o_proj(sight.attend(q, k, v, attention.focus, attention.sinks).flatten(2))
+        how = (attention.focus, attention.sinks)
+        if isinstance(cache, Newest):
+            found = cache.attend(attention.index, q, k, v, *how)
+        else:
+            if cache is not None:
+                seen = cache.append(attention.index, k.transpose(1, 2), v.transpose(1, 2))
+                k, v = seen[0].transpose(1, 2), seen[1].transpose(1, 2)
+            found = sight.attend(q, k, v, *how)
+        mixed = attention.o_proj(found.flatten(2))
         x = self._add(x, _normed(after, mixed))
         return self._add(x, _normed(after_mlp, self.mlp(_normed(before_mlp, x))))
 
@@ -231,6 +236,11 @@ class Decoder(nn.Module):
         return self.device.type == "cpu" or self.dtype in (torch.bfloat16, torch.float16)
 
     @property
+    def glances(self) -> bool:
+        """Whether a kernel can attend where one new token a row is decoded."""
+        return self.config.head_dim <= HEAD_SIZE and has_triton()
+
+    @property
     def fuses(self) -> bool:
         """Whether packed rows go through fused blocks."""
         if self.device.type == "cpu":
@@ -242,7 +252,7 @@ class Decoder(nn.Module):
         tokens: Tensor,
         positions: Tensor,
         segments: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: Cache | Newest | None = None,
         inputs: Inputs | None = None,
     ) -> Tensor:
         """[B, T] tokens to [B, T, width] states after the final norm. See `Visibility` for who sees whom."""
@@ -253,7 +263,7 @@ class Decoder(nn.Module):
         tokens: Tensor,
         positions: Tensor,
         segments: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: Cache | Newest | None = None,
         taps: Collection[int] = (),
         packing: Packing | None = None,
         inputs: Inputs | None = None,

@@ -55,7 +55,7 @@ def load_model(
     raw, named = read_parts(folder)
     files = weight_files(folder)
     if raw.get("model_type") not in ARCHITECTURES:
-        from panoply.policies.foreign import load_foreign
+        from panoply.policies.foreign_folder import load_foreign
 
         return load_foreign(folder, dtype, device, context)
     if named is language_name:  # the whole and its text_config may say different things of it

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from panoply.errors import PanoplyError, needs_extra, plain
-from panoply.files import is_file, read_json
-from panoply.policies.attention import Visibility
-from panoply.policies.config_schema import check_sizes
+from panoply.errors import PanoplyError, first_line
+from panoply.policies.attention import HEAD_SIZE, Newest, Visibility
+from panoply.policies.foreign_attention import Look, NewestToken, PackedRow, Routed, looking, take_over
+from panoply.policies.foreign_folder import quiet_transformers
 from panoply.policies.rotary import reach
-from panoply.policies.scoring import wide_product
-from panoply.policies.weights import check_finite, listed, weight_files
+from panoply.policies.scoring import has_triton, wide_product
 
 if TYPE_CHECKING:
-    from panoply.policies.attention import Cache
+    from pathlib import Path
 
+    from panoply.policies.attention import Cache
+    from panoply.policies.packing import Packing
+
+Masks = Tensor | dict[str, Tensor] | None
 KINDS = ("full_attention", "sliding_attention")
 
 
@@ -38,9 +39,10 @@ class ForeignConfig:
     kv_heads: int
     head_dim: int
     max_positions: int
-    window: int
+    windows: tuple[int, ...]
+    """How many positions each layer sees; 0: all."""
     kinds: tuple[str, ...]
-    """Attention kinds of the layers where they differ; empty where one mask serves all."""
+    """The layers' kinds of attention where transformers wants a mask for each; empty where one mask serves all."""
 
     @classmethod
     def of(cls, config: Any, context: int = 0) -> ForeignConfig:
@@ -49,35 +51,40 @@ class ForeignConfig:
                 f"The architecture '{config.model_type}' has no attention heads to mask or cache."
             )
         heads, width = int(config.num_attention_heads), int(config.hidden_size)
-        kinds = tuple(dict.fromkeys(getattr(config, "layer_types", None) or ()))
+        layers, kinds = int(config.num_hidden_layers), tuple(getattr(config, "layer_types", None) or ())
         if unknown := [k for k in kinds if k not in KINDS]:
             raise PanoplyError(
                 f"'{config.model_type}' has layers of kind {unknown[0]}, which is not supported."
             )
+        window = int(getattr(config, "sliding_window", None) or 0)
+        slides = [kind == "sliding_attention" for kind in kinds] or [True] * layers
         return cls(
             model_type=str(config.model_type),
             vocab_size=int(config.vocab_size),
             width=width,
-            layers=int(config.num_hidden_layers),
+            layers=layers,
             heads=heads,
             kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
             head_dim=int(getattr(config, "head_dim", None) or width // heads),
             max_positions=_positions(config, context),
-            window=int(getattr(config, "sliding_window", None) or 0),
+            windows=tuple(window if far else 0 for far in slides),
             kinds=kinds if "sliding_attention" in kinds else (),
         )
 
 
 class CacheAdapter:
-    """Stands where transformers expects its own cache, and writes into ours."""
+    """Stands where transformers expects its own cache, and writes into ours; attention itself writes a `Newest`."""
 
     is_compileable = False
 
-    def __init__(self, cache: Cache):
-        self.cache = cache
+    def __init__(self, cache: Cache | Newest, watched: Routed | None = None):
+        self.cache, self.watched = cache, watched
 
     def update(self, k: Tensor, v: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        return self.cache.append(layer_idx, k, v)
+        seen = (k, v) if isinstance(self.cache, Newest) else self.cache.append(layer_idx, k, v)
+        if self.watched is not None:
+            self.watched.given[layer_idx] = seen
+        return seen
 
     def get_seq_length(self, *_: Any) -> int:
         """Unused where positions and masks are given."""
@@ -88,20 +95,48 @@ class Foreign(nn.Module):
     """A causal language model of transformers. On construction a short probe checks that it can be trusted:
 
     that its logits are its head times its last state, that the masks given are obeyed (recurrent layers do
-    not) and that its keys and values can be cached.
+    not) and that its keys and values can be cached. It also finds out whether all layers let attention be replaced.
     """
+
+    replaced = False
+    """Whether they do (`foreign_attention.py`)."""
 
     def __init__(self, inner: Any, context: int = 0):
         super().__init__()
         self.inner = inner
-        self.config = ForeignConfig.of(inner.config, context)
+        self.config = self._sizes(inner.config, context)
         self.softcap = float(getattr(inner.config, "final_logit_softcapping", None) or 0.0)
         self.factor = float(getattr(inner.config, "logit_scale", None) or 1.0)
         """Of all logits (Cohere's); here it is the last state's."""
         self.dropout = without_dropout(inner)
         """What the config said of dropout, which is off: what is scored must be what was sampled from."""
         self.eval()
+        ours = take_over(self.bare)
         self.check()
+        self.replaced = ours and self._probe_replaced()
+
+    @staticmethod
+    def _sizes(config: Any, context: int) -> ForeignConfig:
+        try:
+            return ForeignConfig.of(config, context)
+        except PanoplyError:
+            raise
+        except Exception as problem:  # of a config that has no one answer, such as heads of a size a layer
+            raise PanoplyError(
+                f"The architecture '{config.model_type}' cannot be used: {first_line(problem)}."
+            ) from problem
+
+    @property
+    def packs(self) -> bool:
+        """Whether rows are best packed: as in a model that runs natively."""
+        if not self.replaced or self.device.type == "cpu":
+            return self.replaced
+        return self.dtype.itemsize == 2 and self.config.head_dim <= HEAD_SIZE and has_triton()
+
+    @property
+    def glances(self) -> bool:
+        """Whether a kernel can attend where one new token a row is decoded."""
+        return self.replaced and self.config.head_dim <= HEAD_SIZE and has_triton()
 
     @property
     def bare(self) -> Any:
@@ -127,7 +162,11 @@ class Foreign(nn.Module):
         return self.head_weight.dtype
 
     def hidden(
-        self, tokens: Tensor, positions: Tensor, segments: Tensor | None = None, cache: Cache | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        segments: Tensor | None = None,
+        cache: Cache | Newest | None = None,
     ) -> Tensor:
         return self.hidden_states(tokens, positions, segments, cache)[0]
 
@@ -136,23 +175,41 @@ class Foreign(nn.Module):
         tokens: Tensor,
         positions: Tensor,
         segments: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: Cache | Newest | None = None,
         taps: Collection[int] = (),
+        packing: Packing | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         if segments is not None and cache is not None:
             raise ValueError("segments and a cache cannot be combined")
         if bad := [k for k in taps if not 0 <= k <= self.config.layers]:
             raise PanoplyError(f"There is no hidden state {bad[0]} in {self.config.layers} layers.")
-        slots = tokens.shape[1] if cache is None else self._visible_slots(cache, tokens)
-        sight = Visibility(positions, segments, cache is not None, self.dtype)
-        out = self.bare.base_model(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=self._masks(sight, slots),
-            past_key_values=None if cache is None else CacheAdapter(cache),
-            use_cache=cache is not None,
-            output_hidden_states=bool(taps),
-        )
+        look: Look | None = None
+        if packing is not None:
+            look = PackedRow(packing, self.config.windows)
+        elif isinstance(cache, Newest):
+            look = NewestToken(cache, self.config.windows)
+        masks = self._masks(positions, segments, cache) if look is None else self._no_masks()
+        kept = None if cache is None else CacheAdapter(cache)
+        return self._pass(tokens, positions, masks, kept, look, taps)
+
+    def _pass(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        masks: Masks,
+        cache: CacheAdapter | None,
+        look: Look | None,
+        taps: Collection[int] = (),
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        with looking(look):
+            out = self.bare.base_model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=masks,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                output_hidden_states=bool(taps),
+            )
         hidden: Tensor = out.last_hidden_state
         hidden = hidden if self.factor == 1.0 else hidden * self.factor
         return hidden, {k: out.hidden_states[k] for k in taps}
@@ -198,15 +255,26 @@ class Foreign(nn.Module):
         blank = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return cache.append(0, blank, blank)[0].shape[2]
 
-    def _masks(self, sight: Visibility, slots: int) -> Tensor | dict[str, Tensor] | None:
-        """Additive masks of four dimensions, which transformers takes as they are; one a kind of layer."""
+    def _masks(self, positions: Tensor, segments: Tensor | None, cache: Any) -> Masks:
+        """Additive masks of four dimensions, which transformers takes as they are."""
+        slots = positions.shape[1] if cache is None else self._visible_slots(cache, positions)
+        sight = Visibility(positions, segments, cache is not None, self.dtype)
         if sight.causal:
             return None
-        window = self.config.window
-        if not self.config.kinds:
-            return sight.build(window if window < slots else 0, slots)
-        windows = {"full_attention": 0, "sliding_attention": window if window < slots else 0}
-        return {kind: sight.build(windows[kind], slots) for kind in self.config.kinds}
+        windows = set(self.config.windows)
+        return self._each_kind({w: sight.build(w if w < slots else 0, slots) for w in windows})
+
+    def _no_masks(self) -> Masks:
+        """Nothing that anybody looks at; without it transformers would make one as large as all pairs of tokens."""
+        nothing = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
+        return self._each_kind(dict.fromkeys(self.config.windows, nothing))
+
+    def _each_kind(self, masks: Mapping[int, Tensor]) -> Masks:
+        """Masks by window as transformers wants them: one a kind of layer, or one for all."""
+        windows, kinds = self.config.windows, self.config.kinds
+        if not kinds:
+            return masks[windows[0]]
+        return {kind: masks[window] for kind, window in zip(kinds, windows, strict=True)}
 
     @torch.no_grad()
     def check(self) -> None:
@@ -223,7 +291,7 @@ class Foreign(nn.Module):
         except PanoplyError:
             raise
         except Exception as problem:
-            raise PanoplyError(f"{refusal}: {_first_line(problem)}.") from problem
+            raise PanoplyError(f"{refusal}: {first_line(problem)}.") from problem
         tolerance = (1e-3 if self.dtype == torch.float32 else 5e-2) * (1 + plain.abs().max())
         checks = {
             "its logits are not its head times its last hidden state": ours,
@@ -243,6 +311,15 @@ class Foreign(nn.Module):
         segments = torch.arange(3, device=tokens.device).repeat_interleave(half)[None]
         logits = self.logits(self.hidden(row, positions, segments))
         return torch.cat([logits[:, :half], logits[:, 2 * half :]], dim=1)
+
+    @torch.no_grad()
+    def _probe_replaced(self) -> bool:
+        """Whether every layer asks for attention with just its own keys and values, and nothing else."""
+        tokens, positions = (torch.arange(2, device=self.device)[None] for _ in range(2))
+        cache, seen = self.new_cache(1, 2), Routed()
+        cache.begin(positions, 2)
+        self._pass(tokens, positions, self._no_masks(), CacheAdapter(cache, seen), seen)
+        return seen.layers == set(range(self.config.layers))
 
     def _probe_cached(self, tokens: Tensor) -> Tensor:
         cache = self.new_cache(1, tokens.shape[1])
@@ -269,28 +346,6 @@ def without_dropout(inner: Any) -> dict[str, float]:
     return said
 
 
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No bars and no advice while a model is opened or written; what is wrong is said by us."""
-    from transformers.utils import logging as theirs
-
-    logging: Any = theirs
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def load_foreign(folder: Path, dtype: torch.dtype, device: torch.device | str, context: int = 0) -> Foreign:
-    """A causal language model, run by transformers."""
-    return Foreign(opened_by_transformers(folder, "AutoModelForCausalLM", dtype, device), context)
-
-
 def _positions(config: Any, context: int) -> int:
     """The longest sequence that transformers turns by the same factors from its first token to its last.
 
@@ -307,62 +362,3 @@ def _positions(config: Any, context: int) -> int:
             f"of {context:,} is too long."
         )
     return context or most
-
-
-def opened_by_transformers(folder: Path, kind: str, dtype: torch.dtype, device: torch.device | str) -> Any:
-    """Remote code is never run and not asked about, pickled weights and adapters are never opened.
-
-    transformers makes up what a folder lacks; here that is refused.
-    """
-    try:
-        import transformers
-    except ImportError:
-        raise needs_extra("transformers", "transformers", f"The architecture in {plain(folder)}") from None
-    weight_files(folder)
-    check_sizes(read_json(folder / "config.json", dict, finite=False), plain(folder / "config.json"))
-    if is_file(folder / "adapter_config.json"):
-        raise PanoplyError(
-            f"{plain(folder)} holds an adapter beside a model: merge it, or take its files away."
-        )
-    models: Any = getattr(transformers, kind)
-    local: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-    try:
-        with quiet_transformers():
-            config = transformers.AutoConfig.from_pretrained(folder, **local)
-            # Soft-capped attention scores exist only in the eager kernel.
-            kernel = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
-            inner, report = models.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                attn_implementation=kernel,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are in the report
-                **local,
-            )
-    except Exception as problem:
-        raise PanoplyError(f"transformers cannot open {plain(folder)}: {_first_line(problem)}.") from problem
-    _check_report(report, folder)
-    check_finite(inner.named_parameters(), plain(folder))
-    return inner.to(device)
-
-
-def _check_report(report: Mapping[str, Any], folder: Path) -> None:
-    """What transformers found missing, unknown or of another shape, and would have gone on without."""
-    if missing := report.get("missing_keys"):
-        raise PanoplyError(f"The weights in {plain(folder)} lack {listed(missing)}.")
-    if surplus := report.get("unexpected_keys"):
-        raise PanoplyError(
-            f"The weights in {plain(folder)} hold {listed(surplus)}, unknown to its config.json."
-        )
-    if wrong := report.get("mismatched_keys"):
-        shapes = (f"{key[0]} is {tuple(key[1])}, not {tuple(key[2])}" for key in wrong)
-        raise PanoplyError(f"The weights in {plain(folder)} do not fit its config.json: {listed(shapes)}.")
-    if errors := report.get("error_msgs"):
-        raise PanoplyError(f"transformers cannot open {plain(folder)}: {plain(next(iter(errors)))}.")
-
-
-def _first_line(problem: BaseException) -> str:
-    lines = str(problem).strip().splitlines()
-    return plain(lines[0]).rstrip(".:") if lines else type(problem).__name__

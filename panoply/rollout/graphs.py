@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from panoply.errors import PanoplyError
-from panoply.policies.attention import Cache
+from panoply.errors import PanoplyError, first_line
+from panoply.policies.attention import HEAD_SIZE, Cache
 from panoply.policies.decoder import Decoder
 from panoply.policies.experts import Mixture
 from panoply.policies.penalties import count_, penalise_
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """A graph is captured for a number of slots; spare slots of a bucket stand idle."""
-HEAD_SIZE = 256
-"""The most dimensions of a head that the kernels hold; sizes between powers of two are padded in registers."""
 MEMORY_SHARE = 0.4
 """Of the free memory, what keys and values may take: learning needs the rest."""
 
@@ -64,7 +62,7 @@ def graph_decoder(model: CachedModel, rows: int, capacity: int, burst: int) -> G
         try:
             made.prepare(model)
         except Exception as problem:  # a compiler or a driver that will not: sampling goes on without
-            _broken[model] = f"{type(problem).__name__}: {str(problem).splitlines()[0]}"
+            _broken[model] = f"{type(problem).__name__}: {first_line(problem)}"
             _resume(model.device)
             _tell(_broken[model])
             return None

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from panoply.errors import PanoplyError, Resumable, needs_extra
+from panoply.errors import PanoplyError, Resumable, first_line, needs_extra
 from panoply.scale.cluster import Future, Handle, Held, Names, WorkerDied, standing, unwrapped
 
 try:
@@ -197,9 +197,9 @@ class RayFuture:
             raise TimeoutError(f"{self.worker} has not answered in {timeout:g} seconds.") from error
         except RayActorError as error:
             self._worker.gone()
-            raise WorkerDied.of(self.worker, _why(error)) from error
+            raise WorkerDied.of(self.worker, first_line(error)[:200]) from error
         except RayError as error:
-            raise WorkerDied.of(self.worker, _why(error)) from error
+            raise WorkerDied.of(self.worker, first_line(error)[:200]) from error
         return unwrapped(self._found, self.worker)
 
 
@@ -401,7 +401,7 @@ def _check_versions() -> None:
             theirs = ray.get(found, timeout=6 * PATIENCE)
         except RayError as error:
             raise PanoplyError(
-                f"The machine {name} of the cluster cannot run Panoply: {_why(error)}."
+                f"The machine {name} of the cluster cannot run Panoply: {first_line(error)[:200]}."
             ) from error
         compare_versions(mine, name, theirs)
 
@@ -426,9 +426,3 @@ def _room() -> Iterator[None]:
             "The object store of the cluster is full, and so is the disk of Ray's temporary folder: lower --staleness, "
             "make batches smaller, free space there, or start Ray with more --object-store-memory."
         ) from error
-
-
-def _why(error: Exception) -> str:
-    """The first line that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]

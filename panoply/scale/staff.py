@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, first_line
 from panoply.planning import Options
 from panoply.scale.cluster import Cluster, Future, Handle, WorkerDied, WorkerFailed, open_cluster
 from panoply.scale.travel import Unpacked, files_in
@@ -105,7 +105,7 @@ class Member:
             self._died = str(error)
             self.news.put((self, None))
         except (PanoplyError, WorkerFailed, OSError) as error:
-            self.news.put((self, {"ended": "failed", "why": str(error).splitlines()[0]}))
+            self.news.put((self, {"ended": "failed", "why": first_line(error)}))
         else:
             self.news.put((self, {"ended": "failed" if problem else "finished", "why": problem}))
 

@@ -89,7 +89,10 @@ def test_attention_of_learning(
 
 @pytest.mark.parametrize("focus", [Focus(), Focus(window=21), Focus(cap=2.0, scale=0.3)])
 @pytest.mark.parametrize("sinks", [False, True])
-def test_attention_of_decoding_reads_a_prompt_where_it_is_held(focus: Focus, sinks: bool) -> None:
+@pytest.mark.parametrize("turned", [False, True])
+def test_attention_of_decoding_reads_a_prompt_where_it_is_held(
+    focus: Focus, sinks: bool, turned: bool
+) -> None:
     rows, capacity, shared, size, heads = 6, 96, 2, 16, 4
     held, holder = torch.tensor([30, 30, 30, 10, 0, 10]), torch.tensor([0, 0, 0, 3, 4, 3])
     position = torch.tensor([70, 30, 31, 64, 12, 80])
@@ -104,7 +107,16 @@ def test_attention_of_decoding_reads_a_prompt_where_it_is_held(focus: Focus, sin
         if holder[row] != row:  # nobody may look there
             keys[row, : held[row]] = values[row, : held[row]] = torch.nan
     found = decode.decode_attention(
-        qkv, still, keys, values, position, (holder, held), None, STREAM, focus, sinks=sink
+        qkv,
+        None if turned else still,
+        keys,
+        values,
+        position,
+        (holder, held),
+        None,
+        STREAM,
+        focus,
+        sinks=sink,
     ).view(rows, heads, size)
     new = qkv.view(rows, -1, size)
     for row, at in enumerate(position.tolist()):

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -17,7 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from panoply.errors import PanoplyError
 from panoply.policies.folder import load_model, save_model
-from panoply.policies.foreign import Foreign
+from panoply.policies.foreign import Foreign, ForeignConfig
+from panoply.policies.foreign_attention import Asked, Routed, attention, looking
+from panoply.policies.packing import pack
 from panoply.rollout import graphs
 from panoply.rollout.engine import Request, Sampling, TextEngine
 from panoply.rollout.plain_graphs import PlainGraphDecoder
@@ -72,7 +75,8 @@ def test_a_step_of_a_captured_graph_is_the_next_logits(name: str) -> None:
     for layer in range(model.config.layers):
         for kept in cache.layer(layer):
             kept.normal_()
-    step = SimpleNamespace(state=state, cache=cache, capacity=30, _model=lambda: model)
+    step = SimpleNamespace(state=state, cache=cache, capacity=30, _model=lambda: model, glances=False)
+    step._kept = partial(PlainGraphDecoder._kept, step)
     with torch.no_grad():
         whole = torch.stack([inner(text[:, : at + 1]).logits[:, -1] for at in range(12)], dim=1)
         for at in range(12):
@@ -100,7 +104,27 @@ def test_graphs_draw_what_the_cpu_draws(name: str) -> None:
         name == "qwen2_moe" and models[1] in graphs._broken
     ):  # some versions ask the host which experts have work
         return
-    assert isinstance(graphs._made[models[1]], PlainGraphDecoder)
+    made = graphs._made[models[1]]
+    assert isinstance(made, PlainGraphDecoder)
+    assert made.glances == (name != "gemma2")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "gemma2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_packed_rows_in_half_precision_are_near_float32(name: str, dtype: torch.dtype) -> None:
+    """No further than rows that transformers attends in the same precision."""
+    inner, text = build(name), tokens(16)[:1]
+    lengths, nobody = torch.tensor([6, 10]), torch.tensor([0, 0])
+    packing = pack(lengths, torch.tensor([0, 1]), nobody)
+    positions = torch.arange(16)[None]
+    true = Foreign(copy.deepcopy(inner)).hidden(text, positions)
+    model = Foreign(inner.to("cuda", dtype))
+    at = (text.cuda(), positions.cuda())
+    packed, _ = model.hidden_states(*at, packing=packing.to("cuda"))
+    off, plain = ((x.cpu().float() - true).norm() / true.norm() for x in (packed, model.hidden(*at)))
+    assert model.packs
+    assert off <= 1.5 * plain + 1e-3
 
 
 @pytest.mark.parametrize("name", ["gpt_neox", "olmo2"])
@@ -137,6 +161,89 @@ def test_plain_cached_and_shared_agree_with_transformers(name: str) -> None:
             torch.testing.assert_close(logits, expected[:, part[0]], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_attention_is_replaced_where_a_layer_asks_for_it_by_name(name: str) -> None:
+    model = Foreign(build(name))
+    assert model.replaced == model.packs == (name != "gemma2")  # whose scores are capped, which torch cannot
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "gemma2"])
+def test_packed_rows_are_what_transformers_says_and_so_is_their_slope(name: str) -> None:
+    inner, text = build(name), tokens(16)[:1]
+    model = Foreign(inner)
+    expected = inner(text).logits[0]
+    row = torch.cat([text[0, :6], text[0, 6:].flip(0), text[0, 6:], text[0, :4]])[None]
+    positions = torch.cat([torch.arange(16), torch.arange(6, 16), torch.arange(4)])[None]
+    packing = pack(torch.tensor([6, 10, 10, 4]), torch.tensor([0, 1, 2, 0]), torch.tensor([0, 0, 0, 1]))
+    states, tapped = model.hidden_states(row, positions, packing=packing, taps=[1])
+    found = states[0] @ model.head_weight.t()
+    for here, there in (
+        (slice(0, 6), slice(0, 6)),
+        (slice(16, 26), slice(6, 16)),
+        (slice(26, 30), slice(0, 4)),
+    ):
+        torch.testing.assert_close(found[here], expected[there], atol=2e-5, rtol=1e-5)
+    assert tapped[1].shape == states.shape
+    weights, slope = list(inner.parameters()), torch.randn(10, 41)
+    slopes = [torch.autograd.grad((x * slope).sum(), weights) for x in (found[16:26], expected[6:16])]
+    for ours, theirs in zip(*slopes, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_layers_that_change_keys_or_add_to_scores_are_left_to_transformers() -> None:
+    q, k, v = (torch.zeros(1, 2, 3, 4) for _ in range(3))
+    asked = {
+        "as given": Asked(q, k, v, None, beside=False),
+        "other keys": Asked(q, k.clone(), v, None, beside=False),
+        "other values": Asked(q, k, v.clone(), None, beside=False),
+        "a bias": Asked(q, k, v, None, beside=True),
+    }
+    for case, by in asked.items():
+        seen = Routed({0: (k, v)})
+        seen.attend(0, by)
+        assert seen.layers == ({0} if case == "as given" else set()), case
+    narrow = torch.zeros(1, 2, 3, 2)  # values of another size than keys
+    seen = Routed({0: (k, narrow)})
+    seen.attend(0, Asked(q, k, narrow, None, beside=False))
+    assert not seen.layers
+
+
+@pytest.mark.parametrize(("given", "beside"), [({}, False), ({"softcap": 5.0}, True), ({"s_aux": 0}, True)])
+def test_what_comes_into_scores_is_told(given: dict[str, Any], beside: bool) -> None:
+    told: list[Asked] = []
+    look = SimpleNamespace(attend=lambda layer, asked: told.append(asked))
+    with looking(look):
+        attention(SimpleNamespace(layer_idx=3), *torch.zeros(3, 1, 1, 1, 1), None, 0.5, dropout=0.0, **given)  # type: ignore[arg-type]
+    assert (told[0].beside, told[0].scale) == (beside, 0.5)
+
+
+def test_windows_are_of_layers_that_slide() -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    config = {**GROUPED, **SIZE, "sliding_window": 5}
+    whole = transformers.AutoConfig.for_model("gemma3_text", **config, layer_types=["full_attention"] * 2)
+    mixed = transformers.AutoConfig.for_model("gemma3_text", **config, layer_types=kinds)
+    one = transformers.AutoConfig.for_model("starcoder2", **config)
+    assert [ForeignConfig.of(c).windows for c in (whole, mixed, one)] == [(0, 0), (5, 0), (5, 5)]
+
+
+def test_a_config_that_has_no_one_answer_is_refused_in_a_sentence() -> None:
+    class Config:
+        model_type, num_attention_heads, hidden_size, vocab_size, num_hidden_layers = "layered", 2, 8, 9, 1
+
+        @property
+        def head_dim(self) -> int:
+            raise LookupError("'head_dim' may vary across layers.")
+
+    with pytest.raises(PanoplyError, match="'layered' cannot be used: 'head_dim' may vary across layers"):
+        Foreign(SimpleNamespace(config=Config()))
+
+
+def test_what_is_saved_does_not_name_our_attention(tmp_path: Path) -> None:
+    save_model(Foreign(build("cohere")), tmp_path)
+    assert "panoply" not in (tmp_path / "config.json").read_text()
+    assert AUTO.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
+
+
 def test_a_foreign_folder_loads_scores_and_saves(tmp_path: Path) -> None:
     inner, text = build("gpt_neox"), tokens(9)
     inner.save_pretrained(tmp_path / "m")
@@ -162,7 +269,7 @@ def test_a_scaled_head_is_refused() -> None:
 
 def test_a_mask_that_is_not_obeyed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Foreign._masks
-    monkeypatch.setattr(Foreign, "_masks", lambda s, v, n: honest(s, v, n) if v.cached else None)
+    monkeypatch.setattr(Foreign, "_masks", lambda s, *at: honest(s, *at) if at[2] is not None else None)
     with pytest.raises(PanoplyError, match="does not obey an attention mask"):
         Foreign(build("olmo2"))
 

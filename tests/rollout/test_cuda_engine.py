@@ -104,8 +104,12 @@ def test_stop_strings_and_complete_turns_end_where_they_do_on_the_cpu(patience: 
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout_decodes_in_graphs(name: str) -> None:
+@pytest.mark.parametrize("plain", [False, True])
+def test_every_layout_decodes_in_graphs(name: str, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of kernels alone, and with modules between kernels of attention, as where PEFT has replaced some."""
     here, there = pair(**LAYOUTS[name])
+    if plain:
+        monkeypatch.setattr(graphs, "has_kernels", lambda model: False)
     found = [
         TextEngine(m).generate(make_requests(6, 4), Sampling(max_tokens=40), entropy=True)
         for m in (here, there)
@@ -114,7 +118,7 @@ def test_every_layout_decodes_in_graphs(name: str) -> None:
     torch.testing.assert_close(
         found[0].decisions["entropy"], found[1].decisions["entropy"], atol=1e-4, rtol=1e-4
     )
-    assert there in graphs._made
+    assert isinstance(graphs._made[there], PlainGraphDecoder) == plain
 
 
 @pytest.mark.parametrize("patience", [1, 3, 16])
@@ -126,11 +130,14 @@ def test_slots_and_patience_do_not_change_what_is_sampled(slots: int, patience: 
     agree(TextEngine(here).generate(requests, sampling), narrow.generate(requests, sampling))
 
 
-def test_turns_append_and_rows_grow() -> None:
+@pytest.mark.parametrize("plain", [False, True])
+def test_turns_append_and_rows_grow(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def reply(turn: Turn) -> list[int] | None:
         return [5] * (7 + turn.turn) if turn.turn < 4 else None
 
     here, there = pair()
+    if plain:
+        monkeypatch.setattr(graphs, "has_kernels", lambda model: False)
     sampling, requests = Sampling(max_tokens=9, stop_tokens=(3,)), make_requests(5, 3)
     ending = lambda turns: [reply(turn) for turn in turns]  # noqa: E731
     agree(*(TextEngine(m, slots=6).generate(requests, sampling, ending) for m in (here, there)))

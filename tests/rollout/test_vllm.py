@@ -279,7 +279,7 @@ def test_adapters_come_merged(stand_in: type[LLM]) -> None:
 def test_a_model_that_transformers_runs_is_served(stand_in: type[LLM], tmp_path: Path) -> None:
     """Its weights go to vLLM by the names that they have on disk, which only transformers knows."""
     pytest.importorskip("transformers")
-    from panoply.policies.foreign import load_foreign
+    from panoply.policies.foreign_folder import load_foreign
 
     fresh(seed=3).save(tmp_path / "model")
     policy = TextPolicy(load_foreign(tmp_path / "model", torch.float32, "cpu"), fresh().tokenizer)
