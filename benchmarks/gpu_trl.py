@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from benchmarks.gpu import Shape
 
 WORDS = 1000
+FEW = {1: "One timed step.", 2: "Two timed steps."}
+"""What is said of measurements with fewer than usual."""
 
 
 def measure(
@@ -109,7 +111,7 @@ def measure(
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
         "mean_length": [h["completions/mean_length"] for h in logged],
         "tokens_per_s": shape.sampled / step,
-        **({"note": "One timed step."} if steps == 1 else {}),
+        **({"note": FEW[steps]} if steps in FEW else {}),
     }
 
 

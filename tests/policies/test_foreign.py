@@ -34,7 +34,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {**HEADS, "num_key_value_heads": 2, "logit_scale": 0.5, "pad_token_id": 0}),
     "olmo2": ("olmo2", GROUPED),
     "gemma2": ("gemma2", {**GROUPED, "sliding_window": 5, "final_logit_softcapping": 3.0, "pad_token_id": 0}),
-    "gemma3_text": ("gemma3_text", {**GROUPED, "sliding_window": 5, "pad_token_id": 0}),
+    "gemma3_text": (
+        "gemma3_text",
+        {
+            **GROUPED,
+            "sliding_window": 5,
+            "pad_token_id": 0,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
     "qwen2_moe": (
         "qwen2_moe",
         {
