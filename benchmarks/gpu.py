@@ -40,6 +40,8 @@ from panoply.threads import keep_memory, pick_threads
 from panoply.worlds.world import Task, TextWorld
 
 RESULTS = Path("results/bench-gpu")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""What tells one start of a machine from another, so that cells know whether they were measured beside one another."""
 BYTES_A_SECOND, OPERATIONS_A_SECOND = 4.3e12, 790e12
 """Measured ceilings of one H200: a copy, counting bytes read and written, and a large bf16 matrix product."""
 
@@ -274,6 +276,7 @@ def run(name: str) -> None:
     began = time.perf_counter()
     result = CELLS[name]()
     about = {"cell": name, "date": date.today().isoformat(), "machine": torch.cuda.get_device_name()}
+    about |= {"sitting": BOOT.read_text()[:8] if BOOT.exists() else ""}
     about |= {"torch": torch.__version__, "seconds": time.perf_counter() - began}
     RESULTS.mkdir(parents=True, exist_ok=True)
     place = RESULTS / f"{name}.json"

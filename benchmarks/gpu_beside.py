@@ -51,12 +51,17 @@ def pairs(cells: Cells, named: Mapping[str, str], alone: bool = True) -> str:
         rows.append([what, "**Panoply**", *_phases(mine), ""])
         for c in others:
             mark = f"; {c['note'][0].lower()}{c['note'][1:].rstrip('.')}" if "note" in c else ""
-            apart = f"; in another sitting, {c['date']}" if c.get("date") != mine.get("date") else ""
+            apart = "" if _sitting(c) == _sitting(mine) else f"; in another sitting, {c['date']}"
             setting = f"TRL {c['trl']}, {c['setting']}, {c['micro_batch']} rows at a time{mark}{apart}"
             slower = f"{c['step'] / mine['step']:.1f}×" if "step" in c else c["failed"]
             rows.append(["", setting, *_phases(c), slower])
     head = ["the same work", "", "sampling and scoring, s", "training, s", "step, s", "peak, GB", "slower by"]
     return table(head, rows) if rows else ""
+
+
+def _sitting(c: Cells) -> object:
+    """When, and since which start of which machine."""
+    return c.get("date"), c.get("sitting")
 
 
 def _phases(c: Cells) -> list[str]:
