@@ -68,6 +68,8 @@ class Architecture:
     activation: str = "silu"
     """Where the config names none; under `activation_key` it does."""
     activation_key: str = "hidden_act"
+    old_gelu: bool = False
+    """Whether 'gelu' is an old name of its approximation."""
     qkv_bias: bool | None = None
     """None: as `attention_bias` says."""
     out_bias: bool | None = None
@@ -77,8 +79,12 @@ class Architecture:
     """Embeddings are multiplied by √width, rounded to the weights' dtype."""
     interleaved: bool = False
     """Rotary positions turn dimension 2i with 2i + 1; else i with i + half of what is turned."""
+    turns_partly: bool = False
+    """Whether `partial_rotary_factor` is read, which says how much of a head is turned."""
     rotary_share: float = 1.0
-    """How much of a head is turned where the config says nothing."""
+    """How much that is where it says nothing."""
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    """How positions are scaled where the config says nothing."""
     unrotated: bool = False
     """Whether some layers have no positions (`no_rope_layers`)."""
     windows: str = ""
@@ -144,7 +150,7 @@ _QWEN2 = Architecture(
     windows="layers",
     pattern=_later,
     window_switch=True,
-    defaults={"sliding_window": 4096},
+    defaults={"sliding_window": 4096, "max_position_embeddings": 32768},
 )
 _AROUND = Norms(
     after_attention="post_attention_layernorm",
@@ -155,6 +161,7 @@ _GEMMA = Architecture(
     "GemmaForCausalLM",
     norm_offset=1.0,
     activation="gelu_pytorch_tanh",
+    old_gelu=True,
     root_embedding=True,
     defaults={"tie_word_embeddings": True, "head_dim": 256, "max_position_embeddings": 8192},
 )
@@ -163,6 +170,7 @@ _GEMMA2 = replace(
     name="Gemma2ForCausalLM",
     norms=_AROUND,
     activation_key="hidden_activation",
+    old_gelu=False,
     windows="layers",
     pattern=every(2),
     fields={
@@ -184,6 +192,7 @@ _GLM = Architecture(
     gate_up=("gate_up_proj",),
     out_bias=False,
     interleaved=True,
+    turns_partly=True,
     rotary_share=0.5,
     defaults={
         "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True,
@@ -204,7 +213,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         qkv_bias=False,
         out_bias=False,
         windows="all",
-        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
     ),
     "qwen2": _QWEN2,
     "qwen3": replace(
@@ -241,6 +250,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         gate_up=("gate_up_proj",),
         qkv_bias=False,
         out_bias=False,
+        turns_partly=True,
         windows="all",
         defaults={
             "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
@@ -328,6 +338,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         sinks=True,
         windows="layers",
         pattern=every(2),
+        rope={
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
         defaults={
             "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 128, "num_experts_per_tok": 4,
             "sliding_window": 128, "attention_bias": True, "rms_norm_eps": 1e-5, "rope_theta": 150_000.0,

@@ -19,6 +19,7 @@ from panoply.policies.adapter_base import Under, check_base
 from panoply.policies.adapter_config import going_on, is_adapter, model_under
 from panoply.policies.adapter_folder import own_layers
 from panoply.policies.architectures import ARCHITECTURES
+from panoply.policies.config_reading import native, only_in_transformers
 from panoply.policies.control import ControlPolicy, is_control
 from panoply.policies.decoder import Decoder
 from panoply.policies.decoder_config import DecoderConfig
@@ -95,12 +96,16 @@ def model_source(source: str, world: TextWorld) -> Path | None:
 
 def slower(source: str, world: TextWorld) -> str:
     """What to say of a model that this library does not run itself, before it is opened; nothing of others."""
-    kind = layout_of(source, world)
-    if not kind or kind in ARCHITECTURES:
+    if runs_natively(source, world):
         return ""
+    raw, known = _config(source, world), ", ".join(ARCHITECTURES)
+    what, others = f"'{plain(raw['model_type'])}'", f"the layouts of {known}"
+    if raw["model_type"] in ARCHITECTURES:
+        what, others = f"{what} with {only_in_transformers(raw)}", "without"
     return (
-        f"'{kind}' runs through transformers: on a GPU it is sampled from in captured graphs where it allows, but "
-        f"nothing is fused, so that it is several times slower than the layouts of {', '.join(ARCHITECTURES)}."
+        f"{what} runs through transformers: on a GPU it is sampled from in captured graphs, and attends by kernels of "
+        "this library, where it allows, but nothing else is fused, so that it is about three times slower than "
+        f"{others}."
     )
 
 
@@ -135,7 +140,7 @@ def config_of(source: str, world: TextWorld, context: int = 0) -> DecoderConfig 
     if not is_file(under / "config.json"):
         return None
     raw = read_config(under)
-    if raw["model_type"] not in ARCHITECTURES:
+    if not native(raw, str(under / "config.json")):
         return None
     found = DecoderConfig.from_hf(raw, str(under / "config.json"), context or context_of(folder))
     found.frequencies()
@@ -166,11 +171,25 @@ def reads(source: str, world: TextWorld, context: int) -> str:
 
 def layout_of(source: str, world: TextWorld) -> str:
     """The `model_type` of a model in a folder, before it is opened; empty of new ones, and of what cannot be read."""
+    return plain(_config(source, world).get("model_type", ""))
+
+
+def runs_natively(source: str, world: TextWorld) -> bool:
+    """Whether this library runs a model itself, as it does new ones; of what cannot be read, nothing else is said."""
+    try:
+        raw = _config(source, world)
+        return not raw or native(raw)
+    except PanoplyError:  # said by whoever opens it
+        return True
+
+
+def _config(source: str, world: TextWorld) -> dict[str, Any]:
+    """A model's config, before it is opened; empty of new ones, and of what cannot be read."""
     try:
         folder = model_source(source, world)
-        return "" if folder is None else plain(read_config(folder)["model_type"])
+        return {} if folder is None else read_config(folder)
     except PanoplyError:  # said by whoever opens it
-        return ""
+        return {}
 
 
 def open_policy(
@@ -272,12 +291,12 @@ def adapted(
     chosen   names of the settings that were asked for; left out, those that are not as usual
     """
     folder, shapes = model_source(source, world), model_shapes(source, world)
-    native = layout_of(source, world) in ("", *ARCHITECTURES)
+    ours = runs_natively(source, world)
     going = folder is not None and is_adapter(folder)
     if folder is not None and going:
         check_base(folder, Under.of(model_under(folder)))
-        settings = going_on(folder, rank, settings, chosen, native)
-    if settings.base != "whole" and not native:
+        settings = going_on(folder, rank, settings, chosen, ours)
+    if settings.base != "whole" and not ours:
         raise PanoplyError(
             f"lora.base={settings.base} is for layouts that run natively, and '{layout_of(source, world)}' runs "
             f"through transformers: leave it out, or take one of {', '.join(ARCHITECTURES)}."
@@ -285,7 +304,7 @@ def adapted(
     linear = {
         name.removesuffix(".weight"): shape for name, shape in shapes.items() if ".experts." not in name
     }
-    experts = experts_of(shapes) if native else {}
+    experts = experts_of(shapes) if ours else {}
     if folder is not None and going:
         there = own_layers(folder)
         return [

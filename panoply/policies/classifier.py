@@ -10,7 +10,7 @@ from torch import Tensor
 
 from panoply.errors import PanoplyError, plain
 from panoply.experience import Experience
-from panoply.policies.architectures import ARCHITECTURES
+from panoply.policies.config_reading import native
 from panoply.policies.decoder_config import DecoderConfig
 from panoply.policies.folder import read_config
 from panoply.policies.foreign_folder import opened_by_transformers
@@ -71,7 +71,7 @@ def open_judge(
         raise PanoplyError(
             f"The reward model in {plain(folder)} has another tokenizer than the policy: {wrong}."
         )
-    if raw["model_type"] not in ARCHITECTURES:
+    if not native(raw, str(folder / "config.json")):
         return Classifier.load(folder, dtype, device)
     usual = DecoderConfig.from_hf(raw, str(folder / "config.json"))
     longest = max(usual.max_positions, min(context, usual.most_positions))

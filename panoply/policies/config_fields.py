@@ -13,10 +13,12 @@ from panoply.policies.config_schema import Rope
 READ = (
     "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "num_key_value_heads", "head_dim", "max_position_embeddings", "original_max_position_embeddings",
-    "tie_word_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
+    "tie_word_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
     "hidden_act", "hidden_activation", "layer_types", "is_causal", "clip_qkv", "quantization_config",
 )  # fmt: skip
 """What is read for every layout, or refused with a sentence of its own."""
+PARTLY = "partial_rotary_factor"
+"""Read of layouts that turn a part of a head; transformers passes it over in others, if it does not fail there."""
 ROUTING = (
     "num_experts", "num_local_experts", "num_experts_per_tok", "experts_per_token", "norm_topk_prob",
     "router_jitter_noise", "router_aux_loss_coef", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers",
@@ -64,7 +66,12 @@ def check_understood(raw: Mapping[str, Any], layout: Architecture) -> None:
             )
     for group in ("rope_scaling", "rope_parameters"):
         for where, rope in _settings_of(raw.get(group) or {}, group):
-            strange = [n for n, v in rope.items() if n not in ROPE and not _says_nothing(v)]
+            unread = {PARTLY} - known
+            strange = [
+                n
+                for n, v in rope.items()
+                if (n not in ROPE and not _says_nothing(v)) or (n in unread and v not in (None, 1))
+            ]
             if strange:
                 raise PanoplyError(
                     f"config.json sets {where}.{plain(strange[0])} to {brief(rope[strange[0]])}, and what that does to "
@@ -87,6 +94,8 @@ def understood(layout: Architecture) -> Known:
         names |= {"use_sliding_window", "max_window_layers"}
     if layout.local_theta:
         names.add("rope_local_base_freq")
+    if layout.turns_partly:
+        names.add(PARTLY)
     if layout.unrotated:
         names |= {"no_rope_layers", "no_rope_layer_interval"}
     if layout.sparse:
@@ -114,6 +123,7 @@ def _same(name: str, layout: Architecture) -> tuple[Any, ...]:
         "use_qk_norm": (bool(layout.qk_norm),),
         "qkv_bias": (layout.qkv_bias is True,),
         "scoring_func": ("softmax",) if layout.sparse else (),
+        PARTLY: (1,),
         "full_attn_mod": (1,),
         "interpolate_factor": (1,),
     }.get(name, ())

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from panoply.errors import PanoplyError
 from panoply.policies.attention import HEAD_SIZE, Focus, Newest, Visibility
-from panoply.policies.decoder_config import ACTIVATE, DecoderConfig
+from panoply.policies.config_reading import ACTIVATE
+from panoply.policies.decoder_config import DecoderConfig
 from panoply.policies.experts import Mixture
 from panoply.policies.fused import run_blocks
 from panoply.policies.rotary import wider

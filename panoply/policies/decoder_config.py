@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from panoply.errors import PanoplyError
-from panoply.files import brief
 from panoply.policies import rotary
-from panoply.policies.architectures import ARCHITECTURES, Architecture, without_positions
-from panoply.policies.config_fields import check_understood
+from panoply.policies.architectures import ARCHITECTURES, Architecture
+from panoply.policies.config_reading import (
+    ACTIVATE,
+    activation_of,
+    refuse_unsupported,
+    rope_of,
+    unrotated_of,
+    windows_of,
+)
 from panoply.policies.config_schema import check_config
 from panoply.policies.experts import Mixing, check_mixing, dense_of, described, mixing_of
-
-ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": torch.nn.functional.silu,
-    "gelu_pytorch_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
-}
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
-"""What may stand in a config, and what is meant."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +104,11 @@ class DecoderConfig:
             raise PanoplyError(f"Rotary positions need an even head size, not {self.head_dim}.")
         if not 2 <= self.rotary_dim <= self.head_dim or self.rotary_dim % 2:
             raise PanoplyError(
-                f"{self.rotary_dim} of {self.head_dim} dimensions of a head cannot be turned in pairs."
+                f"{self.rotary_dim} of {self.head_dim} dimensions of a head (partial_rotary_factor) cannot be turned "
+                "in pairs."
             )
-        if self.activation not in ACTIVATIONS.values():
-            known = " and ".join(dict.fromkeys(ACTIVATIONS.values()))
+        if self.activation not in ACTIVATE:
+            known = " and ".join(ACTIVATE)
             raise PanoplyError(f"The decoder's activations are {known}; this model has '{self.activation}'.")
         self._check_layers()
         if self.rope_type not in rotary.TYPES:
@@ -189,9 +188,9 @@ class DecoderConfig:
             known = ", ".join(ARCHITECTURES)
             raise PanoplyError(f"The decoder has no layout '{model_type}'; it has {known}.")
         layout = ARCHITECTURES[model_type]
-        _refuse_unsupported(raw, layout)
+        refuse_unsupported(raw, layout)
         given = {**layout.defaults, **raw}
-        rope, local = _rope_of(given, layout)
+        rope, local = rope_of(given, layout)
         head_dim = given.get("head_dim") or given["hidden_size"] // heads
         share = rope.pop("partial_rotary_factor", None) or given.get("partial_rotary_factor")
         longest = int(given.get("max_position_embeddings") or 2048)
@@ -207,16 +206,16 @@ class DecoderConfig:
             longest=longest,
             model_type=model_type,
             tied=bool(given.get("tie_word_embeddings")),
-            norm_eps=float(given.get("rms_norm_eps") or 1e-6),
-            activation=_activation_of(given, layout),
+            norm_eps=float(1e-6 if (eps := given.get("rms_norm_eps")) is None else eps),
+            activation=activation_of(given, layout),
             rope_theta=float(rope.pop("rope_theta")),
             rope_scaling={} if rope.get("rope_type") == "default" else rope,
             local_theta=local,
             rotary_dim=int(head_dim * (share or layout.rotary_share)),
-            unrotated=_unrotated_of(given, layout, layers),
+            unrotated=unrotated_of(given, layout, layers),
             attention_bias=bool(given.get("attention_bias")),
             mlp_bias=bool(given.get("mlp_bias")) and layout.mlp_bias is None,
-            windows=_windows_of(given, layout, layers),
+            windows=windows_of(given, layout, layers),
             extras=dict(raw),
             mixing=mixing_of(raw, layout),
             dense=dense_of(raw, layout, layers),
@@ -227,7 +226,7 @@ class DecoderConfig:
         """Rotary settings are written in both spellings, for readers before and after transformers 5."""
         window, layout = max(self.windows), self.layout
         rope: dict[str, Any] = {"rope_theta": self.rope_theta, "rope_type": "default", **self.rope_scaling}
-        if self.rotary_dim != self.head_dim or layout.rotary_share != 1.0:
+        if layout.turns_partly:
             rope["partial_rotary_factor"] = self.rotary_dim / self.head_dim
         ours: dict[str, Any] = {
             "architectures": [layout.name],
@@ -248,7 +247,7 @@ class DecoderConfig:
             "rope_parameters": rope,
             "attention_bias": self.attention_bias,
             "mlp_bias": self.mlp_bias,
-            "sliding_window": window or None,
+            "sliding_window": window or self._unused_window(),
         }
         if layout.local_theta:
             local = {"rope_type": "default", "rope_theta": self.local_theta or self.rope_theta}
@@ -268,6 +267,13 @@ class DecoderConfig:
         ours |= described(self.mixing, self.dense, layout)
         defaults = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         return {**defaults, **self.extras, **ours}
+
+    def _unused_window(self) -> int | None:
+        """Of a config without windows: transformers wants a number where layers could differ."""
+        if self.layout.windows != "layers":
+            return None
+        said = self.extras.get("sliding_window") or self.layout.defaults.get("sliding_window")
+        return None if said is None else int(said)
 
     def _longest(self) -> int:
         """Of a config made by hand: with longrope, what its factor makes of the original length."""
@@ -317,93 +323,3 @@ class DecoderConfig:
 
     def _tables(self) -> list[str]:
         return list(dict.fromkeys(self._turning(i) for i in range(self.layers)))
-
-
-def _refuse_unsupported(raw: Mapping[str, Any], layout: Architecture) -> None:
-    if raw.get("quantization_config"):
-        raise PanoplyError(
-            "This folder holds quantised weights; give the full-precision one (transformers opens gpt-oss's with "
-            "Mxfp4Config(dequantize=True), and can save it so)."
-            if raw["model_type"] == "gpt_oss"
-            else "This folder holds quantised weights; give the full-precision one."
-        )
-    if raw.get("clip_qkv"):
-        raise PanoplyError("Queries, keys and values that are clipped (clip_qkv) are not supported.")
-    check_understood(raw, layout)
-
-
-def _activation_of(raw: Mapping[str, Any], layout: Architecture) -> str:
-    """By the layout's own key, which older configs call `hidden_act`. Gemma's 'gelu' always meant its approximation."""
-    named = raw.get(layout.activation_key) or raw.get("hidden_act") or layout.activation
-    if named == "gelu" and layout.activation == "gelu_pytorch_tanh":
-        return layout.activation
-    return ACTIVATIONS.get(named, named)
-
-
-def _rope_of(raw: Mapping[str, Any], layout: Architecture) -> tuple[dict[str, Any], float]:
-    """Both spellings: `rope_parameters` (transformers 5) and `rope_theta` beside `rope_scaling` (before).
-
-    With them the base of layers with a window, where those have one of their own.
-    """
-    rope, local = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {}), 0.0
-    if layout.local_theta:
-        kinds = raw.get("rope_parameters") or {}
-        near = kinds.get("sliding_attention") or {}
-        if (near.get("rope_type") or "default") != "default":
-            raise PanoplyError(
-                f"Rotary scaling '{near['rope_type']}' of layers with a window is not supported."
-            )
-        local = float(near.get("rope_theta") or raw.get("rope_local_base_freq") or layout.local_theta)
-        rope = {**(kinds.get("full_attention") or {}), **(raw.get("rope_scaling") or {})}
-    elif {"full_attention", "sliding_attention"} & rope.keys():
-        raise PanoplyError("Rotary settings for each kind of layer are not part of this layout.")
-    rope.setdefault("rope_theta", raw.get("rope_theta") or 10_000.0)
-    rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
-    rope.pop("type", None)
-    if rope["rope_type"] == "su" or (
-        rope["rope_type"] == "yarn" and rope.get("short_factor")
-    ):  # its first names
-        rope["rope_type"] = "longrope"
-    longest = raw.get("max_position_embeddings")
-    if rope["rope_type"] in ("llama3", "yarn", "longrope"):
-        of_all = None if layout.local_theta else raw.get("original_max_position_embeddings")
-        original = of_all or rope.get("original_max_position_embeddings") or longest or 2048
-        rope["original_max_position_embeddings"] = original
-        if rope["rope_type"] == "longrope":
-            rope["factor"] = rope.get("factor") or (longest or original) / original
-    return rope, local
-
-
-def _unrotated_of(raw: Mapping[str, Any], layout: Architecture, layers: int) -> tuple[int, ...]:
-    if not layout.unrotated:
-        return ()
-    still = without_positions(raw, layers)
-    if len(still) < layers:
-        raise PanoplyError(f"no_rope_layers of config.json is of {len(still)} layers, not of {layers}.")
-    return tuple(i for i in range(layers) if still[i])
-
-
-def _windows_of(raw: Mapping[str, Any], layout: Architecture, layers: int) -> tuple[int, ...]:
-    window, kinds = raw.get("sliding_window") or 0, raw.get("layer_types")
-    if not layout.windows or (layout.window_switch and not raw.get("use_sliding_window")):
-        window = 0
-    if kinds is not None:
-        _check_kinds(kinds, window, layout, layers)
-    if not window:
-        return ()
-    if layout.windows == "all":
-        return (window,) * layers
-    if kinds is None:
-        return tuple(window if near else 0 for near in layout.pattern(raw, layers)[:layers])
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
-
-
-def _check_kinds(kinds: Sequence[str], window: int, layout: Architecture, layers: int) -> None:
-    """Refuse kinds of layers that a layout does not have, whether or not they would make a difference."""
-    if len(kinds) != layers:
-        raise PanoplyError(f"layer_types of config.json is of {len(kinds)} layers, not of {layers}.")
-    strange = set(kinds) - {"full_attention", *(["sliding_attention"] if layout.windows else [])}
-    if layout.windows == "all" and window and "full_attention" in kinds:
-        strange = {"full_attention"}
-    if strange:
-        raise PanoplyError(f"Layers of kind {brief(min(strange))} are not known to this layout.")

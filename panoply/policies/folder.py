@@ -19,7 +19,7 @@ from panoply.files import is_file, is_folder, read_json
 from panoply.policies.adapter_base import Under, check_base
 from panoply.policies.adapter_config import is_adapter, model_under, settings_of
 from panoply.policies.adapter_folder import add_beside, add_merged, read_adapter
-from panoply.policies.architectures import ARCHITECTURES
+from panoply.policies.config_reading import native, only_in_transformers
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.expert_files import from_disk, to_disk
 from panoply.policies.low_rank import plain_weights
@@ -54,7 +54,12 @@ def load_model(
         return _merged(folder, dtype, device, context)
     raw, named = read_parts(folder)
     files = weight_files(folder)
-    if raw.get("model_type") not in ARCHITECTURES:
+    if not native(raw, str(folder / "config.json")):
+        if named is language_name:
+            raise PanoplyError(
+                f"The language model in {plain(folder)} does not run natively ({only_in_transformers(raw)}): such a "
+                "one is not taken out of a model that reads more than text."
+            )
         from panoply.policies.foreign_folder import load_foreign
 
         return load_foreign(folder, dtype, device, context)

@@ -20,7 +20,7 @@ from panoply.kernels import host, summing
 from panoply.kernels.low_rank import Weight, matrix
 from panoply.policies import low_rank
 from panoply.policies.adjoining import adjoin
-from panoply.policies.decoder_config import ACTIVATE
+from panoply.policies.config_reading import ACTIVATE
 from panoply.policies.packing import Packing, rotate_and_attend
 
 if TYPE_CHECKING:

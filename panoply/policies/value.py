@@ -14,6 +14,7 @@ from panoply.errors import PanoplyError, plain
 from panoply.experience import Experience
 from panoply.files import brief
 from panoply.policies.architectures import ARCHITECTURES
+from panoply.policies.config_reading import native
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import (
     DTYPE_NAMES,
@@ -175,7 +176,7 @@ class ValueModel:
         """Of a folder written here, or by transformers of a layout that runs natively."""
         folder = Path(folder)
         raw = read_config(folder)
-        if raw["model_type"] not in ARCHITECTURES:
+        if not native(raw, str(folder / "config.json")):
             raise PanoplyError(f"{plain(folder)} is a {plain(raw['model_type'])}: {NATIVE}")
         tied = {**raw, "tie_word_embeddings": True}
         config = DecoderConfig.from_hf(tied, str(folder / "config.json"), context)

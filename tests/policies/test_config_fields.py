@@ -169,6 +169,8 @@ def test_all_that_transformers_says_of_a_layout_is_understood(model_type: str) -
         ("llama", "layer_norm_eps", 1e-3),
         ("llama", "attention_out_bias", True),
         ("llama", "sliding_window", 4),
+        ("llama", "partial_rotary_factor", 0.5),
+        ("gemma2", "partial_rotary_factor", 0.5),
         ("llama", "use_qk_norm", True),
         ("llama", "no_rope_layers", [1, 0, 1, 0]),
         ("llama", "vision_config", {"depth": 3}),
@@ -202,11 +204,11 @@ def test_a_setting_that_is_not_understood_is_named(model_type: str, field: str, 
 @pytest.mark.parametrize(
     ("model_type", "kinds", "sentence"),
     [
-        ("qwen2", ["linear_attention"] * 4, "kind 'linear_attention' are not known"),
+        ("qwen2", ["linear_attention"] * 4, "kind 'linear_attention' .layer_types., which are not known"),
         ("qwen2", ["full_attention"] * 3, "of 3 layers, not of 4"),
-        ("llama", ["sliding_attention"] * 4, "kind 'sliding_attention' are not known"),
-        ("llama", ["chunked_attention"] * 4, "kind 'chunked_attention' are not known"),
-        ("mistral", NEAR_AND_FAR, "kind 'full_attention' are not known"),
+        ("llama", ["sliding_attention"] * 4, "kind 'sliding_attention' .layer_types., which are not known"),
+        ("llama", ["chunked_attention"] * 4, "kind 'chunked_attention' .layer_types., which are not known"),
+        ("mistral", NEAR_AND_FAR, "kind 'full_attention' .layer_types., which are not known"),
     ],
 )
 def test_kinds_of_layers_that_a_layout_does_not_have(
