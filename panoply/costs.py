@@ -119,7 +119,7 @@ def cost(plan: Plan) -> Cost:
         trained *= 2
     width = 4 if options.dtype == "float32" else 2
     memory = {"weights": parameters * width}
-    merged = options.lora > 0 and not kind.remark(options.model, world, plan.lora)
+    merged = options.lora > 0 and kind.runs_natively(options.model, world, plan.lora)
     if options.lora:
         memory |= {"adapters": trainable * 4, **_learning(trainable, slots["update"], 4)}
         if merged and base in BYTES:
@@ -197,8 +197,11 @@ def _most(
 
 
 def _dimensions(plan: Plan, shapes: dict[str, tuple[int, ...]]) -> Dimensions | None:
-    world = plan.world()
-    return Dimensions.of(shapes, kind_of(world).experts_at_once(plan.options.model, world))
+    world, model = plan.world(), plan.options.model
+    kind = kind_of(world)
+    return Dimensions.of(
+        shapes, kind.experts_at_once(model, world), kind.runs_natively(model, world, plan.lora)
+    )
 
 
 def _together(plan: Plan, seats: dict[str, Cost]) -> Cost:

@@ -2,7 +2,8 @@
 
 Beside what is held all the time (weights, copies, averages, gradients), a run holds the sampler's keys and values, and
 while it learns what a micro-batch keeps for its backward pass. Of a token every block keeps its stream and the norm of
-that, twice each, queries, keys and values, what attention puts out, and gates with what they gate.
+that, twice each, queries, keys and values, what attention puts out, and gates with what they gate. Where modules of
+others run in a block, each keeps what it was given: norms their float32 copy, gates what they were before and after.
 """
 
 from __future__ import annotations
@@ -57,27 +58,34 @@ class Dimensions:
     vocabulary: int
     pairs: int = 0
     """Numbers that the experts of a layer hold of a token while they are computed."""
+    fused: bool = True
+    """Whether blocks are this library's own, and not modules of transformers or PEFT."""
 
     @classmethod
-    def of(cls, shapes: Shapes, chosen: int = 0) -> Dimensions | None:
+    def of(cls, shapes: Shapes, chosen: int = 0, fused: bool = True) -> Dimensions | None:
         """None where the weights have other names than ours. A token goes through so many `chosen` experts."""
 
-        def found(end: str) -> list[tuple[int, ...]]:
-            return [shape for name, shape in shapes.items() if name.endswith(end) and ".experts." not in name]
+        def found(name: str) -> list[tuple[int, ...]]:
+            end = f".{name}.weight"
+            return [shape for n, shape in shapes.items() if n.endswith(end) and ".experts." not in n]
 
-        q, k, gate = (found(f"{name}_proj.weight") for name in ("q", "k", "gate"))
-        table, experts = found("embed_tokens.weight"), experts_of(shapes)
+        out, k, qkv, table = (found(name) for name in ("o_proj", "k_proj", "qkv_proj", "embed_tokens"))
+        gates = [2 * shape[0] for shape in found("gate_proj")] + [shape[0] for shape in found("gate_up_proj")]
+        experts = experts_of(shapes)
         wide = [2 * chosen * min(shape[1:]) for name, shape in experts.items() if name.endswith("down_proj")]
-        if not (q and k and table and (gate or wide)):
+        if not (out and (k or qkv) and table and (gates or wide)):
             return None
-        inner = (sum(2 * shape[0] for shape in gate) + sum(wide)) // (2 * len(q))
-        width = q[0][1]
+        width, queries = out[0]
+        keys = k[0][0] if k else (qkv[0][0] - queries) // 2
+        inner = (sum(gates) + sum(wide)) // (2 * len(out))
         pairs = 3 * max(wide) // 2 + chosen * width if wide else 0
-        return cls(len(q), width, q[0][0], k[0][0], inner, table[0][0], pairs)
+        return cls(len(out), width, queries, keys, inner, table[0][0], pairs, fused)
 
     @property
     def kept(self) -> int:
         """Numbers that a token leaves in all blocks for the backward pass."""
+        if not self.fused:
+            return self.layers * (10 * self.width + 3 * self.queries + 3 * self.keys + 4 * self.inner)
         return self.layers * (4 * self.width + 2 * self.queries + 2 * self.keys + 2 * self.inner)
 
     @property

@@ -96,6 +96,31 @@ def test_experts_that_a_token_does_not_go_through_keep_nothing_of_it() -> None:
     assert expected(Dimensions.of(shapes, 16), held(shapes, 2), ANCHOR, H200).total > found.total + 6 * GB  # type: ignore[arg-type]
 
 
+def test_modules_of_others_keep_more_of_a_token() -> None:
+    """Against a measured step of a model of as many weights that transformers runs."""
+    facts = json.loads((tiny.ROOT / "results/bench-gpu/foreign.json").read_text())
+    sizes = Dimensions.of(SIZES["0.5B"], fused=False)
+    assert sizes is not None
+    work, holding = replace(ANCHOR, micro_tokens=facts["micro_tokens"]), held(SIZES["0.5B"], 2)
+    found = expected(sizes, holding, work, H200)
+    assert found.total / GB == pytest.approx(facts["peak_gb"], rel=0.15)
+    assert found.total > expected(_sizes("0.5B"), holding, work, H200).total + 4 * GB
+
+
+def test_matrices_that_are_joined_are_counted_as_those_that_are_not() -> None:
+    joined = {
+        name: shape
+        for name, shape in SIZES["0.5B"].items()
+        if not name.endswith(
+            ("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")
+        )
+    }
+    for layer in range(24):
+        joined[f"model.layers.{layer}.self_attn.qkv_proj.weight"] = (896 + 2 * 128, 896)
+        joined[f"model.layers.{layer}.mlp.gate_up_proj.weight"] = (2 * 4864, 896)
+    assert Dimensions.of(joined) == _sizes("0.5B")
+
+
 @pytest.mark.parametrize(
     ("size", "lora", "micro", "measured"),
     [("7B", 16, 16384, 87.4), ("0.5B", 0, 8192, 20.5)],

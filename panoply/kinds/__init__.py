@@ -144,6 +144,9 @@ class Kind(Protocol):
     def remark(self, source: str, world: Any, settings: Lora) -> str:
         """What a user should know before a starting point is opened, or gets adapters; most have none."""
 
+    def runs_natively(self, source: str, world: Any, settings: Lora) -> bool:
+        """Whether all of a starting point, with adapters of its own, is run by this library itself."""
+
     def runs(self, source: str, world: Any) -> str:
         """What a plan says of a starting point that needs no remark; mostly nothing."""
 

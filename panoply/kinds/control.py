@@ -149,6 +149,10 @@ def remark(source: str, world: ControlWorld, settings: Lora) -> str:
     return ""
 
 
+def runs_natively(source: str, world: ControlWorld, settings: Lora) -> bool:
+    return True
+
+
 def runs(source: str, world: ControlWorld) -> str:
     return ""
 

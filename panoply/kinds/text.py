@@ -210,6 +210,10 @@ def remark(source: str, world: TextWorld, settings: Lora) -> str:
     return build.slower(source, world) or build.taken_out(source, world)
 
 
+def runs_natively(source: str, world: TextWorld, settings: Lora) -> bool:
+    return not settings.dora and build.runs_natively(source, world)
+
+
 def runs(source: str, world: TextWorld) -> str:
     kind = build.layout_of(source, world)
     return f"'{kind}' runs natively, on a GPU in captured graphs and fused blocks." if kind else ""
