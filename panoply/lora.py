@@ -50,7 +50,7 @@ class Lora:
     base: Literal["whole", "int8", "nf4"] = "whole"
     """How the weights under adapters are kept: whole, or in a half or a quarter of the bytes (QLoRA). The policy then
     begins as what these bytes say; they are made whole for a product and forgotten, and adapters are not merged into
-    them, but multiplied with beside them."""
+    them, but multiplied with beside them. Experts stay whole."""
 
     bounds: ClassVar[Mapping[str, str]] = {"alpha": "above 0"}
 

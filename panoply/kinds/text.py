@@ -207,6 +207,8 @@ def remark(source: str, world: TextWorld, settings: Lora) -> str:
         return (
             "DoRA goes through PEFT, which is several times slower than LoRA of this library's own decoder."
         )
+    if settings.base != "whole" and build.experts_at_once(source, world):
+        return f"The model's experts are kept whole: lora.base={settings.base} is of layers under adapters."
     return build.slower(source, world) or build.taken_out(source, world)
 
 

@@ -50,6 +50,11 @@ class ForeignConfig:
             raise PanoplyError(
                 f"The architecture '{config.model_type}' has no attention heads to mask or cache."
             )
+        if getattr(config, "kv_lora_rank", None):
+            raise PanoplyError(
+                f"'{config.model_type}' has keys and values of different sizes (multi-head latent attention, "
+                "kv_lora_rank), which is not supported."
+            )
         heads, width = int(config.num_attention_heads), int(config.hidden_size)
         layers, kinds = int(config.num_hidden_layers), tuple(getattr(config, "layer_types", None) or ())
         if unknown := [k for k in kinds if k not in KINDS]:

@@ -62,8 +62,8 @@ def opened_by_transformers(folder: Path, kind: str, dtype: torch.dtype, device: 
     try:
         with quiet_transformers():
             config = transformers.AutoConfig.from_pretrained(folder, **local)
-            # Soft-capped attention scores exist only in the eager kernel.
-            kernel = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
+            # Capped scores exist only in the eager kernel. Else it is torch's, where an architecture has that.
+            kernel = "eager" if getattr(config, "attn_logit_softcapping", None) else None
             inner, report = models.from_pretrained(
                 folder,
                 config=config,

@@ -17,7 +17,7 @@ from panoply.rollout.cuts import Few
 from panoply.rollout.feeding import Feeding
 from panoply.rollout.graphs import Glance, GraphDecoder, graph_decoder
 from panoply.rollout.hosted import host_decoder
-from panoply.rollout.masks import BatchMask, View, combined
+from panoply.rollout.masks import BatchMask, View, checked, combined
 from panoply.rollout.prefill import Prompts, chunks, even, feed, padded
 from panoply.rollout.requests import CachedModel, Complete, OnStop, Request, Turn
 from panoply.rollout.rollouts import (
@@ -280,13 +280,18 @@ class Generation:
         """What slots may draw next, [slots, vocabulary]; None for anything."""
         slots, mask = self.slots, None
         position = slots.position + 1
+        said = self.history[: len(slots), : self.reach]
+        view = View(slots.row, said, position, slots.start, slots.live, len(self.stops))
         if self.mask is not None or self.masks:
-            said = self.history[: len(slots), : self.reach]
-            view = View(slots.row, said, position, slots.start, slots.live, len(self.stops))
             mask = combined(view, self.mask, self.masks)
         if self.sampling.min_tokens and self.sampling.stop_tokens:
             early = ~(self.stops & (position - slots.start < self.sampling.min_tokens)[:, None])
-            mask = early if mask is None else mask & early
+            if mask is not None:
+                left = (mask & early) | ~slots.live[:, None]
+                early = checked(
+                    view, left, "The mask and min_tokens leave", "allow a token that ends no turn"
+                )
+            mask = early
         if self.feeding is not None:
             thought = self.feeding.allowed(slots, self.history, len(self.stops))
             mask = thought if mask is None or thought is None else mask & thought

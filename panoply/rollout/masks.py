@@ -38,16 +38,22 @@ BatchMask = Callable[[View], Tensor | None]
 def combined(view: View, batch: BatchMask | None, rows: Mapping[int, RowMask]) -> Tensor | None:
     """What the call's mask and the requests' masks allow together; None when that is everything."""
     device, whole = view.row.device, None if batch is None else batch(view)
+    if whole is not None and whole.shape != (shape := (len(view.row), view.vocabulary)):
+        raise PanoplyError(f"A mask of {shape} was asked for, and {tuple(whole.shape)} given.")
     mask = None if whole is None else whole.to(device) | ~view.live[:, None]
     if rows:
         own = by_row(view, lambda row, tokens, _: rows[row](tokens) if row in rows else None)
         mask = own if mask is None else mask & own
-    if mask is not None and not bool(mask.any(-1).all()):
+    return None if mask is None else checked(view, mask, "The mask leaves", "allow a token that ends it")
+
+
+def checked(view: View, mask: Tensor, what: str, mend: str) -> Tensor:
+    """A mask that leaves every row something to draw; `what` says who does not, and what to do is said, too."""
+    if not bool(mask.any(-1).all()):
         stuck = int((~mask.any(-1)).nonzero()[0])
         after = int(view.length[stuck] - view.start[stuck])
         raise PanoplyError(
-            f"The mask leaves row {int(view.row[stuck])} no token to draw after {after} of its turn: allow a token "
-            "that ends it."
+            f"{what} row {int(view.row[stuck])} no token to draw after {after} of its turn: {mend}."
         )
     return mask
 
@@ -65,7 +71,14 @@ def by_row(view: View, ask: Callable[[int, list[int], int], Allowed]) -> Tensor:
         if given is None:
             free.append(slot)
         elif isinstance(given, Tensor) and given.dtype == torch.bool:
+            if given.shape != (view.vocabulary,):
+                raise PanoplyError(
+                    f"The mask of row {row} marks {tuple(given.shape)} tokens, and the vocabulary has "
+                    f"{view.vocabulary}."
+                )
             whole[slot] = given
+        elif isinstance(given, str):
+            raise PanoplyError(f"The mask of row {row} is a text: give ids of tokens, or a mark for each.")
         else:
             listed = given.tolist() if isinstance(given, Tensor) else list(given)
             if bad := [i for i in listed if not 0 <= i < view.vocabulary]:

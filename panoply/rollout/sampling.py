@@ -20,6 +20,10 @@ Heat = Callable[[Tensor], Tensor]
 """[B, V] logits to what each row's temperature is multiplied by."""
 
 
+COLDEST = 1e-6
+"""The least temperature but 0: logits that are divided by less leave what float32 holds."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How to sample. Logits are penalised, masked, divided by the temperature, cut to `top_k`, `top_p`, then `min_p`.
@@ -51,11 +55,15 @@ class Sampling:
     def __post_init__(self) -> None:
         if not callable(self.temperature) and not 0 <= self.temperature < float("inf"):
             raise PanoplyError(f"temperature must be zero or more, not {self.temperature}.")
+        if not callable(self.temperature) and 0 < self.temperature < COLDEST:
+            raise PanoplyError(
+                f"temperature must be 0, for the likeliest token, or at least {COLDEST:g}, not {self.temperature}."
+            )
         if not 0 < self.top_p <= 1:
             raise PanoplyError(f"top_p must be above 0 and at most 1, not {self.top_p}.")
-        if self.top_k is not None and self.top_k < 1:
+        if self.top_k is not None and (self.top_k != int(self.top_k) or self.top_k < 1):
             raise PanoplyError(
-                f"top_k must be at least 1, not {self.top_k}; leave it out to keep all tokens."
+                f"top_k must be a whole number from 1 on, not {self.top_k}; leave it out to keep all tokens."
             )
         if not 0 <= self.min_p < 1:
             raise PanoplyError(f"min_p must be from 0 up to 1, not {self.min_p}.")
@@ -87,8 +95,10 @@ class Sampling:
         within = torch.arange(self.max_tokens)
         given = self.temperature(within) if callable(self.temperature) else self.temperature
         table = torch.as_tensor(given, dtype=torch.float32).expand(within.shape)
-        if not bool(((table >= 0) & table.isfinite()).all()):
-            raise PanoplyError("The temperature schedule gives values that are negative or not finite.")
+        if not bool((((table == 0) | (table >= COLDEST)) & table.isfinite()).all()):
+            raise PanoplyError(
+                f"The temperature schedule gives values that are negative, not finite, or between 0 and {COLDEST:g}."
+            )
         return None if bool((table == 1).all()) else table
 
 

@@ -246,6 +246,22 @@ def test_a_config_that_has_no_one_answer_is_refused_in_a_sentence() -> None:
         Foreign(SimpleNamespace(config=Config()))
 
 
+def test_an_architecture_without_attention_of_torch_runs_eagerly(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 41, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 64}
+    AUTO.from_config(transformers.GPTJConfig(**sizes, **SPECIAL)).save_pretrained(tmp_path)
+    model = load_model(tmp_path)
+    assert isinstance(model, Foreign)
+    assert not model.replaced
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens(9)), model.inner(tokens(9)).logits)
+
+
+def test_keys_and_values_of_different_sizes_are_refused_in_a_sentence() -> None:
+    config = transformers.DeepseekV3Config()
+    with pytest.raises(PanoplyError, match=r"'deepseek_v3' has keys and values of different sizes"):
+        ForeignConfig.of(config)
+
+
 def test_what_is_saved_does_not_name_our_attention(tmp_path: Path) -> None:
     save_model(Foreign(build("cohere")), tmp_path)
     assert "panoply" not in (tmp_path / "config.json").read_text()

@@ -112,11 +112,34 @@ def test_what_had_been_said_before_a_row_began_counts() -> None:
         (lambda tokens: [5] if len(tokens) < 3 else torch.zeros(23, dtype=torch.bool), "after 1 of its turn"),
         (lambda tokens: [5, 23], "row 0 allows token 23, and the vocabulary has 23"),
         (lambda tokens: [-1], "allows token -1"),
+        (
+            lambda tokens: torch.ones(22, dtype=torch.bool),
+            r"row 0 marks \(22,\) tokens, and the vocabulary has 23",
+        ),
+        (lambda tokens: "5", "row 0 is a text"),
     ],
 )
 def test_a_mask_that_leaves_nothing_is_refused(mask: object, words: str) -> None:
     with pytest.raises(PanoplyError, match=words):
         TextEngine(make_model()).generate([Request([1, 2], [0], mask=mask)], Sampling())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_a_mask_of_stops_alone_before_any_may_be_drawn_is_refused(temperature: float) -> None:
+    sampling = Sampling(max_tokens=4, min_tokens=2, stop_tokens=(3,), temperature=temperature)
+    early = Request([1, 2], [0], mask=lambda tokens: [5] if len(tokens) < 3 else [3])
+    words = "mask and min_tokens leave row 0 no token to draw after 1 of its turn"
+    with pytest.raises(PanoplyError, match=words):
+        TextEngine(make_model()).generate([early], sampling)
+    later = Request([1, 2], [0], mask=lambda tokens: [5] if len(tokens) < 4 else [3])
+    assert TextEngine(make_model()).generate([later], sampling).completions() == [[5, 5, 3]]
+
+
+def test_a_mask_of_all_rows_has_a_mark_for_each_token() -> None:
+    with pytest.raises(PanoplyError, match=r"mask of \(1, 23\) was asked for, and \(1, 5\) given"):
+        TextEngine(make_model()).generate(
+            [Request([1, 2], [0])], Sampling(), mask=lambda view: torch.ones(1, 5, dtype=torch.bool)
+        )
 
 
 @pytest.mark.parametrize(
