@@ -437,7 +437,7 @@ def export(source: Source, folder: str | Path, *, which: Which = None, adapter: 
             f"The best checkpoint of {source} is {taken}: no later one that was evaluated did better. Export the last "
             "with --which last, or this one with --which 0."
         )
-    from panoply.policies.adapter_config import is_adapter, settings_of
+    from panoply.policies.adapter_config import is_adapter, name_for_others, settings_of
     from panoply.policies.build import open_folder
 
     copied = _adapter(run, taken.checkpoint) if adapter else taken.model
@@ -449,6 +449,8 @@ def export(source: Source, folder: str | Path, *, which: Which = None, adapter: 
                 open_folder(copied, "float32" if few else run.plan().options.dtype, "cpu").save(hidden)
             else:
                 copy_folder(copied, hidden)
+                if adapter:
+                    name_for_others(hidden)
             os.replace(hidden, target)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
@@ -456,7 +458,7 @@ def export(source: Source, folder: str | Path, *, which: Which = None, adapter: 
 
 
 def _adapter(run: Run, found: Checkpoint) -> Path:
-    """The folder of a checkpoint's adapter, if it has one and the model below it is still there."""
+    """The folder of a checkpoint's adapter, if it has one, and the model below it, if that is there, is its own."""
     made = run.plan()
     if not made.options.lora:
         raise PanoplyError(f"{run.folder} trained every weight, so it has no adapter: leave --adapter out.")
@@ -464,9 +466,9 @@ def _adapter(run: Run, found: Checkpoint) -> Path:
         raise PanoplyError(
             f"The adapter of {run.folder} is one on new weights, which no folder holds: leave --adapter out."
         )
-    kind_of(made.world()).check_source(made.options.model, made.world())
     from panoply.policies.adapter_base import Under, check_base
-    from panoply.policies.adapter_config import model_under
+    from panoply.policies.adapter_config import base_is_missing, model_under
 
-    check_base(found.model, Under.of(model_under(found.model)))
+    if not base_is_missing(found.model):
+        check_base(found.model, Under.of(model_under(found.model)))
     return found.model

@@ -98,8 +98,12 @@ class Checkpoint:
             try:
                 with open_file(self.folder / name) as file:
                     size = os.fstat(file.fileno()).st_size
-                    if size != facts["bytes"]:
+                    if size < facts["bytes"]:
                         return f"{plain(name)} is cut short ({size} of {facts['bytes']} bytes)"
+                    if size > facts["bytes"]:
+                        return (
+                            f"{plain(name)} was changed ({size} bytes, where {facts['bytes']} were written)"
+                        )
                     if hashlib.file_digest(file, "sha256").hexdigest() != facts["sha256"]:
                         return f"{plain(name)} is corrupt"
             except NoFile:

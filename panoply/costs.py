@@ -105,9 +105,9 @@ def cost(plan: Plan) -> Cost:
         return _together(plan, {name: cost(one) for name, one in seats.items()})
     shapes = kind.shapes(options.model, world, plan.policy_options)
     parameters = sum(map(_numel, shapes.values()))
-    trainable, moving, base = parameters, parameters, "whole"
+    trainable, moving, base, fresh = parameters, parameters, "whole", False
     if options.lora:
-        adapted, base = kind.adapted(options.model, world, options.lora, plan.lora)
+        adapted, base, fresh = kind.adapted(options.model, world, options.lora, plan.lora)
         trainable, moving = _adapters(adapted, options.lora)
     slots: dict[str, Any] = method.slots()
     source = slots.get("sample") or slots["data"]
@@ -142,8 +142,9 @@ def cost(plan: Plan) -> Cost:
         if asked:
             extra.append(f"one forward pass for {' and '.join(asked)}")
             work += 2 * parameters * trained * (2 if one.other else 1)
-        if one.copies and not (merged and one.kind == "reference" and options.reference == "start"):
-            own = moving if merged and one.kind != "reference" else parameters
+        begun = one.kind == "reference" and options.reference == "start"
+        if one.copies and not (begun and fresh):  # which is the base itself
+            own = moving if merged and (begun or one.kind != "reference") else parameters
             own = trainable * 4 // width if base in BYTES and own == moving else own
             mean = parameters * 4 if one.kind == "ema" and width < 4 and not options.lora else 0
             memory[f"{one.name} copy"] = own * width * one.copies + mean

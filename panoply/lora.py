@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from panoply.errors import PanoplyError, unknown
 from panoply.parts import check_fields
@@ -21,6 +21,8 @@ TENSORS: Mapping[str, tuple[str, ...]] = {
     "down_proj": ("down_proj", "w2", "experts"),
 }
 """An expert's matrices, by the tensor of all experts' that holds them."""
+ALL = "all-linear"
+"""PEFT's word for every linear layer."""
 MIXED = ("gate_proj", "up_proj", "down_proj")
 """Layers of blocks without experts, which PEFT takes for experts' where other blocks have some."""
 
@@ -32,6 +34,15 @@ BYTES: Mapping[str, float] = {"nf4": 1 / 2 + 4 / BLOCK, "int8": 1 + 4 / BLOCK}
 """Of a quantised weight, its share of the scale included."""
 
 
+class Planned(NamedTuple):
+    """Adapters that are not there yet: the shapes of the weights they are for, how these are kept, and whether they
+    begin as nothing, or go on from saved ones."""
+
+    shapes: list[tuple[int, ...]]
+    base: str
+    fresh: bool
+
+
 @dataclass(frozen=True)
 class Lora:
     """What adapters are made of, beside their rank, which is `--lora RANK`. Dropout is always 0."""
@@ -39,7 +50,8 @@ class Lora:
     alpha: float | None = None
     """s = α / rank. Left out, it is twice the rank."""
     target_modules: tuple[str, ...] = ()
-    """Names of the layers that get adapters, or patterns of whole names (`*.3.mlp.*`). Left out, every linear layer."""
+    """Names of the layers that get adapters, or patterns of whole names (`*.3.mlp.*`). Left out, every linear layer, as
+    with PEFT's word for them, `all-linear`."""
     target_parameters: tuple[str, ...] = ()
     """Tensors of experts' weights that get adapters as well: `mlp.experts.gate_up_proj`, `mlp.experts.down_proj`."""
     rslora: bool = False
@@ -102,6 +114,8 @@ class Lora:
         usual = [n for n in inside if n.rpartition(".")[2] != ROUTER]
         found = [] if self.target_modules else usual
         for word in self.target_modules:
+            if word == ALL:
+                return self._fitting(usual, inside, rank)
             named = [name for name in (usual if _is_pattern(word) else inside) if names(word, name)]
             if not named:
                 raise _no_layer(word, linear, inside, experts)
@@ -111,11 +125,15 @@ class Lora:
                 "lora.dora is not for gate_proj, up_proj and down_proj where other blocks have experts, since PEFT "
                 "takes them for those: name other layers, such as lora.target_modules=q_proj,k_proj,v_proj,o_proj."
             )
+        return self._fitting(found, inside, rank)
+
+    @staticmethod
+    def _fitting(found: list[str], shapes: Mapping[str, tuple[int, ...]], rank: int) -> list[str]:
         for name in found:
-            if rank > min(inside[name]):
-                wide = " × ".join(map(str, inside[name]))
+            if rank > min(shapes[name]):
+                wide = " × ".join(map(str, shapes[name]))
                 raise PanoplyError(
-                    f"--lora {rank} is more than {name} allows, whose weight is {wide}: at most {min(inside[name])}."
+                    f"--lora {rank} is more than {name} allows, whose weight is {wide}: at most {min(shapes[name])}."
                 )
         return found
 

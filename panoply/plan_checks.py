@@ -209,6 +209,15 @@ def _named_by(method_id: str) -> set[str]:
     return {one.name for one in selves.named(entry.build().needs())}
 
 
+def no_adapters(method: Method) -> str:
+    """Why what a method trains has no adapters; empty where it can."""
+    if "judged" in method.needs():
+        return "trains a judge, and every weight of it"
+    if any(model.info.name == "token_values" for model in getattr(method, "models", ())):
+        return "has values of tokens learn beside a policy that stays as it is"
+    return ""
+
+
 def _check_lora(plan: Plan, kind: Kind, world: Any) -> None:
     """Adapters have a rank, a model with layers of the names given, and somebody who trains them."""
     options = plan.options
@@ -218,12 +227,8 @@ def _check_lora(plan: Plan, kind: Kind, world: Any) -> None:
         for path in sorted(p for p in plan.chosen if p.startswith("lora.")):
             raise PanoplyError(f"{path} has no effect without adapters: give them a rank with --lora RANK.")
         return
-    if "judged" in plan.method.needs():
-        raise PanoplyError(f"--lora has no effect: {plan.method_id} trains a judge, and every weight of it.")
-    if any(model.info.name == "token_values" for model in getattr(plan.method, "models", ())):
-        raise PanoplyError(
-            "--lora has no effect: values of tokens learn beside a policy that stays as it is."
-        )
+    if why := no_adapters(plan.method):
+        raise PanoplyError(f"--lora has no effect: {plan.method_id} {why}.")
     chosen = frozenset(path.removeprefix("lora.") for path in plan.chosen if path.startswith("lora."))
     kind.check_lora(options.model, world, options.lora, plan.lora, chosen)
 

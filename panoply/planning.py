@@ -16,7 +16,7 @@ from panoply import compose, devices, extensions, registry
 from panoply.errors import PanoplyError, unknown
 from panoply.kinds import kind_of
 from panoply.lora import Lora
-from panoply.parts import Part, check_fields, types_of
+from panoply.parts import Part, check_fields, show_value, types_of
 from panoply.ranges import MOST_THREADS, SEED
 from panoply.regimes import Make, Method
 from panoply.report.shown import Shown
@@ -342,6 +342,7 @@ def make_plan(
     run_defaults |= kind.run_form(needs, built)
     policy_options = form | _split(dict(numbers), "policy.") | of_policy
     chosen_options = {k: v for k, v in options.items() if v is not None}
+    _check_twice(chosen_options, of_run)
     plan = Plan(
         resolved.id + mark,
         resolved.method,
@@ -360,6 +361,16 @@ def make_plan(
 
     check_plan(plan)
     return plan
+
+
+def _check_twice(options: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Refuse an option that a flag and a setting give different values."""
+    for name in sorted(options.keys() & settings.keys()):
+        one, two = (
+            getattr(_fields(Options, "run", {name: given[name]}), name) for given in (options, settings)
+        )
+        if one != two:
+            raise PanoplyError(f"run.{name} is given twice, as {show_value(one)} and as {show_value(two)}.")
 
 
 MADE_WITH = ("seed", "model", "device", "dtype", "threads")

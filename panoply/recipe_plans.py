@@ -14,12 +14,13 @@ from panoply import registry
 from panoply.errors import PanoplyError, unknown
 from panoply.lora import Lora, check_same
 from panoply.parts import Part, value_to_json
+from panoply.plan_checks import no_adapters
 from panoply.planning import MADE_WITH, Options, Plan
 from panoply.recipes import LAST, Recipe, Turn, is_stage
 from panoply.seeds import stable_hash
 
-WIDER = ("world", "run", "recipe")
-FOR_ALL, OF_RECIPE = ("world.", "run."), "recipe."
+WIDER = ("world", "run", "lora", "recipe")
+FOR_ALL, OF_RECIPE = ("world.", "run.", "lora."), "recipe."
 """What settings for all stages, and those of the recipe as a whole, begin with; others begin with the name of one."""
 SAMPLING = ("samplers", "staleness", "inflight", "patience", "engine")
 """Options that only stages which sample are told of, where they are given for all."""
@@ -139,7 +140,7 @@ def plan_stages(id: str, recipe: Recipe, choices: Mapping[str, Any], plan: Calla
         if stage.method:
             starts[LAST[1:]] = made.options.model
             left[LAST] = own
-    _check_sampling(id, recipe, choices)
+    _check_heard(id, recipe, choices)
     return RecipePlan(id, recipe, dict(choices), found, later)
 
 
@@ -166,13 +167,22 @@ def _has_its_own(made: Plan) -> bool:
     return False
 
 
-def _check_sampling(id: str, recipe: Recipe, choices: Mapping[str, Any]) -> None:
-    """Refuse what would be told to stages that sample, where there are none."""
+def _check_heard(id: str, recipe: Recipe, choices: Mapping[str, Any]) -> None:
+    """Refuse what would be told to stages that sample, or have adapters, where there are none."""
     usual, given = vars(Options()), choices.get("settings") or {}
-    for name in SAMPLING:
+    methods = [stage.method for stage in recipe.stages if stage.method]
+    samples, adapts = any(map(_samples, methods)), any(map(_adapts, methods))
+    for name in (*SAMPLING, "lora"):
         chosen = choices.get(name) not in (None, usual[name]) or f"run.{name}" in given
-        if chosen and not any(_samples(stage.method) for stage in recipe.stages if stage.method):
-            raise PanoplyError(f"--{name} has no effect: no stage of {id} samples, all learn from data.")
+        if chosen and not (adapts if name == "lora" else samples):
+            why = "trains a policy" if name == "lora" else "samples, all learn from data"
+            raise PanoplyError(f"--{name} has no effect: no stage of {id} {why}.")
+
+
+def _adapts(method: str) -> bool:
+    """Whether a stage trains a policy, which may have adapters."""
+    built: Any = registry.find("method", method).build()
+    return not no_adapters(built)
 
 
 def _samples(method: str) -> bool:
@@ -209,10 +219,14 @@ def asked_of(turn: Turn, choices: Mapping[str, Any], earlier: Mapping[str, str])
 def _heard(
     method: str, options: dict[str, Any], shared: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is said for all stages, without what means nothing to this one: who learns from data has no samplers."""
-    if _samples(method):
-        return options, shared
-    idle = SAMPLING if options.get("learners") or "run.learners" in shared else (*SAMPLING, "cluster")
+    """What is said for all stages, without what means nothing to this one: who learns from data has no samplers, and a
+    judge, all of whose weights learn, no adapters."""
+    idle: tuple[str, ...] = ()
+    if not _samples(method):
+        idle = SAMPLING if options.get("learners") or "run.learners" in shared else (*SAMPLING, "cluster")
+    if not _adapts(method):
+        idle += ("lora",)
+        shared = {k: v for k, v in shared.items() if not k.startswith("lora.")}
     unheard = {*idle, *(f"run.{name}" for name in idle)}
     return (
         {k: v for k, v in options.items() if k not in unheard},

@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
 
 def _export(chosen: argparse.Namespace) -> int:
     from panoply import api
-    from panoply.policies.adapter_config import settings_of
+    from panoply.policies.adapter_config import base_is_missing, settings_of
     from panoply.policies.build import is_judge
     from panoply.policies.control import is_control
     from panoply.which import take
@@ -33,9 +33,11 @@ def _export(chosen: argparse.Namespace) -> int:
     folder = api.export(chosen.source, chosen.folder, which=chosen.which, adapter=chosen.adapter)
     if chosen.adapter:
         next_ = "Open it with peft.AutoPeftModelForCausalLM."
-        if (base := settings_of(folder)[1].base) != "whole":
+        if base := base_is_missing(folder):
+            next_ = f"Its base is not in {base} any more: name the folder where it is in {folder}/adapter_config.json."
+        if (few := settings_of(folder)[1].base) != "whole":
             next_ += (
-                f" It was trained over its base in {base}, and Panoply puts it over that again; PEFT puts it over the "
+                f" It was trained over its base in {few}, and Panoply puts it over that again; PEFT puts it over the "
                 "base as you load it, which is another model. For the same one elsewhere, export it merged: panoply "
                 f"export {chosen.source} DIR"
             )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from panoply.evaluation.held_out import Evaluation
     from panoply.experience import Column, Experience
     from panoply.loops.samples import Decode, Verdict
-    from panoply.lora import Lora
+    from panoply.lora import Lora, Planned
     from panoply.planning import Options
     from panoply.policies.text import TextPolicy
     from panoply.regimes import Method
@@ -136,10 +136,8 @@ class Kind(Protocol):
     def check_lora(self, source: str, world: Any, rank: int, settings: Lora, chosen: frozenset[str]) -> None:
         """Refuse adapters that a starting point cannot have; `chosen` are the settings that a user named."""
 
-    def adapted(
-        self, source: str, world: Any, rank: int, settings: Lora
-    ) -> tuple[list[tuple[int, ...]], str]:
-        """The shapes of a starting point's weights that would get adapters, and how these weights are kept."""
+    def adapted(self, source: str, world: Any, rank: int, settings: Lora) -> Planned:
+        """Which of a starting point's weights would get adapters."""
 
     def remark(self, source: str, world: Any, settings: Lora) -> str:
         """What a user should know before a starting point is opened, or gets adapters; most have none."""

@@ -11,7 +11,7 @@ from panoply.errors import PanoplyError
 from panoply.evaluation.returns import evaluate as evaluate
 from panoply.experience import Column, Experience
 from panoply.loops.samples import Decode, Verdict
-from panoply.lora import Lora
+from panoply.lora import Lora, Planned
 from panoply.planning import Options
 from panoply.policies import control
 from panoply.policies.control import ControlPolicy, ValueNet
@@ -141,7 +141,7 @@ def check_lora(source: str, world: ControlWorld, rank: int, settings: Lora, chos
     raise PanoplyError(f"--lora is for models of text, and {world.name} is a world of control.")
 
 
-def adapted(source: str, world: ControlWorld, rank: int, settings: Lora) -> tuple[list[tuple[int, ...]], str]:
+def adapted(source: str, world: ControlWorld, rank: int, settings: Lora) -> Planned:
     raise PanoplyError(f"--lora is for models of text, and {world.name} is a world of control.")
 
 

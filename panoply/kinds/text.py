@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
 
 from panoply.costs import Lengths
-from panoply.errors import PanoplyError
+from panoply.errors import PanoplyError, needs_extra
 from panoply.evaluation.coverage import coverage
 from panoply.evaluation.held_out import evaluate as evaluate
 from panoply.experience import Column, Experience
 from panoply.loops.samples import Decode, Verdict
-from panoply.lora import Lora
+from panoply.lora import Lora, Planned
 from panoply.parts import Part
 from panoply.planning import Options
 from panoply.policies import build, taps
@@ -195,9 +196,11 @@ def check_lora(source: str, world: TextWorld, rank: int, settings: Lora, chosen:
             f"first, panoply.load_policy('{source}').save('NEW'), and train that with --lora."
         )
     build.adapted(source, world, rank, settings, chosen)
+    if not runs_natively(source, world, settings) and importlib.util.find_spec("peft") is None:
+        raise needs_extra("peft", "peft", "DoRA, or --lora of a model that transformers runs,")
 
 
-def adapted(source: str, world: TextWorld, rank: int, settings: Lora) -> tuple[list[tuple[int, ...]], str]:
+def adapted(source: str, world: TextWorld, rank: int, settings: Lora) -> Planned:
     return build.adapted(source, world, rank, settings)
 
 

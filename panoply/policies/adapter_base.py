@@ -66,12 +66,16 @@ def check_base(folder: Path, under: Under) -> None:
     if trained is None or trained["fingerprint"] in ("", under.fingerprint):
         return
     anyway = f"; if they are the same numbers saved anew, empty the fingerprint in {plain(folder / FILE)}"
-    kept = is_file(folder.parent / "manifest.json")  # in a checkpoint, where nothing may be changed
     raise PanoplyError(
         f"The adapter in {plain(folder)} was trained over other weights than those in {plain(under.folder)}: its base "
         f"has the fingerprint {plain(trained['fingerprint'])[:16]}, and these have {under.fingerprint}. Put that base "
-        f"back there, since over another one the adapter is another model{'' if kept else anyway}."
+        f"back there, since over another one the adapter is another model{'' if in_checkpoint(folder) else anyway}."
     )
+
+
+def in_checkpoint(folder: Path) -> bool:
+    """Whether a model's folder is a checkpoint's, where nothing may be changed."""
+    return is_file(folder.parent / "manifest.json")
 
 
 def fingerprint(folder: Path) -> str:

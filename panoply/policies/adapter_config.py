@@ -13,10 +13,10 @@ from panoply.errors import PanoplyError, plain
 from panoply.files import is_file, read_json
 from panoply.lora import TABLES, Lora, changed, check_same, names
 from panoply.policies import hub
-from panoply.policies.adapter_base import read_base
+from panoply.policies.adapter_base import in_checkpoint, read_base
 from panoply.policies.weights import read_shapes
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 """What PEFT puts before the names of layers."""
 ROUTERS = (".mlp.gate", ".mlp.router")
@@ -55,6 +55,7 @@ class Config(TypedDict):
     r: int
     lora_alpha: float
     base_model_name_or_path: NotRequired[str | None]
+    revision: NotRequired[str | None]
     use_rslora: NotRequired[bool]
     use_dora: NotRequired[bool]
     target_parameters: NotRequired[list[str] | None]
@@ -123,6 +124,40 @@ def check_plain(folder: Path, config: Config) -> None:
         raise PanoplyError(f"The adapter in {plain(folder)} has {said}, which is not supported.")
 
 
+def more_than_factors(folder: Path) -> str:
+    """What an adapter has beside factors of layers, W = W₀ + s·B·A, as a sentence names it; empty where it is all."""
+    check_factors(folder)
+    names = read_shapes([folder / WEIGHTS])
+    others = (n for n in names if not n.endswith((".lora_A.weight", ".lora_B.weight")))
+    said = _unlike(read_config(folder), PLAIN) or _table(adapted_layers(folder))
+    return said or next((plain(n) for n in others), "")
+
+
+def _table(layers: Collection[str]) -> str:
+    tables = (n for n in layers if any(table in n for table in TABLES))
+    return next((f"factors of {plain(n)}, a table of tokens" for n in tables), "")
+
+
+def targeted(config: Config, layers: Collection[str]) -> set[str]:
+    """Those of a model's layers that a config's `target_modules` are, as PEFT reads it."""
+    said: dict[str, Any] = {**config}
+    wanted, barred = said.get("target_modules") or (), said.get("exclude_modules") or ()
+    numbers, place = said.get("layers_to_transform"), said.get("layers_pattern") or r"[^.]*"
+    only = [numbers] if isinstance(numbers, int) else numbers
+    places = place if isinstance(place, str) else "|".join(place)
+
+    def among(layer: str, words: Any) -> bool:
+        if isinstance(words, str):
+            return re.fullmatch(words, layer) is not None
+        return any(layer == word or layer.endswith(f".{word}") for word in words)
+
+    def numbered(layer: str) -> bool:
+        found = re.match(rf".*\.({places})\.(\d+)\.", layer)
+        return not only or isinstance(wanted, str) or (found is not None and int(found[2]) in only)
+
+    return {la for la in layers if among(la, wanted) and not among(la, barred) and numbered(la)}
+
+
 def going_on(
     folder: Path, rank: int, asked: Lora, chosen: Collection[str] | None = None, native: bool = True
 ) -> Lora:
@@ -140,12 +175,10 @@ def going_on(
     _check_targets(folder, where, asked, chosen)
     layers = adapted_layers(folder)
     if native and not own.dora:
-        check_plain(folder, read_config(folder))
-        said = next((f"factors of {plain(n)}, a router" for n in layers if n.endswith(ROUTERS)), "")
+        said = more_than_factors(folder)
+        said = said or next((f"factors of {plain(n)}, a router" for n in layers if n.endswith(ROUTERS)), "")
     else:
-        tables = (n for n in layers if any(table in n for table in TABLES))
-        said = _unlike(read_config(folder), THROUGH_PEFT)
-        said = said or next((f"factors of {plain(n)}, a table of tokens" for n in tables), "")
+        said = _unlike(read_config(folder), THROUGH_PEFT) or _table(layers)
     if said:
         raise PanoplyError(
             f"The adapter in {plain(folder)} has {said}, with which training cannot go on: leave --lora out, and every "
@@ -154,10 +187,20 @@ def going_on(
     return own
 
 
+def check_factors(folder: Path) -> None:
+    """Refuse a folder without factors, or with such as would have to be unpickled."""
+    if is_file(folder / WEIGHTS):
+        return
+    if is_file(folder / PICKLED):
+        raise PanoplyError(
+            f"{plain(folder)} holds a pickle ({PICKLED}), and nothing is unpickled: save the adapter as safetensors."
+        )
+    raise PanoplyError(f"{plain(folder)} holds no adapter: there is no {WEIGHTS}.")
+
+
 def adapted_layers(folder: Path) -> list[str]:
     """The names of the layers that a folder has an adapter for, as PEFT has them."""
-    if not is_file(folder / WEIGHTS):
-        raise PanoplyError(f"{plain(folder)} holds no adapter: there is no {WEIGHTS}.")
+    check_factors(folder)
     said = (name.partition(".lora_") for name in read_shapes([folder / WEIGHTS]))
     return sorted({layer.removeprefix(PREFIX) for layer, mark, _ in said if mark})
 
@@ -192,13 +235,38 @@ def model_under(folder: Path) -> Path:
     """The folder of the model that an adapter is of, or the folder itself where it holds no adapter alone."""
     if not is_adapter(folder):
         return folder
-    base = read_config(folder).get("base_model_name_or_path")
-    if not base:
-        raise PanoplyError(f"{plain(folder / CONFIG)} does not say which model its adapter is of.")
+    base = named_base(folder)
     found = hub.fetch(base) if hub.is_id(base) else Path(base)
     if not is_file(found / "config.json"):
+        name = f"name the base's folder in {CONFIG}"
+        if in_checkpoint(folder):  # where nothing may be changed
+            name = f"take the adapter out (panoply export RUN DIR --adapter) and {name} of DIR"
         raise PanoplyError(
             f"The adapter in {plain(folder)} is one of {plain(base)}, where there is no model: put its base there, or "
-            f"name the base's folder in {CONFIG}."
+            f"{name}."
         )
     return found
+
+
+def named_base(folder: Path) -> str:
+    """The model that an adapter says it is of: a folder, or NAME/MODEL of the Hub, at a revision if it says one."""
+    config = read_config(folder)
+    base, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not base:
+        raise PanoplyError(f"{plain(folder / CONFIG)} does not say which model its adapter is of.")
+    return f"{base}@{revision}" if revision and "@" not in base and hub.is_id(base) else base
+
+
+def name_for_others(folder: Path) -> None:
+    """Have an adapter of a model in the Hub's cache name it as others find it: NAME/MODEL, and the revision."""
+    config = dict(read_json(folder / CONFIG, dict))
+    if base := config.get("base_model_name_or_path"):
+        (folder / CONFIG).write_text(
+            json.dumps(config | hub.address(Path(base)), indent=2, sort_keys=True) + "\n"
+        )
+
+
+def base_is_missing(folder: Path) -> str:
+    """The folder that an adapter's base should be in, where it is not; empty where it is, or comes from the Hub."""
+    base = named_base(folder)
+    return "" if hub.is_id(base) or is_file(Path(base) / "config.json") else base

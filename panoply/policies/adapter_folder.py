@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError, plain
-from panoply.files import is_file
 from panoply.lora import Lora
 from panoply.policies.adapter_base import read_base
 from panoply.policies.adapter_config import (
@@ -22,9 +22,11 @@ from panoply.policies.adapter_config import (
     WEIGHTS,
     Patterns,
     adapted_layers,
+    check_factors,
     check_plain,
     read_config,
     settings_of,
+    targeted,
 )
 from panoply.policies.expert_adapters import (
     LowRankExperts,
@@ -61,7 +63,7 @@ class Adapter:
         return sorted({name.rpartition(".lora_")[0] for name in self.weights})
 
     def check(self, linear: Mapping[str, tuple[int, ...]]) -> None:
-        """Refuse an adapter of another base: one whose layers the model does not have, or has in other shapes."""
+        """Refuse an adapter of another base, whose layers the model does not have, or has in other shapes."""
         for layer in self.layers():
             a, b = (self.weights.get(f"{layer}.lora_{side}") for side in "AB")
             if layer not in linear:
@@ -73,6 +75,8 @@ class Adapter:
                 raise PanoplyError(
                     f"The adapter in {self.where} lacks lora_{'A' if a is None else 'B'} of {layer}."
                 )
+            if not (a.is_floating_point() and b.is_floating_point()):
+                raise PanoplyError(f"The factors of {layer} in {self.where} are no floating-point numbers.")
             *many, outputs, inputs = linear[layer]
             rank = a.shape[0] if a.dim() else 0
             fits = tuple(a.shape) == (rank, inputs) and tuple(b.shape) == (outputs, rank)
@@ -87,6 +91,20 @@ class Adapter:
                 raise PanoplyError(
                     f"{plain(self.folder / CONFIG)} says that {layer} has rank {said}, and its factors have rank {own}."
                 )
+        self._check_whole(linear)
+
+    def _check_whole(self, linear: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse one that lacks factors of layers that it says it is for."""
+        if any(".experts" in name for name in linear):
+            return  # names that PEFT makes something else of
+        try:
+            missing = targeted(self.patterns.config, linear) - set(self.layers())
+        except (re.error, RecursionError, OverflowError, TypeError) as error:
+            raise PanoplyError(
+                f"{plain(self.folder / CONFIG)} names its layers by a pattern that is none: {plain(error)}."
+            ) from error
+        if missing:
+            raise PanoplyError(f"The adapter in {self.where} lacks factors of {listed(missing)}.")
 
     def ranks(self, experts: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, int]:
         """Of each layer; PEFT's matrices of experts have the rank once for each of them."""
@@ -110,9 +128,10 @@ class Adapter:
 def read_adapter(folder: Path) -> Adapter:
     config = read_config(folder)
     check_plain(folder, config)
-    if not is_file(folder / WEIGHTS):
-        raise PanoplyError(f"{plain(folder)} holds no adapter: there is no {WEIGHTS}.")
+    check_factors(folder)
     saved = read_weights([folder / WEIGHTS])
+    if not saved:
+        raise PanoplyError(f"{plain(folder)} holds no adapter: {WEIGHTS} is empty.")
     named = {name.rpartition(".")[0] for name in map(_layer, saved) if name}
     targets = config.get("target_parameters") or []
     ours = {

@@ -14,7 +14,7 @@ from panoply.errors import PanoplyError, plain
 from panoply.files import is_file
 from panoply.footprint import experts_of
 from panoply.kernels.together import begin
-from panoply.lora import Lora, names
+from panoply.lora import Lora, Planned, names
 from panoply.policies.adapter_base import Under, check_base
 from panoply.policies.adapter_config import going_on, is_adapter, model_under
 from panoply.policies.adapter_folder import own_layers
@@ -30,6 +30,7 @@ from panoply.policies.text_part import reads_more
 from panoply.policies.tokenizer import Tokenizer
 from panoply.policies.value import HEAD, ValueModel, outputs_in, outputs_of
 from panoply.policies.weights import read_shapes, weight_files
+from panoply.policies.words import words_of
 from panoply.seeds import stable_hash
 from panoply.worlds.world import TextWorld
 
@@ -98,8 +99,8 @@ def slower(source: str, world: TextWorld) -> str:
     """What to say of a model that this library does not run itself, before it is opened; nothing of others."""
     if runs_natively(source, world):
         return ""
-    raw, known = _config(source, world), ", ".join(ARCHITECTURES)
-    what, others = f"'{plain(raw['model_type'])}'", f"the layouts of {known}"
+    raw = _config(source, world)
+    what, others = f"'{plain(raw['model_type'])}'", "layouts that run natively"
     if raw["model_type"] in ARCHITECTURES:
         what, others = f"{what} with {only_in_transformers(raw)}", "without"
     return (
@@ -222,8 +223,7 @@ def check_folder(source: str, world: TextWorld) -> None:
     if folder is None or source == "start":
         return
     _check_writes(folder, source)
-    words = folder if is_file(folder / "tokenizer.json") else model_under(folder)
-    if is_file(words / "tokenizer.json"):
+    if is_file((words := words_of(folder)) / "tokenizer.json"):
         _check_words(Tokenizer.load(words), world, source)
 
 
@@ -285,8 +285,8 @@ def experts_at_once(source: str, world: TextWorld) -> int:
 
 def adapted(
     source: str, world: TextWorld, rank: int, settings: Lora, chosen: Collection[str] | None = None
-) -> tuple[list[tuple[int, ...]], str]:
-    """The shapes of weights that would get adapters, and how these weights are kept; refuses what cannot be.
+) -> Planned:
+    """Which weights would get adapters; refuses what cannot be.
 
     chosen   names of the settings that were asked for; left out, those that are not as usual
     """
@@ -307,11 +307,11 @@ def adapted(
     experts = experts_of(shapes) if ours else {}
     if folder is not None and going:
         there = own_layers(folder)
-        return [
-            shape for n, shape in (linear | experts).items() if any(names(n, own) for own in there)
-        ], settings.base
+        own_shapes = [shape for n, shape in (linear | experts).items() if any(names(n, own) for own in there)]
+        return Planned(own_shapes, settings.base, fresh=False)
     found = [linear[name] for name in settings.layers(linear, rank, experts)]
-    return [*found, *(experts[name] for name in settings.tensors(experts, rank))], settings.base
+    found += [experts[name] for name in settings.tensors(experts, rank)]
+    return Planned(found, settings.base, fresh=True)
 
 
 def learning(policy: Any) -> Any:

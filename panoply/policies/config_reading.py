@@ -24,13 +24,12 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_pytor
 """What may stand in a config, and what is meant."""
 
 
-def refuse_unsupported(raw: Mapping[str, Any], layout: Architecture) -> None:
+def refuse_unsupported(raw: Mapping[str, Any], layout: Architecture, where: str) -> None:
     if raw.get("quantization_config"):
+        dequantised = " (transformers opens gpt-oss's with Mxfp4Config(dequantize=True), and can save it so)"
         raise PanoplyError(
-            "This folder holds quantised weights; give the full-precision one (transformers opens gpt-oss's with "
-            "Mxfp4Config(dequantize=True), and can save it so)."
-            if raw["model_type"] == "gpt_oss"
-            else "This folder holds quantised weights; give the full-precision one."
+            f"{plain(where)} is of quantised weights; give the full-precision ones"
+            f"{dequantised if raw['model_type'] == 'gpt_oss' else ''}."
         )
     if setting := only_in_transformers(raw):
         raise PanoplyError(f"{setting} is not part of the {raw['model_type']} layout as it runs natively.")

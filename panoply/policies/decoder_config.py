@@ -188,7 +188,7 @@ class DecoderConfig:
             known = ", ".join(ARCHITECTURES)
             raise PanoplyError(f"The decoder has no layout '{model_type}'; it has {known}.")
         layout = ARCHITECTURES[model_type]
-        refuse_unsupported(raw, layout)
+        refuse_unsupported(raw, layout, where)
         given = {**layout.defaults, **raw}
         rope, local = rope_of(given, layout)
         head_dim = given.get("head_dim") or given["hidden_size"] // heads

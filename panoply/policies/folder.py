@@ -17,7 +17,8 @@ from torch import Tensor
 from panoply.errors import PanoplyError, plain
 from panoply.files import is_file, is_folder, read_json
 from panoply.policies.adapter_base import Under, check_base
-from panoply.policies.adapter_config import is_adapter, model_under, settings_of
+from panoply.policies.adapter_config import CONFIG as ADAPTER
+from panoply.policies.adapter_config import is_adapter, model_under, more_than_factors, settings_of
 from panoply.policies.adapter_folder import add_beside, add_merged, read_adapter
 from panoply.policies.config_reading import native, only_in_transformers
 from panoply.policies.decoder import Decoder, DecoderConfig
@@ -89,7 +90,8 @@ def _merged(folder: Path, dtype: torch.dtype, device: torch.device | str, contex
     there, exact = torch.device(device), torch.device(device).type == "cpu" and dtype == torch.float32
     few = None if settings.base == "whole" or exact else settings.base
     model = load_model(under, dtype, device if few is None else "cpu", context)
-    if isinstance(model, Decoder) and not settings.dora:
+    plainly = not settings.dora and (few is not None or not more_than_factors(folder))
+    if isinstance(model, Decoder) and plainly:
         if few is None:
             add_merged(model, read_adapter(folder))
         else:
@@ -181,6 +183,10 @@ def whole_config(folder: Path) -> dict[str, Any]:
         raise PanoplyError(f"There is no folder {plain(folder)}.")
     if not is_file(folder / "config.json"):
         raise PanoplyError(f"{plain(folder)} is not a model folder: it has no config.json.")
+    if is_file(folder / ADAPTER):
+        raise PanoplyError(
+            f"{plain(folder)} holds an adapter beside a model: merge it, or take its files away."
+        )
     return dict(read_json(folder / "config.json", Config, finite=False))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from panoply.errors import PanoplyError, first_line, needs_extra, plain
-from panoply.files import is_file, read_json
+from panoply.files import read_json
 from panoply.policies.config_schema import check_sizes
 from panoply.policies.weights import check_finite, listed, weight_files
 
@@ -28,7 +29,9 @@ def quiet_transformers() -> Iterator[None]:
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of transformers, for its own developers
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:
@@ -53,10 +56,6 @@ def opened_by_transformers(folder: Path, kind: str, dtype: torch.dtype, device: 
         raise needs_extra("transformers", "transformers", f"The architecture in {plain(folder)}") from None
     weight_files(folder)
     check_sizes(read_json(folder / "config.json", dict, finite=False), plain(folder / "config.json"))
-    if is_file(folder / "adapter_config.json"):
-        raise PanoplyError(
-            f"{plain(folder)} holds an adapter beside a model: merge it, or take its files away."
-        )
     models: Any = getattr(transformers, kind)
     local: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:

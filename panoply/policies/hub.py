@@ -44,6 +44,15 @@ def fetch(source: str) -> Path:
     return _folder(source, download=True)
 
 
+def address(folder: Path) -> dict[str, str]:
+    """How an adapter names the model in a folder: as NAME/MODEL and its revision, where the Hub's cache holds it."""
+    whole = folder.resolve()
+    kept = re.fullmatch(r"models--([^/]+?)--([^/]+)", whole.parent.parent.name)
+    if whole.parent.name != "snapshots" or kept is None:
+        return {"base_model_name_or_path": str(whole)}
+    return {"base_model_name_or_path": f"{kept[1]}/{kept[2]}", "revision": whole.name}
+
+
 def _replaced(choices: Mapping[str, Any], folder: Callable[[str], Path]) -> dict[str, Any]:
     named = {name: choices[name] for name in CHOICES if is_id(choices.get(name))}
     return {**choices, **{name: str(folder(source)) for name, source in named.items()}}

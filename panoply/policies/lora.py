@@ -7,6 +7,7 @@ go through PEFT: separate products, without fused blocks, and several times slow
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,19 +17,28 @@ from typing import Any, cast
 
 import torch
 
-from panoply.errors import PanoplyError, needs_extra, plain
-from panoply.files import is_file
+from panoply.errors import PanoplyError, first_line, needs_extra, plain
 from panoply.lora import TABLES, Lora
 from panoply.policies import low_rank
 from panoply.policies.adapter_base import Under, check_base, write_base
-from panoply.policies.adapter_config import CONFIG, WEIGHTS, going_on, is_adapter, model_under, settings_of
+from panoply.policies.adapter_config import (
+    CONFIG,
+    WEIGHTS,
+    check_factors,
+    going_on,
+    is_adapter,
+    model_under,
+    settings_of,
+)
 from panoply.policies.adapter_folder import load_factors, read_adapter, write_adapter
 from panoply.policies.decoder import Decoder
 from panoply.policies.expert_adapters import expert_tensors
 from panoply.policies.foreign import Foreign
 from panoply.policies.text import TextPolicy
 from panoply.policies.thoughts import read_thoughts, write_thoughts
-from panoply.policies.weights import check_fit, listed, read_weights, weight_files
+from panoply.policies.tokenizer import Tokenizer
+from panoply.policies.weights import check_fit, listed, read_weights
+from panoply.policies.words import tokenizer_of
 from panoply.seeds import stable_hash
 
 
@@ -83,11 +93,11 @@ def add_lora(
 def begun_with(policy: TextPolicy) -> TextPolicy | None:
     """The policy as it was when its adapters were added: its base, without a second copy of anything.
 
-    With adapters that went on from saved ones, a copy of the weights that they move; through PEFT there is none.
+    With adapters that went on from saved ones, a copy of the weights that they move; through PEFT there is none then.
     """
-    if policy.adapted is None or _peft_model(policy):
-        return None
-    return policy.adapted.base or policy.copy()
+    if policy.adapted is None or policy.adapted.base is not None:
+        return None if policy.adapted is None else policy.adapted.base
+    return None if _peft_model(policy) else policy.copy()
 
 
 def open_adapted(
@@ -112,11 +122,23 @@ def open_adapted(
     under = Under.of(model_under(folder))
     check_base(folder, under)
     begun = opened(str(under.folder), settings_of(folder)[1].base != "whole")
+    begun.tokenizer = _words(folder, begun)
     own = going_on(folder, rank, settings, native=not isinstance(begun.model, Foreign))
     policy = _over(add_lora(begun, rank, seed, own, folder, device), under)
     if (thoughts := read_thoughts(folder, policy.model.config.width)) is not None:
         policy.think(thoughts)
     return policy
+
+
+def _words(folder: Path, over: TextPolicy) -> Tokenizer:
+    """An adapter's own tokenizer, with its chat template, if the model under it knows all tokens."""
+    words, known = tokenizer_of(folder), over.model.config.vocab_size
+    if strange := [ident for ident in words.ids if ident >= known]:
+        raise PanoplyError(
+            f"The tokenizer of the adapter in {plain(folder)} has a token {plain(words.token(max(strange)))} with the "
+            f"id {max(strange)}, and the model under it a vocabulary of {known}."
+        )
+    return words
 
 
 def _over(policy: TextPolicy, under: Under) -> TextPolicy:
@@ -147,8 +169,7 @@ def load_adapter(policy: TextPolicy, folder: Path) -> None:
     if (model := _peft_model(policy)) is None:
         load_factors(policy.model, read_adapter(folder))
         return
-    if not is_file(folder / WEIGHTS):
-        raise PanoplyError(f"{plain(folder)} holds no adapter: there is no {WEIGHTS}.")
+    check_factors(folder)
     peft, saved = _peft(), read_weights([folder / WEIGHTS])
     there = {name: tuple(w.shape) for name, w in peft.get_peft_model_state_dict(model).items()}
     check_fit(there, saved, plain(folder), CONFIG)
@@ -167,7 +188,11 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise needs_extra("peft", "peft", "DoRA, or --lora of a model that transformers runs,") from error
+        raise needs_extra(
+            "peft",
+            "peft",
+            "DoRA, --lora of a model that transformers runs, and an adapter that is more than factors",
+        ) from error
     return peft
 
 
@@ -175,6 +200,29 @@ def _peft_model(policy: TextPolicy) -> Any:
     """PEFT's own model: the policy's, or inside of one that transformers runs; None where there is none."""
     model = policy.model.inner if isinstance(policy.model, Foreign) else policy.model
     return model if hasattr(model, "peft_config") else None
+
+
+class Unadapted:
+    """A model through PEFT without its adapters, which are switched off for each pass: no second copy of anything."""
+
+    training = False
+
+    def __init__(self, model: Any, peft_model: Any):
+        self._model, self._peft = model, peft_model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def hidden(self, *tokens: Any, **more: Any) -> torch.Tensor:
+        found: torch.Tensor = self.hidden_states(*tokens, **more)[0]
+        return found
+
+    def hidden_states(self, *tokens: Any, **more: Any) -> Any:
+        with self._peft.disable_adapter():
+            return self._model.hidden_states(*tokens, **more)
+
+    def train(self, mode: bool = True) -> Unadapted:
+        return self
 
 
 def _through_peft(
@@ -192,7 +240,9 @@ def _through_peft(
         else:
             model = peft.get_peft_model(model, config)
     found = TextPolicy(model.eval(), policy.tokenizer, shared=policy.shared, files_beside=policy.files_beside)
-    found.adapted = Adapted(rank, settings, None)
+    without = Unadapted(model, _peft_model(found))
+    before = TextPolicy(cast(Any, without), policy.tokenizer, shared=policy.shared)
+    found.adapted = Adapted(rank, settings, before if folder is None else None)
     if folder is not None:
         load_adapter(found, folder)
     if isinstance(model, Foreign):
@@ -226,32 +276,34 @@ def _own_config(peft: Any, folder: Path) -> Any:
 
 
 @contextmanager
-def _of_another_base(folder: Path | None) -> Iterator[None]:
+def _of_another_base(folder: Path | None, what: str = "is of another base than its own") -> Iterator[None]:
     """What PEFT says of a folder that it cannot put over a model, in a sentence."""
     try:
         yield
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+    except (RuntimeError, ValueError, KeyError, TypeError, re.error) as error:
         if folder is None:
             raise
-        said = plain(str(error).strip().split("\n")[0]).rstrip(".:")
-        raise PanoplyError(
-            f"The adapter in {plain(folder)} is of another base than its own: {said}."
-        ) from error
+        raise PanoplyError(f"The adapter in {plain(folder)} {what}: {first_line(error)}.") from error
 
 
 def merged_by_peft(model: Decoder | Foreign, folder: Path) -> Decoder | Foreign:
     """A model with an adapter of a kind that PEFT alone knows, merged into it."""
-    files = [folder / WEIGHTS] if is_file(folder / WEIGHTS) else weight_files(folder)
-    saved = read_weights(files)  # safetensors, and finite
+    check_factors(folder)
+    saved = read_weights([folder / WEIGHTS])  # safetensors, and finite
     inner: Any = model.inner if isinstance(model, Foreign) else model
     with _of_another_base(folder):
         opened = _peft().PeftModel.from_pretrained(inner, str(folder))
-    if isinstance(model, Decoder):
-        alike = not model.config.tied or not any(table in name for name in saved for table in TABLES)
+    known = _peft().get_peft_model_state_dict(opened, save_embedding_layers=False)
+    # A table as it was, which PEFT writes beside its factors, is the base's own.
+    own = {name: w for name, w in saved.items() if not name.endswith(".base_layer.weight")}
+    check_fit({name: tuple(w.shape) for name, w in known.items()}, own, plain(folder), CONFIG)
+    before = None if isinstance(model, Decoder) else _logits(opened)
+    with _of_another_base(folder, "cannot be merged"):
         merged = opened.merge_and_unload()
+    if before is None or isinstance(model, Decoder):
+        alike = not merged.config.tied or not any(table in name for name in saved for table in TABLES)
     else:
-        before = _logits(opened)
-        model.inner = merged = opened.merge_and_unload()
+        model.inner = merged
         merged.tie_weights()
         tolerance = (1e-3 if model.dtype == torch.float32 else 5e-2) * (1 + before.abs().max())
         alike = bool(((_logits(merged) - before).abs() <= tolerance).all())
@@ -260,8 +312,19 @@ def merged_by_peft(model: Decoder | Foreign, folder: Path) -> Decoder | Foreign:
             f"The adapter in {plain(folder)} cannot be merged into its base: it changes one of two tables that are one "
             "there, or more than weights."
         )
-    merged.requires_grad_(True)
-    return model if isinstance(model, Foreign) else cast(Decoder, merged)
+    if isinstance(model, Decoder):
+        model = _anew(cast(Decoder, merged))
+    model.requires_grad_(True)
+    return model
+
+
+def _anew(model: Decoder) -> Decoder:
+    """The same weights in a decoder of which PEFT has replaced no module: a block also knows its norms by itself."""
+    with torch.device("meta"):
+        found = Decoder(model.config)
+    found.load_state_dict(model.state_dict(), assign=True)
+    found.tie()
+    return found.eval()
 
 
 @torch.no_grad()

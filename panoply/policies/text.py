@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from panoply.errors import PanoplyError
 from panoply.experience import Experience, Ragged, Table, moved
-from panoply.files import is_file
 from panoply.policies import divergence, taps
-from panoply.policies.adapter_config import model_under
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.folder import generation_config, load_model, save_model
 from panoply.policies.foreign import Foreign
@@ -27,6 +25,7 @@ from panoply.policies.scoring import Head, scored
 from panoply.policies.steering import Steered, TokenValues, of_values_alone, read_values
 from panoply.policies.thoughts import Thoughts, read_thoughts
 from panoply.policies.tokenizer import Tokenizer
+from panoply.policies.words import tokenizer_of
 
 if TYPE_CHECKING:
     from panoply.policies.lora import Adapted
@@ -70,8 +69,7 @@ class TextPolicy:
         """The model in a folder, for sequences of up to `context` tokens; 0: as many as it was made for."""
         _check_dtype(dtype, torch.device(device))
         model = load_model(folder, dtype, device, context)
-        words = folder if is_file(Path(folder) / "tokenizer.json") else model_under(Path(folder))
-        policy = _kind(model, cls)(model, Tokenizer.load(words), files_beside=generation_config(folder))
+        policy = _kind(model, cls)(model, tokenizer_of(folder), files_beside=generation_config(folder))
         if (thoughts := read_thoughts(Path(folder), model.config.width)) is not None:
             policy.think(thoughts)
         if (values := read_values(Path(folder), model)) is not None:

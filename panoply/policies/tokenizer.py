@@ -142,6 +142,11 @@ class Tokenizer:
         return ""
 
     @property
+    def ids(self) -> list[int]:
+        """Of all tokens, those that were added included."""
+        return list(self._core.get_vocab(with_added_tokens=True).values())
+
+    @property
     def vocab_size(self) -> int:
         return int(self._core.get_vocab_size(with_added_tokens=True))
 

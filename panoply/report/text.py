@@ -61,8 +61,22 @@ def _activations(kept: Activations) -> str:
         if kept.recomputed
         else "kept"
     )
+    if not kept.bytes:
+        return "not counted: the weights of this model have other names than those that are known"
     least = f"the longest sequence alone {si(kept.longest)}B"
     return f"about {si(kept.bytes)}B for {kept.tokens:,} tokens at a time, {least}; {how}"
+
+
+def _adapters(made: Plan) -> str:
+    """What adapters would be, in words."""
+    rank, said = made.options.lora, made.lora
+    alpha = 2.0 * rank if said.alpha is None else said.alpha
+    words = [f"rank {rank}", f"α {alpha:g}" + (", over the rank's root (rsLoRA)" if said.rslora else "")]
+    words += ["with lengths that learn (DoRA)"] if said.dora else []
+    words.append(f"on {', '.join(said.target_modules)}" if said.target_modules else "on every linear layer")
+    words += [f"and {', '.join(said.target_parameters)}"] if said.target_parameters else []
+    words += [f"over weights in {said.base}"] if said.base != "whole" else []
+    return ", ".join(words)
 
 
 def planned(made: Plan) -> str:
@@ -80,6 +94,7 @@ def planned(made: Plan) -> str:
     )
     rows = [
         ("parameters", f"{needed.parameters:,}{learning}"),
+        *([("adapters", _adapters(made))] if options.lora else []),
         ("tokens a step", f"at most {needed.sampled_tokens:,} sampled, {needed.trained_tokens:,} trained on"),
         ("steps", f"{options.steps}" + (f", or {options.minutes:g} minutes" if options.minutes else "")),
         ("memory", f"{', '.join(memory)}: {si(sum(needed.memory_bytes.values()))}B, and activations"),
@@ -297,18 +312,20 @@ def next_commands(run: Run) -> list[tuple[str, str]]:
         ]
     if made.policy_options.get("head", "distribution") != "distribution":
         return [*looking, (f"panoply show {name}{plugins}", "the equation and the parts that just ran")]
+    alike = f" --lora {made.options.lora}" if made.options.lora else ""
+    alike += f" --dtype {made.options.dtype}" if made.options.dtype != "float32" else ""
     if made.method.regime == "on_policy":
         other = "grpo" if name == "reinforce" else "reinforce"
         model = "" if made.options.model == "start" else f" --model {shlex.quote(made.options.model)}"
         last = (
-            f"panoply train {name}{world}{model} --credit {other}{plugins}",
+            f"panoply train {name}{world}{model}{alike} --credit {other}{plugins}",
             "swap one part for another method's",
         )
     elif "judged" in made.method.needs():
         last = (f"panoply train grpo{world} --reward-model {folder}{plugins}", "learn from what it says")
     else:
         last = (
-            f"panoply train grpo{world} --model {folder}{plugins}",
+            f"panoply train grpo{world} --model {folder}{alike}{plugins}",
             "go on from here by trial and error",
         )
     return [

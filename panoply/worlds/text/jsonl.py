@@ -17,6 +17,7 @@ from panoply.confined.limits import Limits
 from panoply.errors import PanoplyError, unknown
 from panoply.policies.chat import Refused, check_append_only, render_all
 from panoply.policies.tokenizer import Tokenizer
+from panoply.policies.words import tokenizer_of
 from panoply.registry import world
 from panoply.rewards.functions import RewardFunction, call_all
 from panoply.rewards.here import HereFunction, is_here
@@ -118,7 +119,7 @@ class Jsonl(TextWorld):
     def tokenizer(self) -> Tokenizer:
         if not self.model:
             raise PanoplyError("Your own data needs a model of your own: name its folder with --model.")
-        return Tokenizer.load(self.model)
+        return tokenizer_of(self.model)
 
     @property
     def max_tokens(self) -> int:

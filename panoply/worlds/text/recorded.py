@@ -12,6 +12,7 @@ import numpy as np
 from panoply.errors import PanoplyError, unknown
 from panoply.policies.talk import Talk
 from panoply.policies.tokenizer import Tokenizer
+from panoply.policies.words import tokenizer_of
 from panoply.registry import world
 from panoply.seeds import numpy_rng, stable_hash
 from panoply.serving.record import Record, Told, read
@@ -59,7 +60,7 @@ class Recorded(TextWorld):
             raise PanoplyError(
                 "A record is learned from by the model that made it: name its folder with --model."
             )
-        return Tokenizer.load(self.model)
+        return tokenizer_of(self.model)
 
     @property
     def max_tokens(self) -> int:

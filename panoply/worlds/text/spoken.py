@@ -20,6 +20,7 @@ from panoply.environments.environment import Library, library_of, parse
 from panoply.errors import PanoplyError, unknown
 from panoply.policies.talk import Talk
 from panoply.policies.tokenizer import Tokenizer
+from panoply.policies.words import tokenizer_of
 from panoply.registry import Entry, world
 from panoply.seeds import stable_hash
 from panoply.worlds.episodic import Episodic
@@ -117,7 +118,7 @@ class Spoken(Episodic):
             raise PanoplyError(
                 f"{self.env} is spoken with in a model's own tokens: name its folder with --model."
             )
-        return Tokenizer.load(self.model)
+        return tokenizer_of(self.model)
 
     @cached_property
     def talk(self) -> Talk:
