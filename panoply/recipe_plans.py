@@ -210,6 +210,7 @@ def asked_of(turn: Turn, choices: Mapping[str, Any], earlier: Mapping[str, str])
     wired = {k: v for k, v in stage.options.items() if is_stage(v)}
     said = {k: v for k, v in stage.options.items() if k not in wired and f"run.{k}" not in shared}
     options, shared = _heard(stage.method, options, shared)
+    shared = {k: v for k, v in shared.items() if k.removeprefix("run.") not in placed(wired)}
     options = {**said, **options, **placed(wired)}
     options = {k: v for k, v in options.items() if f"run.{k}" not in own}
     settings = {**placed(stage.settings), **shared, **own}

@@ -105,7 +105,7 @@ class Member:
             self._died = str(error)
             self.news.put((self, None))
         except (PanoplyError, WorkerFailed, OSError) as error:
-            self.news.put((self, {"ended": "failed", "why": first_line(error)}))
+            self.news.put((self, {"ended": "failed", "why": f"{first_line(error)}."}))
         else:
             self.news.put((self, {"ended": "failed" if problem else "finished", "why": problem}))
 
