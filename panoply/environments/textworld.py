@@ -1,4 +1,8 @@
-"""TextWorld's games: made by its own compiler, a few seconds each, and kept by their seeds."""
+"""TextWorld's games: made by its own compiler, a few seconds each, and kept by their seeds.
+
+What plays them is an interpreter that was written for people: some keys, and some words, have it write and read files
+by names of the player's choice. A model's commands reach it without them.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,14 @@ OPTIONS = {"rooms": 1, "objects": 2, "quest": 2, "breadth": 1}
 ATTEMPTS = 20
 """Houses among which one with such a quest is looked for."""
 NOTHING = "You say nothing."
+READ = 9
+"""Letters that the interpreter reads of a word."""
+OUTSIDE = frozenset(
+    "script transcrip noscript unscript record recording unrecord replay playback save restore".split()
+)
+"""Words of the interpreter, not of the game: they ask for a file."""
+LONGEST = 200
+"""Letters of a command that are read."""
 
 
 def make(id: str, options: Mapping[str, Any]) -> Game:
@@ -48,11 +60,10 @@ class Game:
         return _tidied(self.state.feedback)
 
     def step(self, said: str) -> tuple[str, float, bool]:
-        """The command is the last line of what was said."""
-        lines = [line.strip(" >`*") for line in said.splitlines() if line.strip(" >`*")]
-        if not lines:
+        command = _command(said)
+        if not command:
             return NOTHING, 0.0, False
-        self.state, _, done = self.env.step(lines[-1])
+        self.state, _, done = self.env.step(command)
         score = self.state.score / max(1, self.state.max_score)
         earned, self.score = score - self.score, score
         return _tidied(self.state.feedback), earned, bool(done)
@@ -105,6 +116,15 @@ class Game:
         raise NoSuch(
             f"TextWorld found no quest in {ATTEMPTS} houses with {wanted}: ask for less, or for more objects."
         )
+
+
+def _command(said: str) -> str:
+    """The last line of what was said, as words of the game: a backslash or a control character would press a key of the
+    interpreter's, or keep it waiting for ever."""
+    lines = (re.sub("[^A-Za-z0-9.,;:!?'\"-]+", " ", line).strip() for line in said.splitlines())
+    command = [line for line in lines if line][-1:]
+    words = re.split("([^A-Za-z]+)", command[0][:LONGEST]) if command else []
+    return " ".join("".join(word for word in words if word.lower()[:READ] not in OUTSIDE).split())
 
 
 def _tidied(feedback: str) -> str:

@@ -248,6 +248,46 @@ def test_textworld_trains(model: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert len(list((tmp_path / "cache/textworld").glob("*.z8"))) == 2, "they are kept by their seeds"
 
 
+@pytest.mark.parametrize(
+    ("said", "command"),
+    [
+        ("I think\n> open the door", "open the door"),
+        ('`go "north"`, look.', 'go "north" , look.'),
+        ("(x\t\u00a5\x0e", "x"),
+        ("\x0f/etc/passwd\x10\x13\x81\x9a", "etc passwd"),
+        ("look\x0e\n\x0e", "look"),
+        ("\\Rname", "Rname"),
+        ("\\help", "help"),
+        ("transcript on", "on"),
+        ("transcripts Recordingz on", "on"),
+        ("look. SAVE. script", "look. ."),
+        ("save the day", "the day"),
+        ("go " * 200, ("go " * 200)[:200].strip()),
+        ("\x0e", ""),
+        ("", ""),
+    ],
+)
+def test_keys_and_words_of_the_interpreter_do_not_reach_it(said: str, command: str) -> None:
+    """They would have it write and read files by names that a model has chosen, or show its help for ever."""
+    from panoply.environments.textworld import _command
+
+    assert _command(said) == command
+
+
+def test_a_game_writes_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("textworld")
+    from panoply.environments.textworld import make
+
+    monkeypatch.setenv("PANOPLY_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    game = make("", {"rooms": 1, "objects": 2, "quest": 1})
+    game.reset(1)
+    for said in ("(x\t\x0e", "name\x0e", "\\R on", "\\help", "script", "transcripts", "save", "look"):
+        game.step(said)
+    assert not list((tmp_path / "here").iterdir())
+
+
 OWN = """
 class Echo:
     def __init__(self, word="a"):
