@@ -23,7 +23,19 @@ NOTHING = "You say nothing."
 READ = 9
 """Letters that the interpreter reads of a word."""
 OUTSIDE = frozenset(
-    "script transcrip noscript unscript record recording unrecord replay playback save restore".split()
+    [
+        "script",
+        "transcrip",
+        "noscript",
+        "unscript",
+        "record",
+        "recording",
+        "unrecord",
+        "replay",
+        "playback",
+        "save",
+        "restore",
+    ]
 )
 """Words of the interpreter, not of the game: they ask for a file."""
 LONGEST = 200
