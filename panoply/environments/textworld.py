@@ -22,21 +22,8 @@ ATTEMPTS = 20
 NOTHING = "You say nothing."
 READ = 9
 """Letters that the interpreter reads of a word."""
-OUTSIDE = frozenset(
-    [
-        "script",
-        "transcrip",
-        "noscript",
-        "unscript",
-        "record",
-        "recording",
-        "unrecord",
-        "replay",
-        "playback",
-        "save",
-        "restore",
-    ]
-)
+WRITING = {"script", "transcrip", "noscript", "unscript", "record", "recording", "unrecord", "save"}
+OUTSIDE = WRITING | {"replay", "playback", "restore"}
 """Words of the interpreter, not of the game: they ask for a file."""
 LONGEST = 200
 """Letters of a command that are read."""
