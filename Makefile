@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE =
 WHEEL_VENV := build/wheel-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-learn test-kernels check format docs wheel warm-start clean bench-text bench-gpu bench-control bench-sandbox bench-ui pictures
+.PHONY: help demo test test-learn test-gpu test-kernels check format docs wheel warm-start clean bench-text bench-gpu bench-control bench-sandbox bench-ui pictures
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,9 @@ test: $(VENV)/dev wheel ## set up and run the whole test suite
 
 test-learn: $(VENV)/dev ## the learning tests: methods reach their mark on several seeds (minutes)
 	$(BIN)/pytest -m learn
+
+test-gpu: $(VENV)/dev ## what needs a GPU: kernels, graphs, and the first steps of every method beside the processor's (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 8 --dist worksteal -m gpu
 
 KERNELS_VENV := build/kernels-venv
 

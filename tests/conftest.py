@@ -30,6 +30,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a 
 os.environ["COLUMNS"] = "100"  # what is printed is compared, whatever terminal the tests run in
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is marked `gpu` waits for one."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="there is no CUDA device here"))
+
+
 @pytest.fixture
 def registries() -> Iterator[None]:
     """What a test registers, or loads as a plug-in, is forgotten after it."""

@@ -9,7 +9,6 @@ from torch import Tensor
 from panoply.policies.attention import Focus
 from panoply.policies.packing import Packing, pack
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 FOCI = {
     "plain": Focus(),
     "window": Focus(window=19),
@@ -34,7 +33,7 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, packing: Packing, focus: Focus)
     return torch.cat(found)
 
 
-@CUDA
+@pytest.mark.gpu
 @pytest.mark.parametrize("focus", FOCI)
 @pytest.mark.parametrize(("heads", "shared", "size"), [(4, 2, 64), (6, 2, 128), (2, 1, 24), (2, 2, 256)])
 @pytest.mark.parametrize("lengths", [(37, 50, 3, 0, 70, 1, 20), (130, 300, 128, 64, 1, 257, 63)])

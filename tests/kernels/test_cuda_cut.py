@@ -8,7 +8,6 @@ from torch import Tensor
 
 from panoply.rollout.cuts import FARTHEST, SLACK, ranks
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 ROWS, VOCABULARY = 128, 151936
 
 
@@ -21,7 +20,7 @@ def logits(kind: str) -> Tensor:
     return noise * scale
 
 
-@CUDA
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["flat", "peaked", "sharp", "tied", "far"])
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.95), (None, 0.3), (50, 1.0), (3000, 0.9)])
 def test_the_search_finds_the_first_rank_at_which_the_sum_reaches_its_goal(

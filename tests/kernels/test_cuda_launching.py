@@ -6,7 +6,7 @@ import pytest
 import torch
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_what_is_launched_often_is_launched_as_triton_would() -> None:
     """Other types, widths and places that 16 bytes do not divide have code of their own."""
     from panoply.kernels.train import add_norm

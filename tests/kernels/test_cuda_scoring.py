@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 ROWS = 6
 
 
-@CUDA
+@pytest.mark.gpu
 @pytest.mark.parametrize("vocab", [300, 9001])
 @pytest.mark.parametrize("softcap", [0.0, 30.0])
 @pytest.mark.parametrize("heated", [False, True])

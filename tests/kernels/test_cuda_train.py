@@ -7,10 +7,8 @@ import torch
 
 from panoply.policies.packing import pack
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-
-@CUDA
+@pytest.mark.gpu
 def test_many_gradients_are_added_at_once() -> None:
     from panoply.kernels.collecting import add_all, fits
 
@@ -29,7 +27,7 @@ def test_many_gradients_are_added_at_once() -> None:
         assert torch.equal(total, 2 * part.float())
 
 
-@CUDA
+@pytest.mark.gpu
 @pytest.mark.parametrize("lengths", [(3, 2, 40, 5, 1), (130, 0, 0, 7, 9)])
 @pytest.mark.parametrize("share", [1, 3])
 def test_slopes_of_listed_keys_come_back_to_their_tokens(lengths: tuple[int, ...], share: int) -> None:
@@ -49,7 +47,7 @@ def test_slopes_of_listed_keys_come_back_to_their_tokens(lengths: tuple[int, ...
     assert not out[:, :3].any()
 
 
-@CUDA
+@pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(1, 8), (33, 130), (5000, 1152)])
 def test_columns_are_summed_in_float32(shape: tuple[int, int]) -> None:
     from panoply.kernels.train import column_sums
@@ -58,7 +56,7 @@ def test_columns_are_summed_in_float32(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(column_sums(x), x.float().sum(0), atol=1e-2, rtol=1e-4)
 
 
-@CUDA
+@pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(1, 8), (64, 130), (512, 896)])
 def test_partial_sums_are_folded_onto_what_is_there(shape: tuple[int, int]) -> None:
     from panoply.kernels.train import folded

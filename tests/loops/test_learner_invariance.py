@@ -164,12 +164,7 @@ def test_masked_decisions_do_not_learn() -> None:
         assert_same(gradient(dataset(toy), masked), gradient(dataset(toy), made.take(train)), rel=1e-12)
 
 
-CUDA = pytest.param(
-    "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-)
-
-
-@pytest.fixture(scope="module", params=["cpu", CUDA])
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def answers(request: pytest.FixtureRequest) -> tuple[TextPolicy, Experience]:
     """A small language model in float64, and groups of answers it sampled."""
     world = Chain(operations=2)
@@ -197,7 +192,7 @@ def test_prefix_sharing_does_not_matter(answers: tuple[TextPolicy, Experience], 
             assert_same(learner(scorer, method, micro_tokens=micro_tokens).gradient(rows), expected, rel=1e-9)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_splits_and_order_change_half_precision_by_its_rounding_only(dtype: torch.dtype) -> None:
     world = Chain(operations=2)

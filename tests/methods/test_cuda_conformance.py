@@ -19,7 +19,7 @@ from panoply.policies.build import open_folder
 from panoply.progress import Progress
 from panoply.run import Run
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+pytestmark = pytest.mark.gpu
 
 CONTINUOUS = ["ppo", "sac", "td3", "iql"]
 

@@ -19,7 +19,7 @@ from panoply.policies.text import TextPolicy
 from tests.layouts import LAYOUTS, SHAPE
 from tests.policies.test_text import RAGGED, TOKENIZER, experience, gradients
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+pytestmark = pytest.mark.gpu
 CONFIG = DecoderConfig(14, width=64, layers=2, heads=4, kv_heads=2, max_positions=256, model_type="qwen3")
 
 

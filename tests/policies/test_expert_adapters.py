@@ -75,7 +75,7 @@ def test_slopes_are_those_that_the_whole_weights_give(kind: str) -> None:
     assert found == (4 if kind == "experts" else 6)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["experts", "sinks"])
 def test_slopes_on_a_gpu_are_those_of_the_cpu(kind: str) -> None:
     slopes = []

@@ -220,10 +220,7 @@ def test_a_model_with_experts_learns_is_saved_and_goes_on_bit_for_bit(kind: str,
     assert resume(tmp_path / "whole").fingerprint == whole.fingerprint
 
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-
-
-@CUDA
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("mixing", "tokens", "dtype"),
     [
@@ -304,7 +301,7 @@ def distances(found: Decoder, exact: Decoder) -> dict[str, float]:
     return apart
 
 
-@CUDA
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_fused_blocks_and_graphs_are_as_near_float64_as_plain_ones(kind: str) -> None:
     """bf16 through packed rows, its slopes, and what a captured graph samples, against padded rows in float64.

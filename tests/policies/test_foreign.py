@@ -99,7 +99,7 @@ class State(NamedTuple):
     position: torch.Tensor
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", MODELS)
 def test_graphs_draw_what_the_cpu_draws(name: str) -> None:
     inner = build(name)
@@ -117,7 +117,7 @@ def test_graphs_draw_what_the_cpu_draws(name: str) -> None:
     assert made.glances == (name != "gemma2")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "gemma2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_packed_rows_in_half_precision_are_near_float32(name: str, dtype: torch.dtype) -> None:

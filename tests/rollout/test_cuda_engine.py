@@ -20,7 +20,7 @@ from tests.layouts import LAYOUTS
 from tests.rollout.test_cuts import CUTS, experience, policy_of
 from tests.rollout.test_engine import SETTINGS, make_model, make_requests, odd_only, same
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+pytestmark = pytest.mark.gpu
 
 
 def pair(**changes: object) -> tuple[Decoder, Decoder]:
