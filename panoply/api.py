@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from panoply import extensions, registry
 from panoply.checkpoint import Checkpoint, clear_errors
+from panoply.choices import SLOT_NAMES, plan, plan_recipe
 from panoply.errors import PanoplyError, machine_errors
 from panoply.files import copy_folder
 from panoply.given import world_of
@@ -21,7 +22,7 @@ from panoply.parts import Part
 from panoply.planning import Options, world_settings
 from panoply.run import Run
 from panoply.stopping import Stopped
-from panoply.training import SLOT_NAMES, Trained, last_model, plan, plan_recipe, steps, train
+from panoply.training import Trained, last_model, steps, train
 from panoply.trust import Untrusted, trusting
 from panoply.which import Which, take
 

@@ -26,6 +26,7 @@ from typing import IO, Any, TypedDict
 import panoply
 from panoply import training
 from panoply.checkpoint import clear_errors, write_atomically
+from panoply.choices import plan
 from panoply.errors import PanoplyError, plain
 from panoply.files import BadFile, is_file, open_file, parse_json, read_json
 from panoply.planning import Plan
@@ -118,13 +119,13 @@ def planned(place: Path, asked: Asked, nodes: Mapping[str, Mapping[str, Any]], f
             if not os.path.isdir(model):
                 raise PanoplyError(f"The node {name} is to begin with {plain(model)}, which is no folder.")
             chosen["model"] = model
-        plans[name] = training.plan(asked["method"], asked["world"], **chosen, settings=settings)
+        plans[name] = plan(asked["method"], asked["world"], **chosen, settings=settings)
         training.check_surroundings(plans[name])
     return plans
 
 
 def _create(place: Path, plans: Mapping[str, Plan]) -> list[Path]:
-    return [training.set_up(plan, place / NODES / name) for name, plan in plans.items()]
+    return [training.set_up(made, place / NODES / name) for name, made in plans.items()]
 
 
 # ------------------------------------------------------------------ looking
