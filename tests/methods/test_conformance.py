@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 from kit import world_for
+from spread import wide
 
 import panoply as pp
-from panoply import registry
+from panoply import index, registry
 from panoply.batch import Totals
 from panoply.experience import Experience
 from panoply.loops.learner import Learner
@@ -28,6 +29,9 @@ from panoply.scale.group import deal
 from panoply.worlds.control.world import ControlWorld
 
 METHODS = [e.name for e in registry.entries("method")]
+WEIGHED = [
+    e.name for e in index.works().values() if e.kind == "method" and {"on-policy", "dataset"} & {*e.tags}
+]
 SMALL = {
     "sample.prompts": 8,
     "sample.group": 4,
@@ -71,11 +75,11 @@ def small(name: str, device: str = "cpu", **more: Any) -> Plan:
     if isinstance(built, ControlWorld):
         fitting["policy.hidden"] = (8,)
     run: dict[str, Any] = {"held_out": 2, "steps": 2, "threads": 1, "device": device}
-    run |= {"checkpoint_every": 1, "keep": 9, "evaluate_every": 0}
+    run |= {"checkpoint_every": 1, "keep": 9, "evaluate_every": 0} | more
     if "judged" not in plain.method.needs():
         run["greedy"] = False
     model = "start" if isinstance(built, ControlWorld) or warm_start(built) else "fresh"
-    return pp.plan(name, world, settings=fitting, model=model, **run, **more)
+    return pp.plan(name, world, settings=fitting, model=model, **run)
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -102,10 +106,7 @@ def dealt(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 def check_dealt(learner: Learner, weighed: Weighed, passes: Callable[..., Totals]) -> None:
-    """The gradient of all rows is the sum of those of two hands, which only get rows with their weights.
-
-    Up to the rounding of float32, of what is added up: centred advantages leave little of it.
-    """
+    """The gradient of all rows is the sum of those of two hands, which only get rows with their weights."""
 
     def gradient(rows: Experience) -> dict[str, torch.Tensor]:
         passes(learner, weighed._replace(rows=rows))
@@ -117,13 +118,22 @@ def check_dealt(learner: Learner, weighed: Weighed, passes: Callable[..., Totals
     largest = max(float(slope.abs().max()) for part in (*hands, whole) for slope in part.values())
     for name, slope in whole.items():
         error = float((sum(hand[name] for hand in hands) - slope).abs().max()) if hands else 0.0
-        assert error <= 1e-5 * max(largest, 1e-3), (
-            f"{name}: off by {error:.2g}, where the largest is {largest:.2g}"
-        )
+        assert error <= 1e-6 * largest, f"{name}: off by {error:.2g}, where the largest is {largest:.2g}"
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_rows_may_be_dealt(name: str, tmp_path: Path, dealt: set[int]) -> None:
+    """Models of text in float64: centred advantages leave little of what is added up but the rounding of float32.
+
+    What values and policies of control keep in float32 is off by up to 4e-7.
+    """
+    with wide():
+        pp.train(small(name, steps=1), run=tmp_path / "run", progress=Progress())
+    assert dealt
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_method(name: str, tmp_path: Path, dealt: set[int]) -> None:
+def test_method(name: str, tmp_path: Path) -> None:
     plan = small(name)
     again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
     assert again == plan
@@ -133,7 +143,6 @@ def test_method(name: str, tmp_path: Path, dealt: set[int]) -> None:
     checkpoints = [c / "model" for c in sorted((trained.run / "checkpoints").iterdir())]
     weights = [[file.read_bytes() for file in sorted(f.glob("*.safetensors"))] for f in checkpoints]
     assert open_folder(checkpoints[-1]).fingerprint() == trained.fingerprint
-    assert dealt or plan.method.regime not in ("on_policy", "dataset")
     logged = metrics(trained.run)
     if plan.options.model == "start":  # new weights may earn nothing, and then nothing moves
         agreed = [row.get("degenerate_groups") == 1 and row.get("gradient_norm") == 0 for row in logged]

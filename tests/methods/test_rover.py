@@ -158,9 +158,7 @@ def test_it_is_of_the_distribution_sampled_from(tmp_path: Path) -> None:
     small = {
         "world.low": 10,
         "world.high": 20,
-        "sample.prompts": 2,
-        "sample.group": 4,
-        "reward.name": "formed",
+        "sample.prompts": 4,
     }
     small |= {"run.held_out": 4, "update.lr": 1e-3, "sample.temperature": 0.6}
     few = {"model": "start", "world": "manyanswers", "steps": 1}
@@ -169,7 +167,7 @@ def test_it_is_of_the_distribution_sampled_from(tmp_path: Path) -> None:
     assert first["q"] == 0
     assert first["next_value"] == 0
     bare(tmp_path / "four", "rover", settings=small, **few)
-    assert metrics(tmp_path / "four")[0]["next_value"] != 0
+    assert abs(metrics(tmp_path / "four")[0]["next_value"]) > 1e-4, "more than rounding"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from panoply.policies.decoder import DecoderConfig
 from panoply.policies.text import TextPolicy
 from panoply.policies.tokenizer import Tokenizer
 from panoply.progress import Progress
+from panoply.rollout.engine import STEADY, TextEngine
 from panoply.rollout.text import Collector
 from panoply.slots.sample.groups import groups
 from panoply.slots.sample.shared import shared
@@ -56,7 +57,10 @@ def round_of(collect: Collector, folder: Path, node: str, **more: Any) -> Experi
 def other(collect: Collector, seed: int = 9) -> Collector:
     """Another node in the same world, with another model."""
     config = DecoderConfig(**collect.world.default_model())
-    return Collector(collect.world, TextPolicy.fresh(config, collect.world.tokenizer, seed=seed), seed=seed)
+    policy = TextPolicy.fresh(config, collect.world.tokenizer, seed=seed)
+    made = Collector(collect.world, policy, seed=seed)
+    made._engine = TextEngine(policy.model, policy.tokenizer, least=STEADY)  # the same in whatever company
+    return made
 
 
 def lines(folder: Path, node: str = "b", round: int = 0) -> list[dict[str, Any]]:
