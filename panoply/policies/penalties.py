@@ -50,7 +50,7 @@ def count_(
         inside, history, newest
     )  # of a turn that has said nothing, a token that nothing happens to
     logits.scatter_(1, ids, logits.gather(1, ids) - presence * inside.any(1, keepdim=True))
-    return logits.scatter_add_(1, ids, -(frequency * inside))
+    return logits.scatter_add_(1, ids, -(frequency * inside).to(logits.dtype))
 
 
 @dataclass(frozen=True)

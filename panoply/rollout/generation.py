@@ -173,7 +173,7 @@ class Generation:
 
     def steps(self, count: int) -> None:
         """Up to `count` tokens, no more than any turn has left, before the host looks for ended ones."""
-        if count > 1:
+        if count > 1 or self.graphs is not None:
             left, end = self._left()
             count = max(1, min(count, left))
             self._reserve(min(self.reach + count, end + 1))
@@ -250,7 +250,7 @@ class Generation:
         self.slots = slots.advance(drawn.action, torch.where(self.stops[drawn.action], STOP, full))
         if self.ends is not None:
             self.slots = self.ends.after_step(self.slots, self.history, drawn.action)
-        self.reach += 1
+        self.reach = min(self.reach + 1, self.context)
 
     def _logits(self) -> Tensor:
         """What follows every slot's newest token, which goes into the cache."""
@@ -464,6 +464,7 @@ class Generation:
             self.graphs.grow(wider)
             self.history = self.graphs.history
             return
+        wider = even(wider, self.least)
         self.cache.grow(wider)
         grown = self.history.new_zeros(self.size, wider)
         grown[:, : self.history.shape[1]] = self.history

@@ -28,6 +28,13 @@ class Stepping:
     def reader(self, _: Any) -> None:
         """Prompts are read side by side, on a CPU."""
 
+    def grow(self, capacity: int) -> None:
+        """Room for longer rows."""
+        self.cache.grow(capacity)
+        self.history = torch.cat(
+            [self.history, self.history.new_zeros(self.rows, capacity - self.history.shape[1])], 1
+        )
+
     def share(self, holder: torch.Tensor, held: torch.Tensor) -> None:
         self.holders = list(zip(holder.tolist(), held.tolist(), strict=True))
 
@@ -206,3 +213,21 @@ def test_lists_of_a_cut_are_recorded_however_long_they_wait_on_the_device(
     found = run(patience=4).ragged("allowed")
     assert found.tolist() == whole.ragged("allowed").tolist()
     assert {len(row) for row in found.tolist()} == {5}
+
+
+@pytest.mark.parametrize("patience", [1, 4])
+def test_turns_that_outgrow_their_buffers_are_given_wider_ones(
+    patience: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sampling = make_model(max_positions=300), Sampling(max_tokens=100)
+
+    def run() -> Any:
+        engine = TextEngine(model, slots=9, patience=patience)
+        return engine.generate(
+            make_requests(3, 2), sampling, lambda turns: [[3] * 10 for _ in turns], entropy=True
+        )
+
+    whole = run()
+    in_bursts(monkeypatch)
+    assert same(whole, run())
+    assert whole.context.ragged("tokens").lengths.min() > 128, "more than there was room for at first"

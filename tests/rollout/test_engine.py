@@ -12,7 +12,18 @@ from panoply.errors import PanoplyError
 from panoply.experience import OPEN, TERMINATED, TRUNCATED
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.tokenizer import Tokenizer
-from panoply.rollout.engine import CONTEXT, LENGTH, STOP, Request, Rollouts, Sampling, TextEngine, View
+from panoply.rollout.engine import (
+    CONTEXT,
+    LENGTH,
+    STEADY,
+    STOP,
+    Request,
+    Rollouts,
+    Sampling,
+    TextEngine,
+    View,
+)
+from panoply.rollout.generation import Generation
 
 VOCAB = 23
 
@@ -311,3 +322,38 @@ def test_a_training_model_is_left_as_it_was(model: Decoder) -> None:
     TextEngine(model).generate([Request([1], [0])], Sampling(max_tokens=1))
     assert model.training
     model.eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_penalties_act_on_logits_of_every_precision(dtype: torch.dtype) -> None:
+    settings = Sampling(max_tokens=9, frequency_penalty=0.5, presence_penalty=0.3, repetition_penalty=1.2)
+    rollouts = TextEngine(model := make_model().to(dtype)).generate(make_requests(), settings)
+    if dtype == torch.float64:
+        assert (rollouts.decisions["logp"] - rescored(model, rollouts)).abs().max() < 1e-6
+    assert rollouts.decisions["logp"].isfinite().all()
+
+
+def test_no_row_reaches_further_than_the_context(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved: list[int] = []
+    reserve = Generation._reserve
+    monkeypatch.setattr(Generation, "_reserve", lambda s, n: reserved.append(n) or reserve(s, n))  # type: ignore[func-returns-value]
+    requests = [Request([1] * 50, [0]), Request([2], range(11))]  # one ends at the context, and leaves a gap
+    rollouts = TextEngine(model).generate(requests, Sampling(max_tokens=64))
+    assert rollouts.context.ragged("tokens").lengths.tolist() == [64] * 12
+    assert max(reserved) == 65
+
+
+def test_rows_that_are_the_same_in_any_company_look_at_whole_pieces_of_a_grown_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[int, int]] = []
+    logits = Generation._logits
+    monkeypatch.setattr(
+        Generation,
+        "_logits",
+        lambda s: seen.append((s._width(), s.cache.capacity)) or logits(s),  # type: ignore[func-returns-value]
+    )
+    engine = TextEngine(make_model(max_positions=700), least=STEADY)
+    engine.generate([Request([1] * 30, [0])], Sampling(max_tokens=670))
+    assert all(width % 64 == 0 and width <= room for width, room in seen)
+    assert max(seen)[0] == 704
