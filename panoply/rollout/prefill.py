@@ -110,9 +110,10 @@ class _Packed(NamedTuple):
 
     def put(self, into: Cache, at: Tensor, places: list[int]) -> None:
         ends = list(accumulate(self.lengths))
-        spans = torch.tensor([[ends[p] - self.lengths[p], self.lengths[p]] for p in places]).t()
-        first, count = moved(spans, at.device)
-        into.put_tokens(at, (self.keys, self.values), first, count, max(self.lengths))
+        count = [self.lengths[place] for place in places]
+        first = [ends[place] - n for place, n in zip(places, count, strict=True)]
+        begins, counts = moved(torch.tensor([first, count]), at.device)
+        into.put_tokens(at, (self.keys, self.values), begins, counts, max(self.lengths))
 
     def alone(self, place: int) -> _Packed:
         end = sum(self.lengths[: place + 1])
