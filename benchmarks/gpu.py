@@ -24,8 +24,10 @@ from typing import Any, Literal
 
 import torch
 
+from benchmarks.gpu_cells import kept, write
 from benchmarks.gpu_models import DTYPES, MODELS, random_policy
 from panoply import compose
+from panoply.errors import PanoplyError, unknown
 from panoply.footprint import SIZES
 from panoply.kernels.together import begin
 from panoply.loops.learner import Learner
@@ -278,12 +280,11 @@ def run(name: str) -> None:
     about = {"cell": name, "date": date.today().isoformat(), "machine": torch.cuda.get_device_name()}
     about |= {"sitting": BOOT.read_text()[:8] if BOOT.exists() else ""}
     about |= {"torch": torch.__version__, "seconds": time.perf_counter() - began}
-    RESULTS.mkdir(parents=True, exist_ok=True)
     place = RESULTS / f"{name}.json"
-    before = json.loads(place.read_text()) if place.exists() else {}
+    before = kept(place) or {}
     if "step" in before:
         about["elsewhere"] = [*before.get("elsewhere", []), round(before["step"], 2)][-3:]
-    place.write_text(json.dumps({**about, **result}, indent=1) + "\n")
+    write(place, {**about, **result})
     brief = ("sample", "learn", "step", "peak_gb", "gap", "off", "ms_per_token", "setup_s", "first_step_s")
     shown = {k: round(v, 5) for k in brief if isinstance(v := result.get(k), float)} or {
         k: v for k, v in result.items() if k != "curve"
@@ -303,17 +304,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(CELLS))
         return 0
     if given.cells == ["table"]:
-        from benchmarks.gpu_table import write
+        from benchmarks import gpu_table
 
-        write()
+        try:
+            gpu_table.write()
+        except PanoplyError as problem:
+            parser.error(f"{problem} Remove it, and measure its cell again.")
         return 0
+    if strange := [name for name in given.cells if name not in CELLS]:
+        parser.error(str(unknown("cell", strange[0], CELLS)))
     if not torch.cuda.is_available():
         print("There is no CUDA device here, so the GPU benchmark is skipped.")
         return 0
-    if strange := set(given.cells) - CELLS.keys():
-        parser.error(f"there is no cell {', '.join(sorted(strange))}: see list")
-    asked = [*given.cells, *(b for a in given.cells if given.trl for b in CELLS if b.startswith(f"{a}-trl"))]
-    due = [c for c in asked or CELLS if given.again or not (RESULTS / f"{c}.json").exists()]
+    beside = (b for a in given.cells if given.trl for b in CELLS if b.startswith(f"{a}-trl"))
+    asked = list(dict.fromkeys([*given.cells, *beside]))
+    due = [c for c in asked or CELLS if given.again or kept(RESULTS / f"{c}.json") is None]
     if done := [c for c in asked if c not in due]:
         print(f"{', '.join(done)}: there is a result already, --again measures once more.")
     if len(due) == 1:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from benchmarks.gpu_beside import FULL, Cells, layouts, lora, not_faster, pairs,
 from benchmarks.gpu_curve import draw
 from benchmarks.gpu_memory import H200, STEP, Way, foreseen
 from benchmarks.gpu_spread import spread
+from panoply.files import read_json
 from panoply.footprint import GB, SIZES
 
 RESULTS, TEXT, PAGE = Path("results/bench-gpu"), Path("results/bench-text"), Path("docs/performance.md")
@@ -39,7 +39,7 @@ def write() -> None:
 
 
 def _read(folder: Path) -> Cells:
-    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    return {path.stem: read_json(path, dict) for path in sorted(folder.glob("*.json"))}
 
 
 def _head() -> str:

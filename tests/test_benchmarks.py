@@ -6,11 +6,13 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
 
-from benchmarks import control, control_table, gpu, gpu_table
+from benchmarks import control, control_table, gpu, gpu_cells, gpu_table
+from panoply.errors import PanoplyError
 
 
 def test_the_page_is_written_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,9 +137,78 @@ def test_a_cell_that_has_a_result_is_not_measured_again(
     assert "short: there is a result already" in capsys.readouterr().out
     gpu.main(["--again", "short"])
     assert ran == ["far", "short"]
-    with pytest.raises(SystemExit):
-        gpu.main(["near"])
-    assert "there is no cell near" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_unknown_cell_is_refused_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: bool
+) -> None:
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: there)
+    with pytest.raises(SystemExit) as end:
+        gpu.main(["anchor", "lora-trk"])
+    assert end.value.code == 2
+    assert "Unknown cell 'lora-trk'. Did you mean 'lora-trl'?" in capsys.readouterr().err
+
+
+def test_a_result_that_was_cut_off_is_measured_again_and_keeps_nobody_from_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu.torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path)
+    monkeypatch.setitem(gpu.CELLS, "short", lambda: {"step": 2.0})
+    (tmp_path / "short.json").write_text('{"step": 1.')
+    gpu.main(["short"])
+    found = json.loads((tmp_path / "short.json").read_text())
+    assert found["step"] == 2.0
+    assert "elsewhere" not in found
+    monkeypatch.setattr(gpu_table, "RESULTS", tmp_path)
+    (tmp_path / "far.json").write_text('{"step": 1.')
+    with pytest.raises(SystemExit) as end:
+        gpu.main(["table"])
+    assert end.value.code == 2
+    assert "far.json is not valid JSON" in capsys.readouterr().err
+
+
+def test_a_cell_is_asked_for_once_though_it_is_named_twice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path)
+    ended = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr(gpu.subprocess, "run", lambda command, **_: ran.append(command[-1]) or ended)
+    gpu.main(["--trl", "lora", "lora-trl", "lora"])
+    assert ran == ["lora", "lora-trl"]
+
+
+def test_cells_of_other_scripts_say_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[str] = []
+
+    def measure(cell: str, *_: object) -> dict[str, Any]:
+        if cell == "second":
+            raise PanoplyError("There is no vLLM.")
+        measured.append(cell)
+        return {"step": 1.0}
+
+    def ask(*words: str) -> None:
+        asked = [*words, "--results", str(tmp_path)]
+        gpu_cells.command("", "vllm", ("first", "second"), 3, measure, asked)
+
+    monkeypatch.setattr(gpu_cells.torch.cuda, "is_available", lambda: False)
+    ask("all")
+    assert "There is no CUDA device here" in capsys.readouterr().out
+    monkeypatch.setattr(gpu_cells.torch.cuda, "is_available", lambda: True)
+    (tmp_path / "vllm-first.json").write_text('{"step": ')
+    with pytest.raises(SystemExit) as end:
+        ask("all")
+    assert end.value.code == 2
+    assert "second: There is no vLLM." in capsys.readouterr().err
+    ask("first")
+    assert measured == ["first"]
+    assert json.loads((tmp_path / "vllm-first.json").read_text()) == {"step": 1.0}
 
 
 def test_a_cell_keeps_the_times_of_the_measurements_before_it(
