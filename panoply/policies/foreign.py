@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from panoply.errors import PanoplyError, first_line
+from panoply.files import is_number
 from panoply.policies.attention import HEAD_SIZE, Newest, Visibility
 from panoply.policies.foreign_attention import Look, NewestToken, PackedRow, Routed, looking, take_over
 from panoply.policies.foreign_folder import quiet_transformers
@@ -111,8 +112,8 @@ class Foreign(nn.Module):
         self.inner = inner
         self.config = self._sizes(inner.config, context)
         self.softcap = float(getattr(inner.config, "final_logit_softcapping", None) or 0.0)
-        self.factor = float(getattr(inner.config, "logit_scale", None) or 1.0)
-        """Of all logits (Cohere's); here it is the last state's."""
+        self.factor = factor_of(inner.config)
+        """Of all logits; here it is the last state's, so that logits are its product with the head."""
         self.dropout = without_dropout(inner)
         """What the config said of dropout, which is off: what is scored must be what was sampled from."""
         self.eval()
@@ -215,16 +216,19 @@ class Foreign(nn.Module):
                 use_cache=cache is not None,
                 output_hidden_states=bool(taps),
             )
-        hidden: Tensor = out.last_hidden_state
-        hidden = hidden if self.factor == 1.0 else hidden * self.factor
-        return hidden, {k: out.hidden_states[k] for k in taps}
+        tapped = {k: out.hidden_states[k] for k in taps}
+        if self.config.layers in tapped:
+            tapped[self.config.layers] = self._scaled(tapped[self.config.layers])
+        return self._scaled(out.last_hidden_state), tapped
+
+    def _scaled(self, state: Tensor) -> Tensor:
+        return state if self.factor == 1.0 else state * self.factor
 
     def normed(self, state: Tensor) -> Tensor:
         """The final norm, by whichever name the architecture has it."""
         for name in ("norm", "ln_f", "final_layernorm", "final_layer_norm"):
             if (norm := getattr(self.bare.base_model, name, None)) is not None:
-                out: Tensor = norm(state)
-                return out
+                return self._scaled(norm(state))
         raise PanoplyError(f"The architecture '{self.config.model_type}' has no final norm of a known name.")
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -286,6 +290,11 @@ class Foreign(nn.Module):
         """Refuse a model of which one of these things is not so; with adapters, too."""
         name = self.config.model_type
         refusal = f"The architecture '{name}' cannot be used"
+        bias = getattr(self.bare.get_output_embeddings(), "bias", None)
+        if bias is not None and bool(bias.any()):
+            raise PanoplyError(
+                f"{refusal}: its head has a bias, so its logits are not its head times its last hidden state."
+            )
         length = 12
         tokens = torch.arange(length, device=self.device)[None] * 7 % self.config.vocab_size
         try:
@@ -333,6 +342,14 @@ class Foreign(nn.Module):
             cache.begin(part)
             parts.append(self.logits(self.hidden(tokens.gather(1, part), part, cache=cache)))
         return torch.cat(parts, dim=1)
+
+
+def factor_of(config: Any) -> float:
+    """What logits are multiplied by: Cohere's `logit_scale`, or `logits_scaling`, by which Granite's are divided."""
+    scale, scaling = (getattr(config, name, None) or 1.0 for name in ("logit_scale", "logits_scaling"))
+    if not (is_number(scale) and is_number(scaling)):
+        return 1.0
+    return float(scale / scaling if config.model_type.startswith("granite") else scale * scaling)
 
 
 def without_dropout(inner: Any) -> dict[str, float]:
