@@ -294,7 +294,10 @@ class Generation:
             mask = early
         if self.feeding is not None:
             thought = self.feeding.allowed(slots, self.history, len(self.stops))
-            mask = thought if mask is None or thought is None else mask & thought
+            if mask is not None and thought is not None:
+                left = (mask & thought) | ~slots.live[:, None]
+                thought = checked(view, left, "The mask and thoughts leave", "allow the tokens of thoughts")
+            mask = mask if thought is None else thought
         return mask
 
     def settle(self, compact: float) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -38,6 +39,9 @@ BatchMask = Callable[[View], Tensor | None]
 def combined(view: View, batch: BatchMask | None, rows: Mapping[int, RowMask]) -> Tensor | None:
     """What the call's mask and the requests' masks allow together; None when that is everything."""
     device, whole = view.row.device, None if batch is None else batch(view)
+    if whole is not None and not (isinstance(whole, Tensor) and whole.dtype == torch.bool):
+        given = f"one of {whole.dtype}" if isinstance(whole, Tensor) else f"a {type(whole).__name__}"
+        raise PanoplyError(f"A mask of all rows is a bool tensor, not {given}.")
     if whole is not None and whole.shape != (shape := (len(view.row), view.vocabulary)):
         raise PanoplyError(f"A mask of {shape} was asked for, and {tuple(whole.shape)} given.")
     mask = None if whole is None else whole.to(device) | ~view.live[:, None]
@@ -77,10 +81,8 @@ def by_row(view: View, ask: Callable[[int, list[int], int], Allowed]) -> Tensor:
                     f"{view.vocabulary}."
                 )
             whole[slot] = given
-        elif isinstance(given, str):
-            raise PanoplyError(f"The mask of row {row} is a text: give ids of tokens, or a mark for each.")
         else:
-            listed = given.tolist() if isinstance(given, Tensor) else list(given)
+            listed = _ids(row, given, view.vocabulary)
             if bad := [i for i in listed if not 0 <= i < view.vocabulary]:
                 raise PanoplyError(
                     f"The mask of row {row} allows token {bad[0]}, and the vocabulary has {view.vocabulary}."
@@ -95,6 +97,19 @@ def by_row(view: View, ask: Callable[[int, list[int], int], Allowed]) -> Tensor:
     for slot, marks in whole.items():
         allowed[slot] = marks.to(device)
     return allowed
+
+
+def _ids(row: int, given: Sequence[int] | Tensor, vocabulary: int) -> list[int]:
+    """The ids that a row's mask lists. Marks that are no bool tensor would be taken for the ids 0 and 1."""
+    listed = given.tolist() if isinstance(given, Tensor) else given
+    ids = list(listed) if isinstance(listed, Iterable) else [None]
+    whole = all(issubclass(kind, Integral) and kind is not bool for kind in set(map(type, ids)))
+    if not whole or (len(ids) == vocabulary > 2 and set(ids) <= {0, 1}):
+        raise PanoplyError(
+            f"The mask of row {row} is neither ids of tokens, which are whole numbers, nor a bool tensor with a mark "
+            f"for each of {vocabulary}."
+        )
+    return ids
 
 
 def of_plays(plays: Sequence[Play], before: Sequence[Sequence[int]] = ()) -> BatchMask:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
 from panoply.policies.build import open_policy
+from panoply.policies.thoughts import Drawn, Thoughts
 from panoply.rollout.engine import Request, Rollouts, Sampling, TextEngine
 from panoply.rollout.generation import Generation, _narrowed
 from panoply.rollout.masks import of_plays
@@ -26,6 +28,9 @@ from panoply.worlds.text.keydoor import Keydoor
 from panoply.worlds.world import Signals, Task
 from tests.rollout.test_bursts import Stepping
 from tests.rollout.test_engine import make_model, make_requests, odd_only, same
+
+MARKS = torch.zeros(23, dtype=torch.uint8).index_fill(0, torch.tensor([4, 9]), 1)
+"""A mask as numbers, which are no ids."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,14 @@ def test_what_had_been_said_before_a_row_began_counts() -> None:
             lambda tokens: torch.ones(22, dtype=torch.bool),
             r"row 0 marks \(22,\) tokens, and the vocabulary has 23",
         ),
-        (lambda tokens: "5", "row 0 is a text"),
+        (lambda tokens: "5", "row 0 is neither ids of tokens, which are whole numbers, nor a bool tensor"),
+        (lambda tokens: 5, "row 0 is neither"),
+        (lambda tokens: [4.7], "row 0 is neither"),
+        (lambda tokens: torch.tensor([[4, 5]]), "row 0 is neither"),
+        (lambda tokens: [True] * 23, "row 0 is neither"),
+        (lambda tokens: MARKS.tolist(), "row 0 is neither"),
+        (lambda tokens: MARKS, "row 0 is neither"),
+        (lambda tokens: MARKS.float(), "a mark for each of 23"),
     ],
 )
 def test_a_mask_that_leaves_nothing_is_refused(mask: object, words: str) -> None:
@@ -135,11 +147,56 @@ def test_a_mask_of_stops_alone_before_any_may_be_drawn_is_refused(temperature: f
     assert TextEngine(make_model()).generate([later], sampling).completions() == [[5, 5, 3]]
 
 
-def test_a_mask_of_all_rows_has_a_mark_for_each_token() -> None:
-    with pytest.raises(PanoplyError, match=r"mask of \(1, 23\) was asked for, and \(1, 5\) given"):
-        TextEngine(make_model()).generate(
-            [Request([1, 2], [0])], Sampling(), mask=lambda view: torch.ones(1, 5, dtype=torch.bool)
-        )
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (torch.ones(1, 5, dtype=torch.bool), r"mask of \(1, 23\) was asked for, and \(1, 5\) given"),
+        (torch.ones(1, 23), "bool tensor, not one of torch.float32"),
+        (torch.ones(1, 23, dtype=torch.uint8), "bool tensor, not one of torch.uint8"),
+        ([[4, 5]], "bool tensor, not a list"),
+    ],
+)
+def test_a_mask_of_all_rows_has_a_mark_for_each_token(mask: object, words: str) -> None:
+    with pytest.raises(PanoplyError, match=words):
+        TextEngine(make_model()).generate([Request([1, 2], [0])], Sampling(), mask=lambda view: mask)  # type: ignore[arg-type, return-value]
+
+
+def test_ids_may_be_in_any_order_and_come_twice() -> None:
+    def drawn(ids: object) -> list[list[int]]:
+        asked = [Request([1, 2], [0, 1], mask=lambda tokens: ids)]  # type: ignore[arg-type, return-value]
+        return TextEngine(make_model()).generate(asked, Sampling(max_tokens=4)).completions()
+
+    rows = drawn([4, 9])
+    assert {token for row in rows for token in row} == {4, 9}
+    for alike in ([9, 4, 4], {9, 4}, torch.tensor([9, 4]), np.array([9, 4], np.int32)):
+        assert drawn(alike) == rows
+
+
+class Blanks(Thoughts):
+    """Nothing but token 5 is said from the third token of a turn on."""
+
+    kind = "blanks"
+
+    def allowed(self, tokens: Tensor, length: Tensor, start: Tensor, vocabulary: int) -> Tensor:
+        late = length - start >= 2
+        return ~late[:, None] | (torch.arange(vocabulary) == 5)
+
+    def think(self, drawn: Drawn) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(drawn.action, dtype=torch.bool), drawn.state
+
+
+def test_a_mask_that_leaves_nothing_of_what_thoughts_allow_is_refused() -> None:
+    model = make_model()
+    model.thoughts = Blanks(model.config.width)
+    engine, sampling = TextEngine(model, slots=2), Sampling(max_tokens=4)
+    said = engine.generate(
+        [Request([1, 2], [0, 1, 2], mask=lambda tokens: [5, 6, 7])], sampling
+    ).completions()
+    assert [row[2:] for row in said] == [[5, 5]] * 3
+    with pytest.raises(
+        PanoplyError, match="mask and thoughts leave row 0 no token to draw after 2 of its turn"
+    ):
+        engine.generate([Request([1, 2], [0], mask=lambda tokens: [6, 7])], sampling)
 
 
 @pytest.mark.parametrize(
