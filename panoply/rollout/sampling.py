@@ -21,7 +21,7 @@ Heat = Callable[[Tensor], Tensor]
 
 
 COLDEST = 1e-6
-"""The least temperature but 0: logits that are divided by less leave what float32 holds."""
+"""The least temperature but 0, and the least repetition penalty: logits that are divided by less leave float32."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,16 @@ class Sampling:
             )
         if not 0 < self.top_p <= 1:
             raise PanoplyError(f"top_p must be above 0 and at most 1, not {self.top_p}.")
-        if self.top_k is not None and (self.top_k != int(self.top_k) or self.top_k < 1):
+        if self.top_k is not None and not (self.top_k >= 1 and float(self.top_k).is_integer()):
             raise PanoplyError(
                 f"top_k must be a whole number from 1 on, not {self.top_k}; leave it out to keep all tokens."
             )
         if not 0 <= self.min_p < 1:
             raise PanoplyError(f"min_p must be from 0 up to 1, not {self.min_p}.")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise PanoplyError(f"repetition_penalty must be above 0, not {self.repetition_penalty}.")
+        if not COLDEST <= self.repetition_penalty < float("inf"):
+            raise PanoplyError(
+                f"repetition_penalty must be at least {COLDEST:g}, and finite, not {self.repetition_penalty}."
+            )
         for name in ("presence_penalty", "frequency_penalty"):
             if not -100 <= getattr(self, name) <= 100:
                 raise PanoplyError(f"{name} must be from -100 to 100, not {getattr(self, name)}.")

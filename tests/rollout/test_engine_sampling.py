@@ -7,6 +7,7 @@ import torch
 
 from panoply.errors import PanoplyError
 from panoply.policies.attention import Cache
+from panoply.policies.penalties import penalise_
 from panoply.rollout.cuts import truncated
 from panoply.rollout.sampling import Sampling, draw, invert, stream, uniforms
 from panoply.rollout.stops import StopStrings
@@ -64,8 +65,12 @@ def test_the_mask_acts_before_truncation() -> None:
         ({"temperature": 1e-30}, "temperature must be 0, for the likeliest token, or at least 1e-06"),
         ({"top_k": 0}, "top_k must be a whole number from 1 on"),
         ({"top_k": 2.5}, "top_k must be a whole number from 1 on"),
+        ({"top_k": float("nan")}, "top_k must be a whole number from 1 on"),
+        ({"top_k": float("inf")}, "top_k must be a whole number from 1 on"),
         ({"min_p": 1.0}, "min_p must be from 0 up to 1"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be at least 1e-06"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty must be at least 1e-06"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty must be at least 1e-06, and finite"),
         ({"presence_penalty": float("nan")}, "presence_penalty must be from -100 to 100"),
         ({"frequency_penalty": -101}, "frequency_penalty must be from -100 to 100"),
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
@@ -77,6 +82,13 @@ def test_the_mask_acts_before_truncation() -> None:
 def test_bad_settings_are_refused(settings: dict[str, object], sentence: str) -> None:
     with pytest.raises(PanoplyError, match=sentence):
         Sampling(**settings)  # type: ignore[arg-type]
+
+
+def test_the_least_repetition_penalty_leaves_a_distribution() -> None:
+    logits = torch.tensor([[100.0, -100.0, 50.0]])
+    said = penalise_(logits, torch.tensor([[0]]), torch.tensor([1]), 1e-6)
+    drawn = draw(said, torch.tensor([0.5], dtype=torch.float64), Sampling())
+    assert (drawn.action.tolist(), drawn.logp.tolist()) == ([0], [0.0])
 
 
 def test_a_schedule_must_stay_above_zero() -> None:
