@@ -49,8 +49,9 @@ def count_(
     ids = torch.where(
         inside, history, newest
     )  # of a turn that has said nothing, a token that nothing happens to
-    logits.scatter_(1, ids, logits.gather(1, ids) - presence * inside.any(1, keepdim=True))
-    return logits.scatter_add_(1, ids, -(frequency * inside).to(logits.dtype))
+    once = inside.to(logits.dtype)
+    logits.scatter_(1, ids, logits.gather(1, ids) - (presence * once.amax(1, keepdim=True)).to(logits.dtype))
+    return logits.scatter_add_(1, ids, -(frequency * once).to(logits.dtype))
 
 
 @dataclass(frozen=True)

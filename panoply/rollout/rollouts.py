@@ -146,7 +146,8 @@ class Recorder:
         tokens, end = self._contexts()
         context = Table({"tokens": tokens, "prompt": prompt, "shared": shared, **beside})
         decisions = self._decisions(end)
-        same = {name: torch.full((decisions.rows,), value) for name, value in constants.items()}
+        logp = decisions.tensor("logp")
+        same = {name: torch.full_like(logp, value) for name, value in constants.items()}
         return Rollouts(decisions.plus(same), context, request, keys, self._reasons(len(prompt)), end)
 
     def _decisions(self, end: Tensor) -> Table:

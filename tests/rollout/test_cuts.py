@@ -184,6 +184,14 @@ def test_an_action_is_in_its_own_set_whatever_the_weights_became() -> None:
     torch.testing.assert_close(found["entropy"], torch.tensor([11 * 4.54e-5]), atol=1e-5, rtol=0)
 
 
+def test_penalties_are_recorded_as_precisely_as_they_acted() -> None:
+    model = make_model(vocab_size=LARGE).double()
+    sampling = Sampling(max_tokens=9, repetition_penalty=1.1, presence_penalty=0.3, frequency_penalty=-0.7)
+    found = TextEngine(model).generate(make_requests(), sampling)
+    scores = policy_of(model).score(experience(found))
+    torch.testing.assert_close(scores["logp"].detach(), found.decisions["logp"], atol=1e-12, rtol=1e-12)
+
+
 def test_masks_that_would_fill_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuts, "most_listed", lambda: 8 * LARGE)
     model = make_model(vocab_size=LARGE)
