@@ -11,10 +11,12 @@ the log-probability that separates what was kept from what was not (`cut`), and 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -30,6 +32,8 @@ FARTHEST = (1 << 20) - 1
 SLACK = 1e-6
 """A sum of float32 shares reaches `top_p` when it lacks no more than this share of it."""
 _ONE = 0x3F800000
+CONTAINERS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Where Linux says how much memory a container may have, by either version of its groups."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,13 @@ class Few:
 
 
 def most_listed() -> int:
-    """Bytes that listed ids may take: a quarter of the machine's memory, since a step holds them up to three times."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    """Bytes that listed ids may take: a quarter of the machine's memory, or of the container's where that has less,
+    since a step holds them up to three times."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for file in map(Path, CONTAINERS):
+        with contextlib.suppress(OSError, ValueError):  # there are none, or no limit
+            found = min(found, int(file.read_text()))
+    return found // 4
 
 
 def ranks(logits: Tensor) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -190,6 +193,18 @@ def test_penalties_are_recorded_as_precisely_as_they_acted() -> None:
     found = TextEngine(model).generate(make_requests(), sampling)
     scores = policy_of(model).score(experience(found))
     torch.testing.assert_close(scores["logp"].detach(), found.decisions["logp"], atol=1e-12, rtol=1e-12)
+
+
+def test_a_container_may_have_less_memory_than_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for said, least in (("4096\n", 4096), ("max\n", whole), (f"{2 * whole}\n", whole), (None, whole)):
+        file = tmp_path / f"{said and said.strip()}"
+        if said is not None:
+            file.write_text(said)
+        monkeypatch.setattr(cuts, "CONTAINERS", (str(file),))
+        assert cuts.most_listed() == least // 4
 
 
 def test_masks_that_would_fill_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
