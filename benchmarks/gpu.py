@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import date
 from functools import cached_property, partial
 from pathlib import Path
@@ -73,8 +73,16 @@ class Shape:
         """Tokens in the forward pass that learns: a prompt counts once."""
         return self.prompts * self.prompt + self.sampled
 
+    @classmethod
+    def of(cls, cell: Mapping[str, Any]) -> Shape:
+        """The work of a cell, by its result."""
+        return cls(**{field.name: cell[field.name] for field in fields(cls) if field.name in cell})
+
     def floor(self) -> dict[str, float]:
-        """Seconds that bytes (sampling) and operations (learning) take at the measured ceilings."""
+        """Seconds that the fewest bytes (sampling) and operations (learning) take at the measured ceilings.
+
+        In half precision. A prompt's keys are read once for its group, and nothing is computed twice.
+        """
         raw, rows = MODELS[self.model], self.prompts * self.group
         width, layers, heads = raw["hidden_size"], raw["num_hidden_layers"], raw["num_attention_heads"]
         head, kv, size = raw["vocab_size"] * width, raw["num_key_value_heads"], width // heads
@@ -83,12 +91,12 @@ class Shape:
         read = block + each * experts / raw.get(
             "num_experts_per_tok", 1
         )  # with many rows every expert is asked
-        kept = 4 * layers * kv * size * (self.prompt + self.completion / 2) * rows
+        kept = 4 * layers * kv * size * (self.prompt * self.prompts + self.completion / 2 * rows)
         sample = self.completion * (2 * (head + layers * read) + kept) / BYTES_A_SECOND
-        attention = 12 * layers * heads * size * (self.prompt + self.completion / 2)
+        seen = self.prompts * self.prompt**2 / 2 + self.sampled * (self.prompt + self.completion / 2)
         passes = 4 if self.lora else 6  # frozen weights have no gradient
-        learn = (passes * layers * (block + each) + attention) * self.trained
-        learn += (6 if self.lora else 8) * head * self.sampled
+        learn = passes * (layers * (block + each) * self.trained + head * self.sampled)
+        learn += 12 * layers * heads * size * seen
         return {"sample": sample, "learn": learn / OPERATIONS_A_SECOND}
 
 
@@ -160,7 +168,6 @@ def measure(
         }
     kept = found[warm:]
     median = {n: statistics.median(f[n] for f in kept) for n in kept[0]}
-    floor = shape.floor()
     return {
         **asdict(shape),
         "dtype": dtype,
@@ -171,8 +178,6 @@ def measure(
         "first_step_s": found[0]["step"],
         "ms_per_token": 1e3 * median["sample"] / shape.completion,
         "tokens_per_s": shape.sampled / median["step"],
-        "floor": floor,
-        "share_of_floor": {n: floor[n] / median[n] for n in floor},
     }
 
 

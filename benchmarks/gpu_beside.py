@@ -32,6 +32,11 @@ def shape(c: Cells) -> str:
     return f"{c['prompts']} × {c['group']} × ({c['prompt']:,} + {c['completion']:,})"
 
 
+def remark(c: Cells) -> str:
+    """What a file says of how its cell was measured, as the end of what a row says."""
+    return f"; {c['note'][0].lower()}{c['note'][1:].rstrip('.')}" if "note" in c else ""
+
+
 def opponents(cells: Cells, name: str) -> list[Cells]:
     """TRL's cells of the same work, the fastest first."""
     found = (c for other, c in cells.items() if other.startswith(f"{name}-trl"))
@@ -41,18 +46,17 @@ def opponents(cells: Cells, name: str) -> list[Cells]:
 def pairs(cells: Cells, named: Mapping[str, str], alone: bool = True) -> str:
     """A row a cell that there is, and below it TRL's; `alone` keeps those that have no opponent."""
     rows = []
-    for name, remark in named.items():
+    for name, said in named.items():
         others = opponents(cells, name)
         if name not in cells or not (others or alone):
             continue
         mine = cells[name]
         model = mine["model"].rpartition("-")[2]
-        what = f"{shape(mine)}, {model}" + (f", {remark}" if remark else "")
+        what = f"{shape(mine)}, {model}" + (f", {said}" if said else "")
         rows.append([what, "**Panoply**", *_phases(mine), ""])
         for c in others:
-            mark = f"; {c['note'][0].lower()}{c['note'][1:].rstrip('.')}" if "note" in c else ""
             apart = "" if _sitting(c) == _sitting(mine) else f"; in another sitting, {c['date']}"
-            setting = f"TRL {c['trl']}, {c['setting']}, {c['micro_batch']} rows at a time{mark}{apart}"
+            setting = f"TRL {c['trl']}, {c['setting']}, {c['micro_batch']} rows at a time{remark(c)}{apart}"
             slower = f"{c['step'] / mine['step']:.1f}×" if "step" in c else c["failed"]
             rows.append(["", setting, *_phases(c), slower])
     head = ["the same work", "", "sampling and scoring, s", "training, s", "step, s", "peak, GB", "slower by"]
@@ -100,21 +104,29 @@ The first shape with other models of the same size, and with answers cut by top-
 {found}"""
     if "top-p" in cells and "anchor" in cells:
         ratio = cells["top-p"]["step"] / cells["anchor"]["step"]
-        text += f"\nCutting by top-p takes {ratio:.2f} times as long as the plain step.\n"
+        apart = (
+            "" if _sitting(cells["top-p"]) == _sitting(cells["anchor"]) else ", measured in another sitting"
+        )
+        text += f"\nCutting by top-p takes {ratio:.2f} times as long as the plain step{apart}.\n"
     return text
 
 
 def not_faster(cells: Cells) -> str:
-    """Where TRL takes less time or less memory, by the same files."""
-    time, memory, unmatched = [], [], []
-    for name, remark in {**FULL, **LORA, **LAYOUTS}.items():
+    """Where TRL takes less time or less memory, and where that is not known, by the same files."""
+    time, training, memory, unmatched, served = [], [], [], [], []
+    for name, said in {**FULL, **LORA, **LAYOUTS}.items():
         if name not in cells:
             continue
         mine, others = cells[name], opponents(cells, name)
-        work = f"{shape(mine)} at {mine['model']}" + (f" ({remark})" if remark else "")
-        if not others:
-            unmatched.append(work)
+        work = f"{shape(mine)} at {mine['model']}" + (f" ({said})" if said else "")
+        if not any("step" in c for c in others):
+            failed = ", ".join(f"{c['failed']} with {c['micro_batch']} rows at a time" for c in others)
+            unmatched.append(work + (f": TRL ran {failed}, and fewer were not tried" if failed else ""))
             continue
+        if any("vLLM" in c["setting"] for c in others):
+            served.append(work)
+        if (least := min(c.get("learn", inf) for c in others)) < mine["learn"]:
+            training.append(f"{work}, {least:.2f} s against {mine['learn']:.2f}")
         if others[0].get("step", inf) <= mine["step"]:
             time.append(f"{work}, {others[0]['step']:.2f} s against {mine['step']:.2f}")
         small = min((c for c in others if "peak_gb" in c), key=lambda c: float(c["peak_gb"]), default=mine)
@@ -126,6 +138,10 @@ def not_faster(cells: Cells) -> str:
         return ""
     lines = ["### Where Panoply is not ahead\n"]
     lines.append(f"TRL is faster at {'; at '.join(time)}.\n" if time else "TRL is faster in no cell above.\n")
+    if training:
+        lines.append(f"Its training alone, without sampling, is faster at {'; at '.join(training)}.\n")
+    where = f"beside {'; '.join(served)} alone" if served else "nowhere"
+    lines.append(f"TRL with vLLM to generate for it was measured {where}.\n")
     if memory:
         lines.append(f"TRL can be run in less memory: {'; '.join(memory)}.\n")
     if unmatched:

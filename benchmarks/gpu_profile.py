@@ -14,11 +14,15 @@ import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from panoply.footprint import SIZES, Dimensions, Work, expected, held
+from benchmarks.gpu_memory import Way, foreseen
+from panoply.footprint import SIZES, Work
+
+if TYPE_CHECKING:
+    from benchmarks.gpu import Shape
 
 SHAPES = ("ANCHOR", "LORA", "LORA_7B", "GEMMA2", "MOE", "FOREIGN", "TOP_P", "LONG")
 SHOWN = 14
@@ -31,11 +35,14 @@ def main() -> None:
     parser.add_argument("--apart", action="store_true", help="kernels are compiled one after another")
     parser.add_argument("--micro", type=int, default=0, help="tokens of a micro-batch")
     parser.add_argument("--brief", action="store_true", help="no kernels and lines")
-    parser.add_argument("--bits", type=int, default=32, help="of Adam's averages")
+    parser.add_argument("--bits", type=int, choices=(32, 8), default=32, help="of Adam's averages")
     parser.add_argument("--no-masters", action="store_true", help="weights without float32 copies")
-    parser.add_argument("--base", default="whole", help="of adapters: whole, int8 or nf4")
+    bases = ("whole", "int8", "nf4")
+    parser.add_argument("--base", choices=bases, default="whole", help="of the shapes with adapters")
     parser.add_argument("--offload", action="store_true", help="activations in host memory")
     given = parser.parse_args()
+    if given.base != "whole" and "LORA" not in given.shape:
+        parser.error(f"--base has no effect: {given.shape} has no adapters.")
     if not torch.cuda.is_available():
         print("There is no CUDA device here.")
         return
@@ -60,6 +67,14 @@ def _listen() -> None:
         print(f"    {time.perf_counter() - began:6.2f} s: {src.name} compiled in {spent:.2f} s")
 
     knobs.compilation.listener = heard
+
+
+def planned(shape: Shape, given: argparse.Namespace, tokens: int, memory: int) -> int:
+    """Bytes that a plan expects at most, with passes of so many tokens."""
+    way = Way(shape.lora, given.base, given.bits, not given.no_masters, given.offload)
+    rows = shape.prompts * shape.group
+    work = Work(shape.prompt, shape.completion, rows, shape.trained, shape.sampled, tokens, width=2)
+    return foreseen(shape.model, way, memory, work)
 
 
 def profile(given: argparse.Namespace) -> None:
@@ -94,18 +109,9 @@ def profile(given: argparse.Namespace) -> None:
         _, learned = _watched("learning", lambda rows=rows, step=step: learner.step(rows, step))
         print(f"step {step}: {sampled}; {learned}")
     if shape.model in SIZES:
-        rows_at_once, trained = shape.prompts * shape.group, shape.trained
-        work = Work(
-            shape.prompt, shape.completion, rows_at_once, trained, shape.sampled, learner.room.tokens, 2,
-            frozen=shape.lora > 0, offload=given.offload,
-        )  # fmt: skip
-        holding = held(SIZES[shape.model], given.bits / 16, shape.lora, masters)
-        sizes = Dimensions.of(SIZES[shape.model])
-        assert sizes is not None
-        foreseen = expected(sizes, holding, work, torch.cuda.get_device_properties(0).total_memory)
-        print(
-            f"expected: at most {foreseen.total / 1e9:.2f} GB, {foreseen.held / 1e9:.2f} of them all the time"
-        )
+        memory = torch.cuda.get_device_properties(0).total_memory
+        most = planned(shape, given, learner.room.tokens, memory)
+        print(f"expected: at most {most / 1e9:.2f} GB")
     made = next(iter(gpu._made.values()), None)
     if made is not None:
         print(f"graphs' setup {made.setup_seconds:.1f} s, rows {made.rows}, capacity {made.capacity}")

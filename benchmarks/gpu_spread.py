@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu_beside import Cells, shape, table
+from collections.abc import Iterable
+
+from benchmarks.gpu_beside import Cells, remark, shape, table
 
 ENGINES = {
     "vllm-native": "the native engine",
@@ -21,6 +23,10 @@ def spread(cells: Cells) -> str:
     return "\n".join(part for part in (_engines(cells), _layouts(cells)) if part)
 
 
+def _dates(cells: Cells, names: Iterable[str]) -> str:
+    return ", ".join(sorted({cells[name]["date"] for name in names}))
+
+
 def _engines(cells: Cells) -> str:
     found = {name: said for name, said in ENGINES.items() if name in cells}
     if len(found) < len(ENGINES):
@@ -30,7 +36,7 @@ def _engines(cells: Cells) -> str:
         c = cells[name]
         handed = c["publish"] + c.get("moved", 0.0)
         rows.append([
-            said.format(vllm=c["vllm"]),
+            said.format(vllm=c["vllm"]) + remark(c),
             f"{c['sample']:.2f}", f"{handed:.2f}", f"{c['learn']:.2f}", f"**{c['step']:.2f}**",
             f"{c['start_s']:.0f}", f"{c['gap']:.1e}",
         ])  # fmt: skip
@@ -40,8 +46,7 @@ def _engines(cells: Cells) -> str:
     return f"""### vLLM as the engine
 
 {shape(first)} at 0.5B in bfloat16, with `--engine vllm` and without. *Handing over* is what new weights take on their way, and rows on
-theirs; *gap* the mean distance between the log-probability a token was sampled with and the learner's. The native row is of another
-sitting, on a machine of the same kind whose other cores were busy.
+theirs; *gap* the mean distance between the log-probability a token was sampled with and the learner's. Measured {_dates(cells, found)}.
 
 {table(head, rows)}
 
@@ -63,7 +68,8 @@ def _layouts(cells: Cells) -> str:
     return f"""### A learner of a group
 
 The learning half of {shape(first)} at 0.5B in bfloat16, on one GPU and so a group of one over NCCL: what the layouts cost by themselves,
-without a network. *Off* is the largest difference of the gradient from one process's, of its largest entry, in float32.
+without a network. *Off* is the largest difference of the gradient from one process's, of its largest entry, in float32. Measured
+{_dates(cells, found)}.
 
 {table(["learner", "learning, s", "peak, GB", "off"], rows)}
 

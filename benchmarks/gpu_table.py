@@ -4,11 +4,24 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.control_table import section
-from benchmarks.gpu_beside import FULL, Cells, layouts, lora, not_faster, pairs, shape, table
+from benchmarks.gpu import Shape
+from benchmarks.gpu_beside import (
+    FULL,
+    LAYOUTS,
+    LORA,
+    Cells,
+    layouts,
+    lora,
+    not_faster,
+    opponents,
+    pairs,
+    shape,
+    table,
+)
 from benchmarks.gpu_curve import draw
 from benchmarks.gpu_memory import H200, STEP, Way, foreseen
 from benchmarks.gpu_spread import spread
@@ -47,7 +60,7 @@ def _head() -> str:
 
 How long one step of GRPO takes, where the time goes, and what the same step costs in TRL. A step is everything between two
 sets of weights: sampling, rewards, credit, and learning. Every number here comes from a file under `results/`, which the
-commands below write; the page itself is written from those files.
+commands below write, or a person where a row says so; the page itself is written from those files.
 
 ```
 make bench-gpu        # one GPU: all cells that have no result yet, then this page
@@ -61,15 +74,14 @@ make bench-control    # the same, for control: cells that have no result yet, th
 
 
 def _gpu(cells: Cells) -> str:
-    known = next(c for c in cells.values() if "machine" in c and "torch" in c)
-    dates = ", ".join(sorted({c["date"] for c in cells.values()}))
+    machines, versions, dates = (_all(cells.values(), name) for name in ("machine", "torch", "date"))
     parts = [
         f"""## One GPU
 
-One {known["machine"]}, torch {known["torch"]}, {dates}. The models have the layouts of Qwen2.5 0.5B and 1.5B (vocabulary
+One {machines or "GPU"}, torch {versions}, {dates}. The models have the layouts of Qwen2.5 0.5B and 1.5B (vocabulary
 151,936) and random weights, and ends are switched off, so that every step has the same number of tokens. GRPO without a KL
-term; sampler and learner share the weights, beside which float32 masters are kept. Medians after two
-warm-up steps, of each phase and of the whole on its own.
+term; sampler and learner share the weights, beside which float32 masters are kept. Medians of three steps or more after two
+for warming up, of each phase and of the whole on its own.
 """,
         _steps(cells),
         _reading(cells),
@@ -115,16 +127,21 @@ The cells of TRL need `trl` and `datasets`. Without CUDA the benchmark says so a
     return "\n".join(part for part in parts if part)
 
 
+def _all(cells: Iterable[Cells], name: str) -> str:
+    """Whatever cells say of something, in order."""
+    return ", ".join(sorted({c[name] for c in cells if name in c}))
+
+
 def _steps(cells: Cells) -> str:
     rows = []
     for name in ORDER:
         if (c := cells.get(name)) is None:
             continue
-        share = c["share_of_floor"]
+        floor = Shape.of(c).floor()
         rows.append([
             shape(c) + (" [^1]" if "note" in c else ""), c["model"], c["dtype"], f"{c['sample']:.2f}", f"{c['learn']:.2f}",
             f"**{c['step']:.2f}**", f"{c['tokens_per_s']:,.0f}", f"{c['ms_per_token']:.2f}", f"{c['peak_gb']:.0f}",
-            f"{share['sample']:.0%} / {share['learn']:.0%}",
+            f"{floor['sample'] / c['sample']:.0%} / {floor['learn'] / c['learn']:.0%}",
         ])  # fmt: skip
     head = [
         "prompts × group × (prompt + completion)", "model", "weights", "sampling, s", "learning, s", "step, s",
@@ -137,14 +154,20 @@ def _steps(cells: Cells) -> str:
 def _reading(cells: Cells) -> str:
     lines = [
         "How to read it: *ms a position* is sampling time divided by the completion's length, all rows advancing together. The *floor* is "
-        "what the fewest bytes (sampling, at 4.3 TB/s) and operations (learning, at 790 TFLOP/s) would take, both rates measured on "
-        "such a machine; the two shares are sampling's and learning's. A prompt is read once for its group, in sampling and in learning."
+        "what the fewest bytes (sampling, at 4.3 TB/s) and operations (learning, at 790 TFLOP/s) of half precision would take, both rates "
+        "measured on such a machine; the two shares are sampling's and learning's. A prompt is read once for its group, in sampling and in learning."
     ]
+    made = {name: c for name in ORDER if (c := cells.get(name))}
+    if few := [
+        f"{len(c['steps'])} of {shape(c)} in {c['dtype']}" for c in made.values() if len(c["steps"]) < 5
+    ]:
+        lines.append(f"Fewer steps were made, those for warming up included: {'; '.join(few)}.")
     if (anchor := cells.get("anchor")) is not None:
-        empty = cells.get("anchor-cold", anchor)
+        cold = cells.get("anchor-cold")
+        without = "" if cold is None else f", and {cold['first_step_s']:.1f} s without"
         lines.append(
             f"Kernels and graphs are made once in a process: the first step took {anchor['first_step_s']:.1f} s with the compiler's cache of an "
-            f"earlier process, and {empty['first_step_s']:.1f} s without. Single steps of the first row took {min(s['step'] for s in anchor['steps'][1:]):.2f} to "
+            f"earlier process{without}. Single steps of the first row took {min(s['step'] for s in anchor['steps'][1:]):.2f} to "
             f"{max(s['step'] for s in anchor['steps'][1:]):.2f} s."
         )
     if (large := cells.get("anchor-large-passes")) is not None:
@@ -153,16 +176,26 @@ def _reading(cells: Cells) -> str:
             f"{large['step']:.2f} s, at {large['peak_gb']:.0f} GB: a processor that hands out work slowly then keeps the GPU busy, too."
         )
     newest = cells.get("anchor", {}).get("date", "")
-    if older := [c for name in ORDER if (c := cells.get(name)) and c["date"] < newest]:
-        named = "; ".join(f"{shape(c)} in {c['dtype']} ({c['date']})" for c in older)
+    measured = {name: c for name in (*ORDER, *LORA, *LAYOUTS) if (c := cells.get(name))}
+    if older := {name: c for name, c in measured.items() if c["date"] < newest}:
+        named = "; ".join(f"{shape(c)} {_told(name, c)} ({c['date']})" for name, c in older.items())
         lines.append(f"Measured before the kernels of {newest}, and not since: {named}.")
     if "short" in cells and "far" in cells and cells["short"]["date"] == cells["far"]["date"]:
         ratio = cells["far"]["ms_per_token"] / cells["short"]["ms_per_token"]
         lines.append(f"Long completions: a position costs {ratio:.2f} times as much at 2,048 as at 128.")
-    if "group-8" in cells and "prompt-1024" in cells:
+    if (
+        "group-8" in cells
+        and "prompt-1024" in cells
+        and cells["group-8"]["date"] == cells["prompt-1024"]["date"]
+    ):
         ratio = cells["prompt-1024"]["learn"] / cells["group-8"]["learn"]
         lines.append(f"Long prompts are shared: twice the group takes {ratio:.2f} times the learning time.")
     return "\n\n".join(lines) + "\n"
+
+
+def _told(name: str, c: Cells) -> str:
+    """What tells a cell from others of its shape."""
+    return f"at {c['model']}, {remark}" if (remark := {**LORA, **LAYOUTS}.get(name)) else f"in {c['dtype']}"
 
 
 def _against(cells: Cells) -> str:
@@ -170,9 +203,20 @@ def _against(cells: Cells) -> str:
     if not found:
         return ""
     text = """*default*: as TRL comes, float32 weights under bf16 autocast, gradient checkpointing, 8 rows at a time. *best*: bf16 weights,
-no checkpointing, fused AdamW on the bf16 weights themselves (without the float32 masters that Panoply keeps), as many rows as
-pay. One warm-up step and three timed ones unless the row says otherwise.
+no checkpointing, fused AdamW on the bf16 weights themselves (without the float32 masters that Panoply keeps), and as many rows at a
+time as the row says. One warm-up step and three timed ones unless the row says otherwise. Attention is what transformers picks by itself;
+neither FlashAttention nor Liger's kernels were asked for.
 """
+    lengths = [
+        length / Shape.of(cells[name]).completion
+        for name in (*FULL, *LORA, *LAYOUTS) if name in cells
+        for c in opponents(cells, name) for length in c.get("mean_length", ())[1:]
+    ]  # fmt: skip
+    if lengths:
+        text += (
+            "\nTRL's ends are left on, since random weights hardly ever draw one: in its timed steps answers had at least "
+            f"{min(lengths):.1%} of the tokens.\n"
+        )
     elsewhere = {
         name: " and ".join(f"{seconds:.2f} s" for seconds in cells[name]["elsewhere"])
         for name in ("anchor-trl-best", "anchor-trl-default", "anchor")
@@ -211,7 +255,7 @@ def _memory(cells: Cells) -> str:
         "What `panoply plan` says a step takes of the GPU at most, and what it took, in GB; *held* is there between steps. One micro-batch of "
         "16,384 tokens (16 × 8 × (128 + 112)), bfloat16. *Gain* is what three steps at a rate of 1e-5 on the same answers learned of them: the mean of "
         "advantage times the rise in log-probability. First steps are smaller than half of what tells bfloat16 numbers apart, so that they show late "
-        f"where new weights lie on such numbers: with float32 masters, and under merged adapters. Measured {', '.join(sorted({c['date'] for c in found}))}.\n\n"
+        f"where new weights lie on such numbers: with float32 masters, and under merged adapters. Measured {_all(found, 'date')}.\n\n"
         + table(["model", "how", "planned", "taken", "held", "off by", "gain"], rows)
     )
 
@@ -243,6 +287,7 @@ def _learning(cells: Cells) -> str:
         return ""
     curve = [p for p in c["curve"] if "held_out_sampled" in p]
     first = next((p for p in curve if p["held_out_sampled"] > 0.8), curve[-1])
+    known = [cells[name] for name in ("learn", "learn-trl") if name in cells]
     parts = " and ".join(f"{rate:.2f} on {name}" for name, rate in c["after"]["parts"].items())
     text = f"""### A run that learns
 
@@ -251,6 +296,8 @@ careless teachers takes {c["imitation_s"]:.0f} s and leaves success on 256 held-
 {first["step"]} after {first["seconds"]:.0f} s more, evaluations included, and ends at {c["after"]["sampled"]:.2f} ({parts}) after {c["curve"][-1]["seconds"]:.0f} s.
 
 ![Success against seconds: Panoply and TRL]({CURVE})
+
+Measured {_all(known, "date")}.
 
 """
     if (t := cells.get("learn-trl")) is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,27 @@ def test_the_page_can_be_written_from_few_results(tmp_path: Path, monkeypatch: p
     page = (tmp_path / "docs" / "performance.md").read_text()
     assert "## One GPU" in page
     assert "TRL" not in page.split("### Repeating it")[0].split("## One GPU")[1]
+    assert "of an earlier process. Single steps" in page
     assert "## A CPU" not in page
+
+
+def test_the_page_can_be_written_from_cells_of_vllm_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("native", "same", "second"):
+        kept = f"results/bench-gpu/vllm-{name}.json"
+        (tmp_path / kept).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(tiny.ROOT / kept, tmp_path / kept)
+    (tmp_path / "docs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    facts = json.loads((gpu_table.RESULTS / "vllm-same.json").read_text())
+    noted = {**facts, "torch": "2.12.0", "date": "2026-12-01", "note": "With a noisy neighbour."}
+    (gpu_table.RESULTS / "vllm-same.json").write_text(json.dumps(noted))
+    gpu_table.write()
+    page = (tmp_path / "docs" / "performance.md").read_text()
+    assert f"torch {facts['torch']}, 2.12.0, {facts['date']}, 2026-12-01." in page
+    assert "on a third of the GPU; with a noisy neighbour |" in page
+    assert f"Measured {facts['date']}, 2026-12-01." in page
 
 
 def test_lora_and_layouts_have_tables_and_what_is_slower_is_said(
@@ -65,12 +87,15 @@ def test_lora_and_layouts_have_tables_and_what_is_slower_is_said(
     for left_out in ("moe", "top-p-trl"):
         (gpu_table.RESULTS / f"{left_out}.json").unlink(missing_ok=True)
     known = {"trl": "1.16.0", "setting": "best", "micro_batch": 64}
+    anchor_date = {"date": anchor["date"]}
     cells = {
         "lora": {**anchor, "step": 2.0, "peak_gb": 12.0},
         "lora-trl": {**anchor, **known, "step": 25.0, "peak_gb": 9.0},
         "gemma2": {**anchor, "model": "gemma2-0.5B", "step": 23.0},
-        "gemma2-trl": {**anchor, **known, "step": 16.0},
-        "top-p": {**anchor, "step": 3 * anchor["step"]},
+        "gemma2-trl": {**anchor, **known, "step": 16.0, "learn": 0.1, "mean_length": [256.0, 448.0, 512.0]},
+        "qlora-trl": {**anchor_date, **known, "failed": "out of memory"},
+        "top-p": {**anchor, "step": 3 * anchor["step"], "sitting": "another", "date": "2000-01-01"},
+        "short": {**anchor, "steps": anchor["steps"][:2], "completion": 128},
     }
     for name, facts in cells.items():
         (gpu_table.RESULTS / f"{name}.json").write_text(json.dumps(facts))
@@ -84,12 +109,20 @@ def test_lora_and_layouts_have_tables_and_what_is_slower_is_said(
     assert "| 25.00 | 9 | 12.5× |" in lora
     assert "0.5B, Gemma 2 | **Panoply** |" in layouts
     assert "| 0.7× |" in layouts
-    assert "takes 3.00 times as long as the plain step" in layouts
+    assert "takes 3.00 times as long as the plain step, measured in another sitting." in layouts
+    assert "at 0.5B, Qwen2, `sample.top_p=0.95` (2000-01-01)" in page
+    assert "included: 2 of 16 × 8 × (128 + 512) in float32; 2 of 16 × 8 × (128 + 128) in bfloat16." in page
+    assert "answers had at least 87.5% of the tokens" in page
     assert "TRL is faster at 16 × 8 × (128 + 512) at gemma2-0.5B (Gemma 2), 16.00 s against 23.00." in behind
+    assert "(Gemma 2), 0.10 s against 0.45" in behind
+    assert "vLLM to generate for it was measured beside 16 × 8 × (128 + 512) at 0.5B alone." in behind
     assert "(rank 16): 9 GB (best) against 12" in behind
     (alone,) = (line for line in behind.splitlines() if line.startswith("Nothing was measured beside"))
     assert "16 × 8 × (128 + 512) at 0.5B (Qwen2, `sample.top_p=0.95`)" in alone
     assert "at 0.5B (rank 16)" not in alone
+    assert (
+        "`lora.base=nf4`): TRL ran out of memory with 64 rows at a time, and fewer were not tried;" in alone
+    )
 
 
 def test_every_model_of_the_benchmark_has_the_size_of_its_name() -> None:
@@ -113,8 +146,21 @@ def test_the_floor_of_a_step_by_hand() -> None:
     head, block = 151936 * 896, 896 * 64 * (28 + 4) + 3 * 896 * 4864
     kept = 4 * 24 * 2 * 64 * 2.5
     assert shape.floor()["sample"] == pytest.approx((2 * (head + 24 * block) + kept) / 4.3e12)
-    attention = 12 * 24 * 14 * 64 * 2.5
-    assert shape.floor()["learn"] == pytest.approx(((6 * 24 * block + attention) * 3 + 8 * head) / 790e12)
+    attention = (
+        12 * 24 * 14 * 64 * (2 + 2.5)
+    )  # of two tokens to those before them, and of one to both and itself
+    assert shape.floor()["learn"] == pytest.approx((6 * (24 * block * 3 + head) + attention) / 790e12)
+
+
+def test_a_group_reads_its_prompt_once_in_the_floor_too() -> None:
+    """Of 4 rows with a prompt of 100, 100 positions and 4 halves are read for each token; learned, 100 tokens and 4."""
+    one, four = gpu.Shape(1, 1, 100, 1), gpu.Shape(1, 4, 100, 1)
+    more = 4 * 24 * 2 * 64 * 3 * 0.5
+    assert (four.floor()["sample"] - one.floor()["sample"]) * 4.3e12 == pytest.approx(more)
+    head, block = 151936 * 896, 896 * 64 * (28 + 4) + 3 * 896 * 4864
+    each = 6 * (24 * block + head) + 12 * 24 * 14 * 64 * 100.5
+    assert (four.floor()["learn"] - one.floor()["learn"]) * 790e12 == pytest.approx(3 * each)
+    assert gpu.Shape.of({**asdict(four), "step": 1.0, "date": "2026-01-02"}) == four
 
 
 def test_without_a_gpu_the_benchmark_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,3 +326,28 @@ def test_the_work_of_a_step_by_hand() -> None:
     policy, value, first = control.mlp(4, 64, 64, 2), control.mlp(4, 64, 64, 1), 2 * 4 * 64
     learned = 2 * ((policy + value) * 3 - 2 * first)
     assert control.ppo_flops(4, 2, 2) == policy + value + learned
+
+
+def test_a_profile_expects_what_a_plan_does_with_weights_in_few_bits_too() -> None:
+    """16 × 8 × (128 + 112) in one pass: the plan's own numbers for the cell `memory-0.5B`."""
+    from benchmarks import gpu_memory, gpu_profile
+
+    given = argparse.Namespace(bits=8, no_masters=False, offload=False, base="nf4")
+    shape, way = gpu.Shape(completion=112, lora=16), gpu_memory.Way(16, "nf4", 8)
+    wanted = gpu_memory.foreseen("0.5B", way, gpu_memory.H200, gpu_memory.STEP)
+    assert gpu_profile.planned(shape, given, 16384, gpu_memory.H200) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("anchor", "0.5B at a peak of {:.0f} GB and {:.1f} s,"),
+        ("1.5B", "1.5B at {:.0f} GB and {:.1f} s,"),
+        ("lora", "with `--lora 16` 0.5B at {:.0f} GB and {:.2f} s"),
+        ("lora-7b", "7B at {:.0f} GB and {:.1f} s ("),
+    ],
+)
+def test_what_the_readme_says_of_an_h200_is_what_was_measured(name: str, said: str) -> None:
+    cell = json.loads((tiny.ROOT / "results" / "bench-gpu" / f"{name}.json").read_text())
+    readme = " ".join((tiny.ROOT / "README.md").read_text().split())
+    assert said.format(cell["peak_gb"], cell["step"]) in readme.split("Measured on one H200")[1]
