@@ -53,6 +53,8 @@ ENVIRONMENT = {
 """In this process, silent, and without touching its threads; what a user has set stands, but for the first."""
 BESIDE, ALONE = 0.35, 0.9
 """How much of a GPU it takes: where the learner has the same one, and where it has one to itself."""
+COLDEST = 0.01
+"""The least temperature but 0 that vLLM draws at: it takes this one where less is asked for."""
 _ODD = 0x5851F42D4C957F2D
 
 
@@ -133,6 +135,11 @@ class VllmEngine:
         if told := [what for what, is_so in asked.items() if is_so]:
             raise PanoplyError(
                 f"vLLM does not record {told[0]}, so that ratios would be biased: use the native engine."
+            )
+        if 0 < sampling.temperature < COLDEST:  # type: ignore[operator]
+            raise PanoplyError(
+                f"vLLM draws at a temperature of {COLDEST} where less is asked for, and {sampling.temperature} would be "
+                "recorded, so that ratios would be biased: ask for 0, or use the native engine."
             )
         if any(request.prefix is not None for request in requests):
             raise PanoplyError(

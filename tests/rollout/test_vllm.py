@@ -364,6 +364,15 @@ def test_a_temperature_that_vllm_refuses(served: Any) -> None:
         engine.generate(asked(), Sampling(temperature=3.0))
 
 
+def test_a_temperature_that_vllm_would_not_draw_at(stand_in: type[LLM]) -> None:
+    policy = fresh()
+    engine = VllmEngine.of(policy)
+    published(engine, policy)
+    with pytest.raises(PanoplyError, match="draws at a temperature of 0.01 .*, and 0.003 would be recorded"):
+        engine.generate(asked(), Sampling(temperature=0.003))
+    assert engine.generate(asked(), Sampling(temperature=0.01, max_tokens=2)).decisions.rows == 12
+
+
 def test_other_bad_requests(stand_in: type[LLM]) -> None:
     policy = fresh()
     engine = VllmEngine.of(policy)
