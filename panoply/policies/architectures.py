@@ -85,6 +85,8 @@ class Architecture:
     """How much that is where it says nothing."""
     rope: Mapping[str, Any] = field(default_factory=dict)
     """How positions are scaled where the config says nothing."""
+    terse_scaling: bool = False
+    """Before transformers 5 `rope_scaling` could say longrope's factors and nothing else, or it was refused."""
     unrotated: bool = False
     """Whether some layers have no positions (`no_rope_layers`)."""
     windows: str = ""
@@ -251,6 +253,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         qkv_bias=False,
         out_bias=False,
         turns_partly=True,
+        terse_scaling=True,
         windows="all",
         defaults={
             "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,

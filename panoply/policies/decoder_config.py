@@ -243,7 +243,7 @@ class DecoderConfig:
             "rms_norm_eps": self.norm_eps,
             layout.activation_key: self.activation,
             "rope_theta": self.rope_theta,
-            "rope_scaling": dict(self.rope_scaling) or None,
+            "rope_scaling": self._older_scaling(),
             "rope_parameters": rope,
             "attention_bias": self.attention_bias,
             "mlp_bias": self.mlp_bias,
@@ -267,6 +267,18 @@ class DecoderConfig:
         ours |= described(self.mixing, self.dense, layout)
         defaults = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         return {**defaults, **self.extras, **ours}
+
+    def _older_scaling(self) -> dict[str, Any] | None:
+        """As it was said before transformers 5. Where that has to be terse, what other settings imply is left out."""
+        rope = dict(self.rope_scaling)
+        if not self.layout.terse_scaling or self.rope_type != "longrope":
+            return rope or None
+        original = float(rope["original_max_position_embeddings"])
+        factors = {name: rope.get(name) for name in ("short_factor", "long_factor")}
+        implied = {"rope_type", "original_max_position_embeddings", *factors}
+        if rope.get("factor") == self.longest / original:
+            implied.add("factor")
+        return rope if rope.keys() - implied else {"type": "longrope", **factors}
 
     def _unused_window(self) -> int | None:
         """Of a config without windows: transformers wants a number where layers could differ."""

@@ -108,7 +108,7 @@ def test_a_saved_folder_says_what_it_said_before(tmp_path: Path, context: int) -
     before, after = (
         transformers.AutoConfig.from_pretrained(tmp_path / name).to_dict() for name in ("theirs", "ours")
     )
-    before["rope_parameters"]["factor"] = LONGEST / ORIGINAL
+    before["rope_parameters"]["type"] = "longrope"
     for name in ("max_position_embeddings", "original_max_position_embeddings", "rope_parameters"):
         assert after[name] == before[name]
     reopened, tokens = AUTO.from_pretrained(tmp_path / "ours").eval(), sequences(60)
@@ -116,6 +116,20 @@ def test_a_saved_folder_says_what_it_said_before(tmp_path: Path, context: int) -
         expected = AUTO.from_pretrained(tmp_path / "theirs").eval()(tokens).logits
         torch.testing.assert_close(reopened(tokens).logits, expected, atol=1e-5, rtol=1e-5)
     assert load_model(tmp_path / "ours").config.max_positions == ORIGINAL
+
+
+@pytest.mark.parametrize("more", [{}, {"factor": 3.0}, {"factor": 4.0}, {"attention_factor": 1.5}])
+def test_longrope_of_phi3_is_said_in_three_settings_where_they_say_it_all(more: dict[str, float]) -> None:
+    """Releases before transformers 5 refuse a `rope_scaling` of it that says more."""
+    raw = longrope().config.to_dict()
+    raw["rope_parameters"] |= more
+    written = DecoderConfig.from_hf(raw).to_hf()
+    terse = written["rope_scaling"] == {"type": "longrope", **FACTORS}
+    assert terse == (more in ({}, {"factor": LONGEST / ORIGINAL}))
+    rotary = transformers.models.phi3.modeling_phi3.Phi3RotaryEmbedding
+    before, after = (rotary(transformers.Phi3Config.from_dict(said)) for said in (raw, written))
+    assert after.attention_scaling == before.attention_scaling
+    assert torch.equal(after.inv_freq, before.inv_freq)
 
 
 @pytest.mark.parametrize(
