@@ -138,8 +138,8 @@ class VllmEngine:
             )
         if 0 < sampling.temperature < COLDEST:  # type: ignore[operator]
             raise PanoplyError(
-                f"vLLM draws at a temperature of {COLDEST} where less is asked for, and {sampling.temperature} would be "
-                "recorded, so that ratios would be biased: ask for 0, or use the native engine."
+                f"vLLM draws at a temperature of {COLDEST} where less is asked for, and {sampling.temperature} would "
+                "be recorded, so that ratios would be biased: ask for 0, or use the native engine."
             )
         if any(request.prefix is not None for request in requests):
             raise PanoplyError(
