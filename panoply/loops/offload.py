@@ -29,7 +29,7 @@ class Offload(torch.autograd.graph.saved_tensors_hooks):
         if kept.nbytes < self.least or kept.untyped_storage().data_ptr() in self.staying:
             return kept
         self.moved_bytes += kept.nbytes
-        host = torch.empty(kept.shape, dtype=kept.dtype, device="cpu", pin_memory=kept.is_cuda)
+        host = torch.empty_like(kept, device="cpu", pin_memory=kept.is_cuda)
         return kept.device, host.copy_(kept, non_blocking=True)
 
     def _back(self, packed: Any) -> Tensor:

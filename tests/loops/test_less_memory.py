@@ -203,6 +203,16 @@ def test_activations_that_were_away_give_the_same_gradient() -> None:
     assert idle.moved_bytes == 0
 
 
+def test_what_was_away_lies_as_it_lay() -> None:
+    """A product with a matrix that lies the other way may add up in another order, and end in other bits."""
+    wide = torch.randn(3, 40, 30, generator=torch.Generator().manual_seed(5))
+    away = Offload((), least=0)
+    for kept in (wide, wide.mT, wide.permute(2, 0, 1), wide[0].t(), wide[:1].expand(3, 40, 30)):
+        back = away.unpack_hook(away.pack_hook(kept))
+        assert torch.equal(back, kept)
+        assert back.stride() == kept.stride() or 0 in kept.stride()  # numbers that are one are many then
+
+
 def test_the_learner_sends_activations_away(monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[int] = []
     monkeypatch.setattr("panoply.loops.offload.LEAST", 0)
