@@ -72,6 +72,7 @@ def test_the_compiler_takes_it(
     triton.runtime.driver.set_active(NoGPU(architecture))
     monkeypatch.setattr(JITFunction, "run", only_compile)
     monkeypatch.setattr(Often, "__call__", often)
+    monkeypatch.setattr(interpreted, "close", lambda *_: None)
     for module in (decode, quantised):
         monkeypatch.setattr(module, "chained", lambda: architecture >= 90)
     before = torch.get_default_dtype()

@@ -6,21 +6,21 @@ compiler makes of kernels, half precision and graphs are tested where there is a
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
 import pytest
 import torch
+from kernels.pretended import launch_plainly
 from kernels.test_cuda_attention import FOCI, written_out
 from torch import Tensor
 
-from panoply.kernels import attention, copying, decode, quantised, scoring, train
-from panoply.kernels.launching import Often
+from panoply.kernels import attention, copying, cut, decode, experts, quantised, sample, scoring, train
 from panoply.kernels.low_rank import Stack, onto
 from panoply.policies.attention import Focus
 from panoply.policies.packing import pack
 from panoply.policies.quantised import Kind, Quantised
 from panoply.policies.scoring import naive_scores
+from panoply.rollout.cuts import LISTED
+from panoply.rollout.rollouts import LENGTH, STOP
+from panoply.rollout.sampling import Sampling, draw, stream, uniforms
 
 STREAM = decode.Stream(1e-6, 0.5)
 TILES = [(16, 32), (32, 16), (64, 64)]
@@ -36,33 +36,8 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter knows neither chains of kernels nor a launcher that is passed by."""
-    assert os.environ.get("TRITON_INTERPRET") == "1", "start this by make test-kernels"
-
-    def launch(self: Often, grid: Any, _: Any, *given: Any, **options: Any) -> None:
-        options.pop("launch_pdl", None)
-        self.kernel[grid](*given, **options)
-
-    monkeypatch.setattr(Often, "__call__", launch)
-    monkeypatch.setattr(decode, "chained", lambda: False)
-    for name in ("_attention", "_embed_norm", "_norm_spans", "_add_norm"):
-        monkeypatch.setattr(decode, name, _Plain(getattr(decode, name)))
-    monkeypatch.setattr(quantised, "chained", lambda: False)
-    for name in ("_factor", "_few_product"):
-        monkeypatch.setattr(quantised, name, _Plain(getattr(quantised, name)))
+    launch_plainly(monkeypatch)
     torch.manual_seed(0)
-
-
-class _Plain:
-    def __init__(self, kernel: Any):
-        self.kernel = kernel
-
-    def __getitem__(self, grid: Any) -> Any:
-        def launch(*given: Any, **options: Any) -> None:
-            options.pop("launch_pdl", None)
-            self.kernel[grid](*given, **options)
-
-        return launch
 
 
 @pytest.mark.parametrize("focus", FOCI)
@@ -248,3 +223,79 @@ def test_products_with_few_bits_and_the_factors_beside_them(kind: Kind, rows: in
         whole = x @ held.whole().t() + (bias if parts == 1 else 0)
         assert found.shape == ((rows, outputs) if parts == 1 else (parts, rows, outputs))
         close(found if parts == 1 else found.sum(0), onto(whole, x, stack))
+
+
+RULES = [(None, 1.0, 0.0), (3, 1.0, 0.0), (None, 0.9, 0.0), (None, 1.0, 0.05), (400, 0.8, 1e-3)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
+def test_draws_of_what_a_rule_leaves(rule: tuple[int | None, float, float], temperature: float) -> None:
+    """Of a vocabulary of two pieces, as `rollout.sampling.draw` draws it; −∞ is never drawn."""
+    rows, vocabulary, (top_k, top_p, min_p) = 6, sample.PIECE + 100, rule
+    logits = (3 * torch.randn(rows, vocabulary)).masked_fill_(torch.rand(rows, vocabulary) < 0.1, -torch.inf)
+    state, record = sample.State.empty(rows, 64, "cpu"), sample.Record.empty(3, rows, "cpu", cuts=True)
+    state.stream.copy_(stream(torch.arange(rows)))
+    for column, value in ((state.position, 5), (state.start, 4), (state.limit, 40)):
+        column.fill_(value)
+    heat = torch.full((rows,), temperature)
+    uniform = uniforms(state.stream, state.position + 1)
+    wanted = draw(logits, uniform, Sampling(top_k=top_k, top_p=top_p, min_p=min_p), heat, None, entropy=True)
+    stops, given = torch.zeros(vocabulary, dtype=torch.bool), cut.Rule.empty("cpu").set(top_k, top_p, min_p)
+    stops[wanted.action[0]] = True
+    table = torch.full((65,), temperature)
+    sample.draw_and_move(logits.clone(), table, stops, state, record, STOP, LENGTH, given)
+    assert torch.equal(record.action[0], wanted.action)
+    assert torch.equal(state.status, stops[wanted.action] * STOP)
+    assert torch.equal(state.history[:, 6], wanted.action)
+    assert wanted.entropy is not None
+    for found, true in ((record.logp, wanted.logp), (record.entropy, wanted.entropy)):
+        close(found[0], true, 1e-4)
+    if wanted.cut is not None and wanted.kept is not None and wanted.allowed is not None:
+        torch.testing.assert_close(record.cut[0], wanted.cut, atol=1e-4, rtol=1e-5)
+        close(record.kept[0], wanted.kept)
+        lists = [ids[:n].tolist() for ids, n in zip(record.ids[0], record.count[0].tolist(), strict=True)]
+        short = [ids if len(ids) <= LISTED else [] for ids in wanted.allowed.tolist()]
+        assert [sorted(ids) for ids in lists] == short
+
+
+@pytest.mark.parametrize("tokens", [3, 70])
+@pytest.mark.parametrize("limit", [0.0, 0.7])
+def test_products_with_a_weight_for_each_expert(tokens: int, limit: float) -> None:
+    """Values and slopes of pairs that are listed in order, and of few tokens that one kernel lists."""
+    many, chosen, width, inner = 5, 2, 40, 24
+    x, up = torch.randn(tokens, width), torch.randn(many, 2 * inner, width)
+    down, up_bias = torch.randn(many, width, inner), torch.randn(many, 2 * inner)
+    logits = torch.randn(tokens, many)
+    top, which = logits.topk(chosen)
+    scale, pairs = top.softmax(1).t().flatten(), chosen * tokens
+    leaves = [leaf.requires_grad_() for leaf in (x, up, down, scale)]
+    owner, expert = torch.arange(tokens).repeat(chosen), which.t().flatten()
+    both = torch.einsum("pw,pow->po", x[owner], up[expert]) + up_bias[expert]
+    gate, other = both.chunk(2, dim=1)
+    if limit:
+        gate, other = gate.clamp(max=limit), other.clamp(-limit, limit) + 1
+    wide = scale[:, None] * gate * torch.sigmoid(1.7 * gate) * other
+    out = torch.einsum("pi,pwi->pw", wide, down[expert])
+    slope = torch.randn_like(out)
+    on_x, on_up, on_down, on_scale = torch.autograd.grad(out, leaves, slope)
+
+    with torch.no_grad():
+        room = experts.Table.of(tokens, chosen, many, "cpu")
+        shares, quick = experts.choose(logits, chosen, True, room)
+        close(shares, scale)
+        plan = experts.plan(which.t(), many)
+        for listed in (plan, quick):
+            mixed = experts.product(x, up, up_bias, listed, pairs)
+            close(mixed, both)
+            gated = experts.gated(mixed, scale, 1.7, limit)
+            close(gated, wide)
+            close(experts.product(gated, down, None, listed, pairs), out)
+        steep = experts.product(slope, down.transpose(1, 2), None, plan, pairs)
+        again, on_both, g_scale = experts.gated_back(mixed, scale, steep, 1.7, limit)
+        close(again, wide)
+        close(g_scale, on_scale)
+        close(experts.slope(slope, wide, plan, down), on_down)
+        close(experts.slope(on_both, x, plan, up), on_up)
+        back = experts.product(on_both, up.transpose(1, 2), None, plan, pairs)
+        close(back.view(chosen, tokens, width).sum(0), on_x)

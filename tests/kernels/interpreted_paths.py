@@ -1,0 +1,164 @@
+"""Whole models without a GPU, the way they go on one (`make test-kernels`): decoding in graphs, learning by kernels.
+
+What is compared with is the CPU's own way, which shares neither kernels nor graphs with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+import torch
+from kernels.pretended import decode_in_graphs, launch_plainly, learn_by_kernels
+from torch import Tensor
+
+from panoply.policies import low_rank
+from panoply.policies.decoder import Decoder, DecoderConfig
+from panoply.policies.experts import Mixing
+from panoply.policies.quantised import Kind
+from panoply.policies.text import TextPolicy
+from panoply.rollout.engine import Rollouts, Sampling, TextEngine, Turn, View
+from tests.layouts import LAYOUTS, SHAPE
+from tests.policies.test_text import TOKENIZER, experience, gradients
+from tests.rollout.test_cuts import CUTS
+from tests.rollout.test_engine import SETTINGS, make_model, make_requests, odd_only, same
+
+MIXTURES: dict[str, dict[str, object]] = {
+    "qwen3_moe": {"model_type": "qwen3_moe", "mixing": Mixing(6, 2, 20, normalised=False), "dense": (1,)},
+    "mixtral": {"model_type": "mixtral", "mixing": Mixing(4, 2, 24)},
+    "olmoe": {"model_type": "olmoe", "mixing": Mixing(5, 3, 24, normalised=False)},
+    "gpt_oss": {
+        "model_type": "gpt_oss", "mixing": Mixing(6, 3, 20, bias=True, alpha=1.7, limit=0.5), "windows": (4, 0),
+    },
+}  # fmt: skip
+ALL = {**LAYOUTS, **MIXTURES}
+
+
+@pytest.fixture(autouse=True)
+def launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch_plainly(monkeypatch)
+
+
+def uneven(model: Decoder) -> Decoder:
+    """Norms, biases and sinks that differ from number to number."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 1 or name.endswith("_bias"):
+                weight += torch.randn(weight.shape) / 3
+    return model
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same model twice: one decodes as on a CPU, the other as on a GPU."""
+    there: WeakSet[Decoder] = WeakSet()
+    decode_in_graphs(monkeypatch, there.__contains__)
+
+    def made(**changes: object) -> tuple[Decoder, Decoder]:
+        models = [uneven(make_model(**{**SHAPE, **changes})) for _ in range(2)]
+        there.add(models[1])
+        return models[0], models[1]
+
+    return made
+
+
+def agree(here: Rollouts, there: Rollouts, off: float = 2e-5) -> None:
+    assert same(here, there)
+    for column in {"logp", "entropy", "cut", "kept"} & set(here.decisions):
+        torch.testing.assert_close(here.decisions[column], there.decisions[column], atol=off, rtol=off)
+    if "allowed" in here.decisions:
+        assert here.decisions.ragged("allowed").tolist() == there.decisions.ragged("allowed").tolist()
+
+
+def both(
+    models: tuple[Decoder, Decoder], *given: Any, off: float = 2e-5, **more: Any
+) -> tuple[Rollouts, Rollouts]:
+    engines = TextEngine(models[0]), TextEngine(models[1], patience=4)
+    here, there = (engine.generate(*given, entropy=True, **more) for engine in engines)
+    agree(here, there, off)
+    return here, there
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_layout_decodes_in_graphs(name: str, pair: Any) -> None:
+    both(pair(**ALL[name]), make_requests(3, 2), Sampling(max_tokens=8))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_settings_of_sampling_act_in_graphs(name: str, masked: bool, pair: Any) -> None:
+    models = pair(width=32, heads=2, kv_heads=1, layers=1)
+    both(models, make_requests(2, 2), SETTINGS[name], mask=odd_only if masked else None)
+
+
+@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_cuts_of_a_large_vocabulary_are_found_and_recorded(name: str, masked: bool, pair: Any) -> None:
+    """Of three pieces of the vocabulary a mask leaves nothing of one, little of another and much of the last.
+
+    A token may lie so near a threshold that rounding decides whether it is kept.
+    """
+
+    def some(view: View) -> Tensor:
+        ids = torch.arange(9001)
+        left = (ids % 700 == 5) | (ids > 8300)
+        return left & (ids >= 4096) | (left & (view.length % 2 == 0)[:, None] & (ids < 100))
+
+    models = pair(width=32, heads=2, kv_heads=1, layers=1, vocab_size=9001)
+    both(models, make_requests(2, 2), CUTS[name], mask=some if masked else None, off=5e-3)
+
+
+@pytest.mark.parametrize("base", [None, "nf4", "int8"])
+def test_graphs_follow_low_rank_factors(base: Kind | None, pair: Any) -> None:
+    models = pair(width=64, heads=2, kv_heads=1, inner=128)
+    for model in models:
+        layers = [name for name in low_rank.linear_layers(model) if "layers" in name]
+        low_rank.adapt(model, dict.fromkeys(layers, 4), dict.fromkeys(layers, 2.0), base)
+    before, _ = both(models, make_requests(2, 2), Sampling(max_tokens=6))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for (_, a), (_, b) in zip(*map(low_rank.adapters, models), strict=True):
+            for mine, theirs in ((a.lora_A, b.lora_A), (a.lora_B, b.lora_B)):
+                mine.copy_(torch.randn_like(mine) * 0.3)
+                theirs.copy_(mine)
+    for model in models:
+        low_rank.merge(model)
+    after, _ = both(models, make_requests(2, 2), Sampling(max_tokens=6))
+    assert not same(before, after)
+
+
+def test_turns_append_and_rows_come_and_go(pair: Any) -> None:
+    def reply(turn: Turn) -> list[int] | None:
+        return [5] * (7 + turn.turn) if turn.turn < 3 else None
+
+    models = pair(width=32, heads=2, kv_heads=1, layers=1)
+    found = [
+        TextEngine(model, slots=3, patience=patience, prefill_tokens=9).generate(
+            make_requests(3, 2),
+            Sampling(max_tokens=6, stop_tokens=(3, 11)),
+            lambda ts: [reply(t) for t in ts],
+        )
+        for model, patience in zip(models, (1, 4), strict=True)
+    ]
+    agree(*found)
+
+
+@pytest.mark.parametrize("name", [*ALL, "apart"])
+def test_every_layout_learns_by_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are read once for their answers, and once for each of them where they are apart."""
+    config = DecoderConfig(14, **{**SHAPE, **ALL.get(name, {})})  # type: ignore[arg-type]
+    policy, data = TextPolicy.fresh(config, TOKENIZER), experience([(7, [5, 1]), (4, [7]), (11, [2, 8])])
+    uneven(policy.model)  # type: ignore[arg-type]
+    weight = torch.linspace(-1, 2, len(data))
+    policy.shared = name != "apart"
+    monkeypatch.setattr(Decoder, "fusing", False)
+    slopes, scores = gradients(policy, data, weight), policy.score(data)["logp"].detach()
+    monkeypatch.setattr(Decoder, "fusing", True)
+    learn_by_kernels(monkeypatch)
+    for parameter, slope in gradients(policy, data, weight).items():
+        apart = (slope - slopes[parameter]).abs().max() / slopes[parameter].abs().max()
+        assert apart < 2e-5, f"{parameter}: {apart}"
+    with torch.no_grad():
+        torch.testing.assert_close(policy.score(data)["logp"], scores, atol=2e-5, rtol=2e-5)
