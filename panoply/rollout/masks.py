@@ -103,7 +103,8 @@ def _ids(row: int, given: Sequence[int] | Tensor, vocabulary: int) -> list[int]:
     """The ids that a row's mask lists. Marks that are no bool tensor would be taken for the ids 0 and 1."""
     listed = given.tolist() if isinstance(given, Tensor) else given
     ids = list(listed) if isinstance(listed, Iterable) else [None]
-    whole = all(issubclass(kind, Integral) and kind is not bool for kind in set(map(type, ids)))
+    kinds = set(map(type, ids))
+    whole = bool not in kinds and all(issubclass(kind, Integral) for kind in kinds)
     if not whole or (len(ids) == vocabulary > 2 and set(ids) <= {0, 1}):
         raise PanoplyError(
             f"The mask of row {row} is neither ids of tokens, which are whole numbers, nor a bool tensor with a mark "
