@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from benchmarks.gpu import Shape
 
 WORDS = 1000
+LENGTH = "completions/mean_length"
 FEW = {1: "One timed step.", 2: "Two timed steps."}
 """What is said of measurements with fewer than usual."""
 
@@ -22,45 +24,47 @@ def measure(
 ) -> dict[str, Any]:
     """`best` has bf16 weights, no checkpointing and large micro-batches; otherwise TRL's defaults stand.
 
+    What does not fit into memory is a result, too.
+
     most   rows of a micro-batch of 640 tokens each
     """
-    from datasets import Dataset
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    micro = _rows_at_a_time(shape, most) if best else 8
+    setting = "continuous batching" if continuous else "best" if best else "default"
+    about = {"trl": version("trl"), "setting": setting, "micro_batch": micro}
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        whole, generating, lengths = _timed(shape, best, continuous, micro, warm + steps)
+    except torch.OutOfMemoryError:
+        return {**about, "failed": "out of memory"}
+    step, sample = statistics.median(whole[warm:]), statistics.median(generating[warm:])
+    return {
+        **about,
+        "step": step,
+        "sample": sample,
+        "learn": step - sample,
+        "steps": whole,
+        "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
+        "mean_length": lengths,
+        "tokens_per_s": shape.sampled / step,
+        **({"note": FEW[steps]} if steps in FEW else {}),
+    }
 
-    from benchmarks.gpu import Fixed
 
+def _rows_at_a_time(shape: Shape, most: int) -> int:
     rows = shape.prompts * shape.group
-    micro = max(1, min(rows, most * 640 // (shape.prompt + shape.completion))) if best else 8
+    micro = max(1, min(rows, most * 640 // (shape.prompt + shape.completion)))
     while rows % micro:
         micro -= 1
-    settings: dict[str, Any] = {}
-    if best:
-        settings |= {"gradient_checkpointing": False, "optim": "adamw_torch_fused"}
-    if continuous:
-        settings |= {"use_transformers_continuous_batching": True}
-    settings |= {name.removeprefix("sample."): value for name, value in shape.settings}
-    world = Fixed(shape)
-    prompts = [
-        " ".join(f"w{t}" for t in world.task("train", i).prompt)
-        for i in range(shape.prompts * (warm + steps + 1))
-    ]
-    config = GRPOConfig(
-        output_dir=tempfile.mkdtemp(),
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=rows // micro,
-        num_generations=shape.group,
-        max_completion_length=shape.completion,
-        temperature=1.0,
-        beta=0.0,
-        bf16=True,
-        logging_steps=1,
-        max_steps=warm + steps,
-        save_strategy="no",
-        report_to="none",
-        seed=0,
-        **settings,
-    )
+    return micro
+
+
+def _timed(
+    shape: Shape, best: bool, continuous: bool, micro: int, steps: int
+) -> tuple[list[float], list[float], list[float]]:
+    """Of every step its seconds, those of sampling and scoring among them, and the mean length of its answers."""
+    from transformers import TrainerCallback
+    from trl import GRPOTrainer
+
     ends: list[float] = []
     generating: list[float] = []
 
@@ -72,12 +76,11 @@ def measure(
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
         return [sum(ids) % 1009 / 1009 for ids in completion_ids]
 
-    torch.cuda.reset_peak_memory_stats()
     trainer = GRPOTrainer(
         model=_model(shape, torch.bfloat16 if best else torch.float32),
         reward_funcs=reward,
-        args=config,
-        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        args=_config(shape, best, continuous, micro, steps),
+        train_dataset=_prompts(shape, steps),
         processing_class=_tokenizer(),
         callbacks=[Clock()],
         peft_config=_adapters(shape),
@@ -95,24 +98,45 @@ def measure(
     trainer._generate_and_score_completions = timed
     began = time.perf_counter()
     trainer.train()
-    whole = [b - a for a, b in zip([began, *ends], ends, strict=False)]
-    logged = [h for h in trainer.state.log_history if "completions/mean_length" in h]
-    step, sample = statistics.median(whole[warm:]), statistics.median(generating[warm:])
-    import trl
+    lengths = [h[LENGTH] for h in trainer.state.log_history if LENGTH in h]
+    return [b - a for a, b in zip([began, *ends], ends, strict=False)], generating, lengths
 
-    return {
-        "trl": trl.__version__,
-        "setting": "continuous batching" if continuous else "best" if best else "default",
-        "micro_batch": micro,
-        "step": step,
-        "sample": sample,
-        "learn": step - sample,
-        "steps": whole,
-        "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
-        "mean_length": [h["completions/mean_length"] for h in logged],
-        "tokens_per_s": shape.sampled / step,
-        **({"note": FEW[steps]} if steps in FEW else {}),
-    }
+
+def _config(shape: Shape, best: bool, continuous: bool, micro: int, steps: int) -> Any:
+    from trl import GRPOConfig
+
+    settings: dict[str, Any] = {}
+    if best:
+        settings |= {"gradient_checkpointing": False, "optim": "adamw_torch_fused"}
+    if continuous:
+        settings |= {"use_transformers_continuous_batching": True}
+    settings |= {name.removeprefix("sample."): value for name, value in shape.settings}
+    return GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=shape.prompts * shape.group // micro,
+        num_generations=shape.group,
+        max_completion_length=shape.completion,
+        temperature=1.0,
+        beta=0.0,
+        bf16=True,
+        logging_steps=1,
+        max_steps=steps,
+        save_strategy="no",
+        report_to="none",
+        seed=0,
+        **settings,
+    )
+
+
+def _prompts(shape: Shape, steps: int) -> Any:
+    """Panoply's, as words; of one step more than are made."""
+    from datasets import Dataset
+
+    from benchmarks.gpu import Fixed
+
+    tasks = (Fixed(shape).task("train", i) for i in range(shape.prompts * (steps + 1)))
+    return Dataset.from_dict({"prompt": [" ".join(f"w{t}" for t in task.prompt) for task in tasks]})
 
 
 def _model(shape: Shape, dtype: torch.dtype) -> Any:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 
-from benchmarks import control, control_table, gpu, gpu_cells, gpu_table
+from benchmarks import control, control_table, gpu, gpu_cells, gpu_table, gpu_trl
 from panoply.errors import PanoplyError
 
 
@@ -351,3 +352,18 @@ def test_what_the_readme_says_of_an_h200_is_what_was_measured(name: str, said: s
     cell = json.loads((tiny.ROOT / "results" / "bench-gpu" / f"{name}.json").read_text())
     readme = " ".join((tiny.ROOT / "README.md").read_text().split())
     assert said.format(cell["peak_gb"], cell["step"]) in readme.split("Measured on one H200")[1]
+
+
+def test_what_does_not_fit_into_memory_in_trl_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 rows of 640 tokens are 35 of 1,152, and 512 rows are a multiple of 32; of 16 at a time 20 are one of 10."""
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(gpu_trl.torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(gpu_trl, "version", lambda _: "1.16.0")
+    monkeypatch.setattr(gpu_trl, "_timed", full)
+    known = {"trl": "1.16.0", "setting": "best", "micro_batch": 32, "failed": "out of memory"}
+    assert gpu_trl.measure(gpu.LONG, best=True, continuous=False) == known
+    assert gpu_trl._rows_at_a_time(gpu.Shape(10, 2), 16) == 10
+    assert gpu_trl.measure(gpu.LONG, best=False, continuous=False)["micro_batch"] == 8
