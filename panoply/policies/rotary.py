@@ -1,4 +1,7 @@
-"""Rotary positions: how many radians each pair of dimensions turns from one position to the next."""
+"""Rotary positions: how many radians each pair of dimensions turns from one position to the next.
+
+They are rounded as transformers rounds them: at position 100,000 the last bit of the fastest is 0.01 radians.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,13 @@ NEEDED = {
 
 def plain(size: int, base: float) -> Tensor:
     """Without scaling: base^(−2i / size) for pair i of the dimensions that are turned."""
+    return 1.0 / _periods(size, base)
+
+
+def _periods(size: int, base: float) -> Tensor:
+    """How many positions a radian takes."""
     steps = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
-    return 1.0 / base**steps
+    return base**steps
 
 
 class Positions(Protocol):
@@ -76,9 +84,9 @@ def scaled(size: int, base: float, scaling: Mapping[str, Any], positions: int) -
         if kind == "llama3":
             return _llama3(unscaled, scaling), 1.0
         if kind == "yarn":
-            return _yarn(unscaled, base, scaling)
+            return _yarn(_periods(size, base), base, scaling)
         if kind == "longrope":
-            return _longrope(unscaled, scaling, positions)
+            return _longrope(_periods(size, base), scaling, positions)
     except (KeyError, TypeError) as missing:
         names = ", ".join(NEEDED[kind]) if isinstance(missing, TypeError) else missing
         raise PanoplyError(f"Rotary scaling '{kind}' needs {names} in config.json.") from None
@@ -92,12 +100,12 @@ def _llama3(plain: Tensor, scaling: Mapping[str, Any]) -> Tensor:
         raise PanoplyError(
             f"Rotary scaling 'llama3' needs low_freq_factor below high_freq_factor, not {low:g} and {high:g}."
         )
-    turns = float(scaling["original_max_position_embeddings"]) * plain / (2 * math.pi)
+    turns = float(scaling["original_max_position_embeddings"]) / (2 * math.pi / plain)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
-    return plain * keep + plain / factor * (1 - keep)
+    return (1 - keep) * plain / factor + keep * plain
 
 
-def _longrope(plain: Tensor, scaling: Mapping[str, Any], positions: int) -> tuple[Tensor, float]:
+def _longrope(periods: Tensor, scaling: Mapping[str, Any], positions: int) -> tuple[Tensor, float]:
     """Each pair divided by a number of its own: of the short factors, or the long ones.
 
     transformers looks at the longest sequence of a batch, and turns all of it by the long factors where that is beyond
@@ -107,9 +115,9 @@ def _longrope(plain: Tensor, scaling: Mapping[str, Any], positions: int) -> tupl
     factor, original = float(scaling["factor"]), float(scaling["original_max_position_embeddings"])
     factors = {name: scaling[f"{name}_factor"] for name in ("short", "long")}
     for name, each in factors.items():
-        if len(each) != len(plain):
+        if len(each) != len(periods):
             raise PanoplyError(
-                f"Rotary scaling 'longrope' has {len(each)} {name} factors for {len(plain)} pairs of dimensions."
+                f"Rotary scaling 'longrope' has {len(each)} {name} factors for {len(periods)} pairs of dimensions."
             )
     each = torch.tensor(
         factors["long" if positions > original else "short"], dtype=torch.float32, device="cpu"
@@ -117,13 +125,13 @@ def _longrope(plain: Tensor, scaling: Mapping[str, Any], positions: int) -> tupl
     attention = scaling.get("attention_factor")
     if attention is None:
         attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    return plain / each, float(attention)
+    return 1.0 / (each * periods), float(attention)
 
 
-def _yarn(plain: Tensor, base: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
+def _yarn(periods: Tensor, base: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
     """As llama3, but the blend is linear in the dimension's index; attention is sharpened besides."""
     factor, original = float(scaling["factor"]), float(scaling["original_max_position_embeddings"])
-    size = 2 * len(plain)
+    size = 2 * len(periods)
 
     def index_of(turns: float) -> float:
         return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
@@ -132,7 +140,7 @@ def _yarn(plain: Tensor, base: float, scaling: Mapping[str, Any]) -> tuple[Tenso
     if scaling.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
-    ramp = (torch.arange(len(plain), dtype=torch.float32, device="cpu") - low) / (max(high - low, 0) or 0.001)
+    ramp = (torch.arange(len(periods), dtype=torch.float32, device="cpu") - low) / (high - low or 0.001)
     keep = 1 - ramp.clamp(0, 1)
 
     def sharpening(weight: float) -> float:
@@ -142,4 +150,4 @@ def _yarn(plain: Tensor, base: float, scaling: Mapping[str, Any]) -> tuple[Tenso
     if attention is None:
         top, bottom = scaling.get("mscale"), scaling.get("mscale_all_dim")
         attention = sharpening(top) / sharpening(bottom) if top and bottom else sharpening(1.0)
-    return plain * keep + plain / factor * (1 - keep), float(attention)
+    return 1.0 / (factor * periods) * (1 - keep) + 1.0 / periods * keep, float(attention)

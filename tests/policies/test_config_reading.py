@@ -148,3 +148,30 @@ def test_a_share_of_heads_that_a_layout_does_not_read_is_named(group: str) -> No
     raw = {**SIZES, "model_type": "qwen3", group: {"rope_type": "default", "partial_rotary_factor": 0.5}}
     with pytest.raises(PanoplyError, match=rf"{group}\.partial_rotary_factor to 0.5"):
         DecoderConfig.from_hf(raw)
+
+
+PAIRS = torch.linspace(1.0, 7.3, 32).tolist()
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 5.7},
+    "llama3": {"factor": 5.7, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "yarn": {"factor": 5.7, "attention_factor": 1.1},
+    "longrope": {"short_factor": PAIRS, "long_factor": PAIRS, "factor": 5.7},
+}
+
+
+@pytest.mark.parametrize("original", [4096, 5])
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_frequencies_are_those_of_transformers_to_the_last_bit(kind: str, original: int) -> None:
+    """Each bit more that they differ by is as far off as sequences are long."""
+    rope = {
+        "rope_type": kind,
+        "rope_theta": 3e5,
+        "original_max_position_embeddings": original,
+        **SCALINGS[kind],
+    }
+    raw = {**SIZES, "head_dim": 64, "max_position_embeddings": 131072, "rope_parameters": rope}
+    theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(transformers.LlamaConfig(**raw))
+    ((ours, factor),) = DecoderConfig.from_hf({**raw, "model_type": "llama"}).frequencies()
+    assert torch.equal(ours, theirs.inv_freq)
+    assert factor == theirs.attention_scaling
