@@ -59,7 +59,7 @@ def check_understood(raw: Mapping[str, Any], layout: Architecture) -> None:
     """Refuse a config that asks for something which the layout is not known to have."""
     known = understood(layout)
     for name, value in raw.items():
-        if not (name in known or _says_nothing(value) or value in _same(name, layout)):
+        if not (name in known or _says_nothing(value) or value in _same(name, raw, layout)):
             raise PanoplyError(
                 f"config.json sets {plain(name)} to {brief(value)}, and what that does to a {raw['model_type']} layout "
                 "is not known here: take it out of config.json if the model is the same without."
@@ -75,7 +75,7 @@ def check_understood(raw: Mapping[str, Any], layout: Architecture) -> None:
             if strange:
                 raise PanoplyError(
                     f"config.json sets {where}.{plain(strange[0])} to {brief(rope[strange[0]])}, and what that does to "
-                    "positions is not known here."
+                    "positions is not known here: take it out of config.json if the model is the same without."
                 )
 
 
@@ -116,14 +116,15 @@ class Known(frozenset[str]):
 ROPE = Known((*Rope.__annotations__, "finetuned"))
 
 
-def _same(name: str, layout: Architecture) -> tuple[Any, ...]:
-    """Values by which a setting that nobody reads says what the layout does anyway."""
+def _same(name: str, raw: Mapping[str, Any], layout: Architecture) -> tuple[Any, ...]:
+    """Values by which a setting that nobody reads says what the model does anyway."""
     return {
         "activation": ("swiglu", "silu") if layout.activation == "silu" else (),
         "use_qk_norm": (bool(layout.qk_norm),),
         "qkv_bias": (layout.qkv_bias is True,),
         "scoring_func": ("softmax",) if layout.sparse else (),
         PARTLY: (1,),
+        "sliding_window_size": (raw.get("sliding_window"),) if layout.windows else (),
         "full_attn_mod": (1,),
         "interpolate_factor": (1,),
     }.get(name, ())

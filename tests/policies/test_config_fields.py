@@ -80,6 +80,10 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma2",
         {**GEMMA, **CAPS, "cache_implementation": "hybrid", "query_pre_attn_scalar": 16, "sliding_window": 4096},
     ),
+    "Gemma 2 9B": (
+        "gemma2",
+        {**GEMMA, **CAPS, "query_pre_attn_scalar": 16, "sliding_window": 4096, "sliding_window_size": 4096},
+    ),
     "Gemma 3 1B": (
         "gemma3_text",
         {
@@ -169,6 +173,8 @@ def test_all_that_transformers_says_of_a_layout_is_understood(model_type: str) -
         ("llama", "layer_norm_eps", 1e-3),
         ("llama", "attention_out_bias", True),
         ("llama", "sliding_window", 4),
+        ("llama", "sliding_window_size", 4),
+        ("gemma2", "sliding_window_size", 4),
         ("llama", "partial_rotary_factor", 0.5),
         ("gemma2", "partial_rotary_factor", 0.5),
         ("llama", "use_qk_norm", True),
