@@ -15,6 +15,7 @@ from torch import Tensor
 
 from panoply.policies import low_rank
 from panoply.policies.decoder import Decoder, DecoderConfig
+from panoply.policies.expert_adapters import expert_tensors
 from panoply.policies.experts import Mixing
 from panoply.policies.quantised import Kind
 from panoply.policies.text import TextPolicy
@@ -162,3 +163,29 @@ def test_every_layout_learns_by_kernels(name: str, monkeypatch: pytest.MonkeyPat
         assert apart < 2e-5, f"{parameter}: {apart}"
     with torch.no_grad():
         torch.testing.assert_close(policy.score(data)["logp"], scores, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma2", "qwen3_moe", "gpt_oss"])
+def test_low_rank_factors_learn_by_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of layers that share their input, and of experts."""
+    config = DecoderConfig(14, **{**SHAPE, **ALL[name]})  # type: ignore[arg-type]
+    policy, data = TextPolicy.fresh(config, TOKENIZER), experience([(7, [5, 1]), (4, [7])])
+    model = uneven(policy.model)  # type: ignore[arg-type]
+    layers = [n for n in (*low_rank.linear_layers(model), *expert_tensors(model)) if "layers" in n]
+    low_rank.adapt(model, dict.fromkeys(layers, 3), dict.fromkeys(layers, 2.0))
+    factors = [factor for _, layer in low_rank.adapters(model) for factor in (layer.lora_A, layer.lora_B)]
+    with torch.no_grad():
+        for factor in factors:
+            factor.normal_(std=0.2)
+    low_rank.merge(model)
+    weight = torch.linspace(-1, 2, len(data))
+
+    def slopes() -> tuple[Tensor, ...]:
+        return torch.autograd.grad((policy.score(data)["logp"] * weight).sum(), factors)
+
+    monkeypatch.setattr(Decoder, "fusing", False)
+    wanted = slopes()
+    monkeypatch.setattr(Decoder, "fusing", True)
+    learn_by_kernels(monkeypatch)
+    for found, true in zip(slopes(), wanted, strict=True):
+        assert (found - true).abs().max() < 2e-5 * true.abs().max()
