@@ -230,6 +230,18 @@ def test_what_comes_into_scores_is_told(given: dict[str, Any], beside: bool) -> 
     assert (told[0].beside, told[0].scale) == (beside, 0.5)
 
 
+def test_a_hybrid_of_attention_alone_has_no_experts(tmp_path: Path) -> None:
+    """As Granite 4 350M and 1B are published."""
+    settings = {**GROUPED, "layer_types": ["attention"] * 2, "num_local_experts": 0, "num_experts_per_tok": 0}
+    mamba = {"mamba_n_heads": 8, "shared_intermediate_size": 48, "logits_scaling": 4.0, "pad_token_id": 0}
+    config = transformers.GraniteMoeHybridConfig(**SIZE, **settings, **mamba, **SPECIAL)
+    AUTO.from_config(config).save_pretrained(tmp_path)
+    model = load_model(tmp_path)
+    assert isinstance(model, Foreign)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens(9)), model.inner(tokens(9)).logits, atol=1e-5, rtol=1e-5)
+
+
 def test_windows_are_of_layers_that_slide() -> None:
     kinds = ["sliding_attention", "full_attention"]
     config = {**GROUPED, **SIZE, "sliding_window": 5}
