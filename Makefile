@@ -49,7 +49,7 @@ KERNELS_VENV := build/kernels-venv
 
 test-kernels: ## the GPU's kernels in Triton's interpreter, and compiled, on a machine without a GPU (minutes, and a download)
 	$(PYTHON) -m venv $(KERNELS_VENV)
-	$(KERNELS_VENV)/bin/pip install --quiet $(PIP_ARGS) "$(TORCH)" -e . triton==3.6.0 "numpy<2.3" pytest
+	$(KERNELS_VENV)/bin/pip install --quiet $(PIP_ARGS) "$(TORCH)" -e . triton==3.6.0 "numpy<2.3" "transformers>=5" pytest
 	TRITON_INTERPRET=1 PYTHONPATH=tests $(KERNELS_VENV)/bin/python -m pytest -q -W ignore tests/kernels/interpreted.py tests/kernels/interpreted_paths.py
 	PYTHONPATH=tests $(KERNELS_VENV)/bin/python -m pytest -q -W ignore tests/kernels/compiled.py
 

@@ -5,6 +5,7 @@ What is compared with is the CPU's own way, which shares neither kernels nor gra
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 from weakref import WeakSet
 
@@ -17,10 +18,15 @@ from panoply.policies import low_rank
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.expert_adapters import expert_tensors
 from panoply.policies.experts import Mixing
+from panoply.policies.foreign import Foreign
+from panoply.policies.packing import pack
 from panoply.policies.quantised import Kind
 from panoply.policies.text import TextPolicy
-from panoply.rollout.engine import Rollouts, Sampling, TextEngine, Turn, View
+from panoply.rollout import graphs
+from panoply.rollout.engine import Request, Rollouts, Sampling, TextEngine, Turn, View
+from panoply.rollout.plain_graphs import PlainGraphDecoder
 from tests.layouts import LAYOUTS, SHAPE
+from tests.policies.test_foreign import build
 from tests.policies.test_text import TOKENIZER, experience, gradients
 from tests.rollout.test_cuts import CUTS
 from tests.rollout.test_engine import SETTINGS, make_model, make_requests, odd_only, same
@@ -52,10 +58,16 @@ def uneven(model: Decoder) -> Decoder:
 
 
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The same model twice: one decodes as on a CPU, the other as on a GPU."""
-    there: WeakSet[Decoder] = WeakSet()
-    decode_in_graphs(monkeypatch, there.__contains__)
+def there(monkeypatch: pytest.MonkeyPatch) -> WeakSet[Any]:
+    """Models that decode as on a GPU; all others do as on a CPU."""
+    found: WeakSet[Any] = WeakSet()
+    decode_in_graphs(monkeypatch, found.__contains__)
+    return found
+
+
+@pytest.fixture
+def pair(there: WeakSet[Any]) -> Any:
+    """The same model twice, one of them there."""
 
     def made(**changes: object) -> tuple[Decoder, Decoder]:
         models = [uneven(make_model(**{**SHAPE, **changes})) for _ in range(2)]
@@ -73,9 +85,7 @@ def agree(here: Rollouts, there: Rollouts, off: float = 2e-5) -> None:
         assert here.decisions.ragged("allowed").tolist() == there.decisions.ragged("allowed").tolist()
 
 
-def both(
-    models: tuple[Decoder, Decoder], *given: Any, off: float = 2e-5, **more: Any
-) -> tuple[Rollouts, Rollouts]:
+def both(models: tuple[Any, Any], *given: Any, off: float = 2e-5, **more: Any) -> tuple[Rollouts, Rollouts]:
     engines = TextEngine(models[0]), TextEngine(models[1], patience=4)
     here, there = (engine.generate(*given, entropy=True, **more) for engine in engines)
     agree(here, there, off)
@@ -85,6 +95,27 @@ def both(
 @pytest.mark.parametrize("name", ALL)
 def test_every_layout_decodes_in_graphs(name: str, pair: Any) -> None:
     both(pair(**ALL[name]), make_requests(3, 2), Sampling(max_tokens=8))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "glm", "gpt_oss"])
+def test_modules_decode_between_kernels_of_attention(
+    name: str, pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where PEFT has replaced some."""
+    monkeypatch.setattr(graphs, "has_kernels", lambda model: False)
+    models = pair(**ALL[name])
+    both(models, make_requests(3, 2), Sampling(max_tokens=8))
+    assert isinstance(graphs._made[models[1]], PlainGraphDecoder)
+
+
+@pytest.mark.parametrize("name", ["cohere", "gpt_neox", "gemma3_text"])
+def test_models_of_transformers_decode_between_kernels_of_attention(name: str, there: WeakSet[Any]) -> None:
+    inner = build(name)
+    models = Foreign(inner), Foreign(copy.deepcopy(inner))
+    there.add(models[1])
+    requests = [Request([3, 5 + i, 7], [10 * i, 10 * i + 1]) for i in range(2)]
+    both(models, requests, Sampling(max_tokens=12))
+    assert models[1].glances
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -189,3 +220,26 @@ def test_low_rank_factors_learn_by_kernels(name: str, monkeypatch: pytest.Monkey
     learn_by_kernels(monkeypatch)
     for found, true in zip(slopes(), wanted, strict=True):
         assert (found - true).abs().max() < 2e-5 * true.abs().max()
+
+
+@pytest.mark.parametrize("name", ["cohere", "gpt_neox", "gemma3_text"])
+def test_models_of_transformers_learn_packed_by_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer of ten tokens and one of four, after a prompt of six."""
+    model = Foreign(build(name))
+    text = torch.randint(3, 41, (1, 20), generator=torch.Generator().manual_seed(1))
+    packing = pack(torch.tensor([6, 10, 4]), torch.tensor([0, 1, 2]), torch.tensor([0, 0, 0]))
+    positions = torch.tensor([[*range(16), *range(6, 10)]])
+    weights = [weight.requires_grad_() for weight in model.parameters()]
+
+    def found() -> tuple[Tensor, tuple[Tensor, ...]]:
+        state, _ = model.hidden_states(text, positions, packing=packing)
+        aim = torch.linspace(-1, 2, state.numel()).view_as(state)
+        slopes = torch.autograd.grad((state * aim).sum(), weights, allow_unused=True)
+        return state.detach(), tuple(slope for slope in slopes if slope is not None)
+
+    state, slopes = found()
+    learn_by_kernels(monkeypatch)
+    again, by_kernels = found()
+    assert (again - state).abs().max() < 2e-5 * state.abs().max()
+    for quick, true in zip(by_kernels, slopes, strict=True):
+        assert (quick - true).abs().max() < 2e-5 * true.abs().max()

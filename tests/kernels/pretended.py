@@ -58,13 +58,17 @@ def _capture(self: graphs.GraphDecoder, size: int, masked: bool) -> tuple[Any, s
     return SimpleNamespace(replay=partial(self._step, size, record, masked)), record
 
 
-def decode_in_graphs(monkeypatch: pytest.MonkeyPatch, chosen: Callable[[Decoder], bool]) -> None:
+def _reader(model: Any, blocks: reading.Plain | None) -> reading.Read | None:
+    return None if blocks is None else partial(reading._read, model, blocks)
+
+
+def decode_in_graphs(monkeypatch: pytest.MonkeyPatch, chosen: Callable[[Any], bool]) -> None:
     """Generations of the models `chosen` draw by a `GraphDecoder`, and read prompts end to end."""
     allocate = Generation._allocate
 
     def in_graphs(self: Generation, capacity: int, whole: int, patience: int) -> None:
         allocate(self, capacity, whole, patience)
-        if chosen(self.model):  # type: ignore[arg-type]
+        if chosen(self.model):
             made = graphs.graph_decoder(self.model, self.size, whole, patience)
             assert made is not None
             self.graphs, self.host, self.size = made, None, min(self.size, made.rows)
@@ -81,7 +85,7 @@ def decode_in_graphs(monkeypatch: pytest.MonkeyPatch, chosen: Callable[[Decoder]
     monkeypatch.setattr(graphs, "Glance", _Glance)
     monkeypatch.setattr(graphs.GraphDecoder, "_capture", _capture)
     monkeypatch.setattr(graphs.GraphDecoder, "_rehearse", lambda self, model: None)
-    monkeypatch.setattr(graphs, "reader", lambda model, blocks: partial(reading._read, model, blocks))
+    monkeypatch.setattr(graphs, "reader", _reader)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     _attend_by_kernels(monkeypatch)
