@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from panoply import selves
 from panoply.devices import missing
+from panoply.errors import PanoplyError
 from panoply.footprint import (
     Dimensions,
     Held,
     Peak,
+    Shapes,
     Work,
     expected,
+    later,
     left_to_autograd,
+    linear_of,
     pass_tokens,
 )
 from panoply.kinds import is_text, kind_of
@@ -98,17 +104,32 @@ class Cost:
     """What a GPU holds at most; None where that is not counted: in control, in float32, and of odd layouts."""
 
 
+@dataclass(frozen=True)
+class Learned:
+    """Weights of a policy, and which of them learn."""
+
+    weights: int
+    learning: int
+    """All of them, or those of adapters."""
+    under: int
+    """Those of layers that have adapters; all where there are none."""
+    reference: int
+    """Of the model that --reference names."""
+    base: str = "whole"
+    begun: bool = False
+    """Whether the policy as it began is there anyway, under fresh adapters."""
+    merged: bool = False
+    """Whether adapters are this library's own, merged into the weights."""
+
+
 def cost(plan: Plan) -> Cost:
     method, options, world = plan.method, plan.options, plan.world()
     kind = kind_of(world)
     if seats := plan.seats():
         return _together(plan, {name: cost(one) for name, one in seats.items()})
     shapes = kind.shapes(options.model, world, plan.policy_options)
-    parameters = sum(map(_numel, shapes.values()))
-    trainable, moving, base, fresh = parameters, parameters, "whole", False
-    if options.lora:
-        adapted, base, fresh = kind.adapted(options.model, world, options.lora, plan.lora)
-        trainable, moving = _adapters(adapted, options.lora)
+    of = _learned(plan, shapes)
+    parameters = of.weights
     slots: dict[str, Any] = method.slots()
     source = slots.get("sample") or slots["data"]
     sampled, trained = part_tokens(source, kind.lengths(world, source.settings().get("max_tokens")))
@@ -119,16 +140,16 @@ def cost(plan: Plan) -> Cost:
         trained *= 2
     width = 4 if options.dtype == "float32" else 2
     memory = {"weights": parameters * width}
-    merged = options.lora > 0 and kind.runs_natively(options.model, world, plan.lora)
     if options.lora:
-        memory |= {"adapters": trainable * 4, **_learning(trainable, slots["update"], 4)}
-        if merged and base in BYTES:
-            memory["weights"] -= moving * width
-            memory["adapted layers in few bits"] = int(moving * BYTES[base])
-        elif merged:
-            memory["adapted layers as they were"] = moving * width
+        memory |= {"adapters": of.learning * 4, **_learning(of.learning, slots["update"], 4)}
+        if of.merged and of.base in BYTES:
+            memory["weights"] -= of.under * width
+            memory["adapted layers in few bits"] = int(of.under * BYTES[of.base])
+        elif of.merged:
+            memory["adapted layers as they were"] = of.under * width
     else:
         memory |= _learning(parameters, slots["update"], width, options.masters)
+    memory |= beside(plan, of, width)
     update = slots["update"].settings().get("epochs", 1)
     work = 2 * parameters * sampled + (4 if options.lora else 6) * parameters * trained * update
     extra = []
@@ -141,18 +162,10 @@ def cost(plan: Plan) -> Cost:
         )
         if asked:
             extra.append(f"one forward pass for {' and '.join(asked)}")
-            work += 2 * parameters * trained * (2 if one.other else 1)
-        begun = one.kind == "reference" and options.reference == "start"
-        if one.copies and not (begun and fresh):  # which is the base itself
-            own = moving if merged and (begun or one.kind != "reference") else parameters
-            own = trainable * 4 // width if base in BYTES and own == moving else own
-            mean = parameters * 4 if one.kind == "ema" and width < 4 and not options.lora else 0
-            memory[f"{one.name} copy"] = own * width * one.copies + mean
-    if "judged" in method.needs():
-        memory["policy beside the judge"] = parameters * width
+            theirs = of.reference if one.kind == "reference" else parameters
+            work += 2 * theirs * trained * (2 if one.other else 1)
     for model in slots.get("models", ()):
-        held, operations, passes = _model_beside(model, parameters, width, trained)
-        memory |= held
+        operations, passes = _work_beside(model, parameters, trained, slots["update"])
         work += operations
         extra += [passes] if passes else []
     for path, part in method.parts():
@@ -161,21 +174,69 @@ def cost(plan: Plan) -> Cost:
             work += 2 * parameters * trained * update
     kept = activations(plan, shapes, trained, sum(memory.values()))
     most = _most(plan, shapes, memory, sampled, trained) if is_text(world) else None
-    return Cost(parameters, trainable, sampled, trained, extra, memory, work, kept, most)
+    return Cost(parameters, of.learning, sampled, trained, extra, memory, work, kept, most)
+
+
+def _learned(plan: Plan, shapes: Shapes) -> Learned:
+    options, world = plan.options, plan.world()
+    kind, weights = kind_of(world), sum(map(math.prod, shapes.values()))
+    reference = weights
+    if options.reference not in ("start", "none"):
+        with contextlib.suppress(PanoplyError):  # said by whoever opens it, which need not be there yet
+            there = kind.shapes(options.reference, world, plan.policy_options)
+            reference = sum(map(math.prod, there.values()))
+    if not options.lora:
+        return Learned(weights, weights, weights, reference)
+    planned = kind.adapted(options.model, world, options.lora, plan.lora)
+    learning, under = _adapters(planned.shapes, options.lora)
+    merged = kind.runs_natively(options.model, world, plan.lora)
+    return Learned(weights, learning, under, reference, planned.base, planned.fresh, merged)
+
+
+def of_size(shapes: Shapes, rank: int, base: str) -> Learned:
+    """Of a published size, with fresh adapters of a rank on every linear layer, or none (0)."""
+    weights = sum(map(math.prod, shapes.values()))
+    if not rank:
+        return Learned(weights, weights, weights, weights)
+    return Learned(weights, *_adapters(linear_of(shapes), rank), weights, base, True, True)
+
+
+def beside(plan: Plan, of: Learned, width: int) -> dict[str, int]:
+    """Bytes of what there is beside the policy that learns: other selves, what a judge is made beside, and models."""
+    method, options, memory = plan.method, plan.options, dict[str, int]()
+    for one in selves.named(method.needs()):
+        own = of.weights
+        if one.kind == "reference" and options.reference != "start":
+            own = of.reference
+        elif one.kind == "reference" and of.begun:
+            continue  # which is the base itself
+        elif of.merged:
+            own = of.learning * 4 // width if of.base in BYTES else of.under
+        if one.copies:
+            mean = of.weights * 4 if one.kind == "ema" and width < 4 and of.learning == of.weights else 0
+            memory[f"{one.name} copy"] = own * width * one.copies + mean
+    if "judged" in method.needs():
+        memory["policy beside the judge"] = of.weights * width
+    update = cast(Part, method.slots()["update"])
+    for model in getattr(method, "models", ()):
+        memory |= _memory_beside(model, of.weights, width, update, options.masters)
+    return memory
 
 
 def step_work(plan: Plan, sampled: int, trained: int) -> Work:
-    """What the plan's step asks of a GPU. Evaluations sample as well, all problems at once where there is room."""
+    """What the plan's step asks of a GPU. Evaluations sample as well, all problems at once where there is room; but
+    for those of a judge, who gives a text one number, and no token a probability."""
     method, options, world = plan.method, plan.options, plan.world()
     source: Any = method.slots().get("sample") or method.slots()["data"]
     of = kind_of(world).lengths(world, source.settings().get("max_tokens"))
     decisions = sampled or trained * of.answer // max(1, of.prompt + of.context)
+    judged = "judged" in method.needs()
     return Work(
         of.prompt,
         of.context,
-        max(sampled // max(1, of.answer), options.held_out),
+        0 if judged else max(sampled // max(1, of.answer), options.held_out),
         trained,
-        min(decisions, trained),
+        0 if judged else min(decisions, trained),
         pass_tokens(options.micro_tokens, adapters=options.lora > 0),
         4 if options.dtype == "float32" else 2,
         "entropy" in method.needs(),
@@ -185,19 +246,17 @@ def step_work(plan: Plan, sampled: int, trained: int) -> Work:
     )
 
 
-def _most(
-    plan: Plan, shapes: dict[str, tuple[int, ...]], memory: dict[str, int], sampled: int, trained: int
-) -> Peak | None:
+def _most(plan: Plan, shapes: Shapes, memory: dict[str, int], sampled: int, trained: int) -> Peak | None:
     sizes, options = _dimensions(plan, shapes), plan.options
     if sizes is None or options.dtype == "float32":
         return None
     summed = 0 if options.lora else memory.get("gradients", 0)
     passing = 0 if options.lora else 2 * left_to_autograd(shapes)
-    held = Held(sum(memory.values()) - summed, summed, passing, memory.get("optimiser", 0))
+    held = Held(sum(memory.values()) - summed, summed, passing, later(memory))
     return expected(sizes, held, step_work(plan, sampled, trained), device_memory(options.device))
 
 
-def _dimensions(plan: Plan, shapes: dict[str, tuple[int, ...]]) -> Dimensions | None:
+def _dimensions(plan: Plan, shapes: Shapes) -> Dimensions | None:
     world, model = plan.world(), plan.options.model
     kind = kind_of(world)
     return Dimensions.of(
@@ -235,9 +294,7 @@ def _together(plan: Plan, seats: dict[str, Cost]) -> Cost:
     )
 
 
-def activations(
-    plan: Plan, shapes: dict[str, tuple[int, ...]], trained: int, held: int, total: int | None = None
-) -> Activations:
+def activations(plan: Plan, shapes: Shapes, trained: int, held: int, total: int | None = None) -> Activations:
     """A block keeps what its matrices and norms put out. `total` is the memory of the GPU, if there is one.
 
     Where that has no room for the longest sequence beside the `held` bytes, blocks are computed again.
@@ -277,35 +334,49 @@ def _learning(weights: int, update: Part, width: int, masters: bool = True) -> d
     return {name: size for name, size in found.items() if size}
 
 
-def _model_beside(model: Part, parameters: int, width: int, trained: int) -> tuple[dict[str, int], int, str]:
-    """Memory, operations and passes of a model beside the policy, which is as large where it is not known yet."""
+def _memory_beside(model: Part, policy: int, width: int, update: Part, masters: bool) -> dict[str, int]:
+    """Bytes of a model beside a policy of so many weights and its `update`."""
+    if isinstance(_learns(model, update), int):
+        return {}
+    name, weights = model.info.name, _weights_of(model, policy)
+    memory, own = {name: weights * width}, _learns(model, update)
+    if isinstance(own, Part):
+        learning = _learning(weights, own, width, masters or own is not update)
+        memory |= {f"{name}'s {what}": size for what, size in learning.items()}
+    return memory
+
+
+def _work_beside(model: Part, policy: int, trained: int, update: Part) -> tuple[int, str]:
+    """Operations and passes of a model beside a policy of so many weights."""
+    name, learns = model.info.name, _learns(model, update)
+    if isinstance(learns, int):
+        counted = f"{learns} forward pass{'es' * (learns > 1)} of the policy for {name}"
+        return 2 * policy * trained * learns, counted if learns else ""
+    each = _weights_of(model, policy) * trained
+    epochs = 0 if learns is None else int(learns.settings().get("epochs", 1))
+    return 2 * each + 6 * each * epochs, f"one forward pass of {name}"
+
+
+def _learns(model: Part, update: Part) -> Part | int | None:
+    """How a model learns, or how often the policy is asked for it; one without an update has that of the policy."""
+    found: Part | int | None = None if model.info.cost is None else model.info.cost(model)
+    together = found is None and model.settings().get("update", model) is None
+    return update if together else found
+
+
+def _weights_of(model: Part, policy: int) -> int:
+    """As many as the policy has, where it is not known yet."""
     from panoply.policies.build import folder_shapes
     from panoply.which import model_folder
 
-    name, folder = model.info.name, str(model.settings().get("folder") or "")
-    learns = model.info.cost(model) if model.info.cost is not None else None
-    if isinstance(learns, int):
-        counted = f"{learns} forward pass{'es' * (learns > 1)} of the policy for {name}"
-        return {}, 2 * parameters * trained * learns, counted if learns else ""
-    if folder and Path(folder).is_dir():
-        parameters = sum(map(_numel, folder_shapes(model_folder(folder)).values()))
-    memory, work = {name: parameters * width}, 2 * parameters * trained
-    update: Part | None = learns
-    if update is not None:
-        learning = _learning(parameters, update, width)
-        memory |= {f"{name}'s {what}": size for what, size in learning.items()}
-        work += 6 * parameters * trained * int(update.settings().get("epochs", 1))
-    return memory, work, f"one forward pass of {name}"
+    settings = model.settings()
+    folder = str(settings.get("folder") or settings.get("start") or "")
+    if not folder or not Path(folder).is_dir():
+        return policy
+    return sum(map(math.prod, folder_shapes(model_folder(folder)).values()))
 
 
 def _adapters(adapted: Iterable[tuple[int, ...]], rank: int) -> tuple[int, int]:
     """Weights of low-rank adapters, rank · (in + out) for every matrix that gets one, and weights of these matrices."""
     shapes = list(adapted)
-    return sum(rank * _numel(s[:-2]) * (s[-2] + s[-1]) for s in shapes), sum(map(_numel, shapes))
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+    return sum(rank * math.prod(s[:-2]) * (s[-2] + s[-1]) for s in shapes), sum(map(math.prod, shapes))

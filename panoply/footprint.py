@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from panoply.lora import BYTES
@@ -33,6 +34,7 @@ SAMPLED_SHARE = 0.4
 KEPT_VOCABULARY, KEPT_SHARE = 4096, 0.05
 """Softmaxes over so many tokens are kept where they take less than such a share of a GPU (`policies/scoring.py`)."""
 Shapes = Mapping[str, tuple[int, ...]]
+EMPTY: Mapping[str, int] = MappingProxyType({})
 
 
 def pass_tokens(asked: int, gpu: bool = True, adapters: bool = False) -> int:
@@ -245,26 +247,36 @@ def held(
     numbers: float,
     lora: int = 0,
     masters: bool = True,
-    copies: int = 0,
     base: str = "whole",
+    beside: Mapping[str, int] = EMPTY,
 ) -> Held:
-    """What bfloat16 weights and their optimiser hold.
+    """What bfloat16 weights, their optimiser, and what there is beside them hold.
 
     numbers   that the optimiser keeps of a weight, in float32
-    copies    of all weights for snapshots; with adapters the base is there anyway
     base      how adapted layers are kept as they were
+    beside    bytes of copies and of other models, by what they are
     """
-    weights = sum(map(math.prod, shapes.values()))
+    weights, more = sum(map(math.prod, shapes.values())), sum(beside.values())
     if not lora:
         moved = 4 * numbers + (4 if masters else 0)
-        passing, later = 2 * left_to_autograd(shapes), int(4 * numbers * weights)
-        return Held(int(weights * (2 + 2 * copies + moved)), 4 * weights, passing, later)
-    adapted = [shape for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name]
+        passing, own = 2 * left_to_autograd(shapes), int(4 * numbers * weights)
+        return Held(int(weights * (2 + moved)) + more, 4 * weights, passing, own + later(beside))
+    adapted = linear_of(shapes)
     factors = sum(lora * sum(shape) for shape in adapted)
     inside = sum(map(math.prod, adapted))
     kept = BYTES[base] - 2 if base in BYTES else 2
-    always = int(2 * weights + kept * inside + factors * (8 + 4 * numbers))
-    return Held(always, 0, 0, int(4 * numbers * factors))
+    always = int(2 * weights + kept * inside + factors * (8 + 4 * numbers)) + more
+    return Held(always, 0, 0, int(4 * numbers * factors) + later(beside))
+
+
+def later(memory: Mapping[str, int]) -> int:
+    """Of bytes by what they are, those that optimisers keep."""
+    return sum(size for name, size in memory.items() if name.endswith("optimiser"))
+
+
+def linear_of(shapes: Shapes) -> list[tuple[int, ...]]:
+    """Shapes of the linear layers in blocks, all of which get adapters where no names are given."""
+    return [shape for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name]
 
 
 def left_to_autograd(shapes: Shapes) -> int:

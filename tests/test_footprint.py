@@ -48,6 +48,11 @@ def _sizes(name: str) -> Dimensions:
     return found
 
 
+def _copied(name: str, copies: int = 1) -> dict[str, int]:
+    """Bytes of other selves."""
+    return {"copies": 2 * copies * sum(torch.Size(shape).numel() for shape in SIZES[name].values())}
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_what_was_measured_was_expected(cell: str) -> None:
     """Within 15 %, for every cell of the benchmark."""
@@ -166,7 +171,7 @@ def test_what_fits_in_the_smallest_micro_batch_is_said_to_fit(size: str, copies:
     """Of the longest sequence alone, which may keep softmaxes that larger ones compute again; and nothing else is."""
     prompt, answer = LENGTHS[length]
     work = Work(prompt, answer, 256, 16 * prompt + 128 * answer, 128 * answer, 9216, 2)
-    sizes, holding = _sizes(size), held(SIZES[size], 2, copies=copies)
+    sizes, holding = _sizes(size), held(SIZES[size], 2, beside=_copied(size, copies))
 
     def fits(tokens: int, card: int) -> bool:
         passes = replace(work, micro_tokens=tokens)
@@ -182,7 +187,7 @@ def test_what_fits_in_the_smallest_micro_batch_is_said_to_fit(size: str, copies:
 def test_smaller_passes_fit_where_large_ones_do_not_though_they_keep_softmaxes() -> None:
     """1.5 billion weights with a KL term on 48 GB."""
     work = Work(12, 512, 128, 65_728, 65_536, 9216, 2)
-    sizes, holding = _sizes("1.5B"), held(SIZES["1.5B"], 2, copies=1)
+    sizes, holding = _sizes("1.5B"), held(SIZES["1.5B"], 2, beside=_copied("1.5B"))
     found = expected(sizes, holding, work, 48 * GB)
     assert verdict(sizes, holding, work, 48 * GB) == "45*"
     assert found.softmaxes > 0
@@ -211,7 +216,7 @@ def test_the_sampler_takes_its_share_of_what_is_free_before_the_first_step() -> 
 def test_what_saves_memory_is_counted() -> None:
     sizes, plain = _sizes("0.5B"), held(SIZES["0.5B"], 2)
     assert held(SIZES["0.5B"], 0.5)[0] < held(SIZES["0.5B"], 2, masters=False)[0] < plain[0]
-    assert held(SIZES["0.5B"], 2, copies=1).always - plain.always == plain.summed / 2
+    assert held(SIZES["0.5B"], 2, beside=_copied("0.5B")).always - plain.always == plain.summed / 2
     assert plain.passing == 2 * 151936 * 896  # of embeddings alone
     away = expected(sizes, plain, replace(ANCHOR, offload=True), H200)
     assert away.softmaxes == expected(sizes, plain, ANCHOR, H200).softmaxes  # made whole before they leave

@@ -10,6 +10,7 @@ import own_model
 import pytest
 
 import panoply as pp
+from panoply.costs import Cost, cost
 from panoply.policies.build import open_policy
 from panoply.policies.value import ValueModel
 
@@ -97,3 +98,34 @@ def test_seats_cannot_share_weights_under_an_update_that_wants_more_than_gradien
     settings = {"solver.update": "momentum"}
     with pytest.raises(pp.PanoplyError, match="wants more than gradients, which learners cannot share"):
         pp.plan("relift", settings=settings)
+
+
+def _costs(method: str, **choices: Any) -> Cost:
+    return cost(pp.plan(method, "chain", model="fresh", **choices))
+
+
+def test_a_critic_that_learns_with_the_policy_is_moved_by_its_optimiser() -> None:
+    """In float32 sums, averages and copies, as if it were more of the policy."""
+    apart = _costs("ppo", dtype="bfloat16")
+    together = _costs("ppo", dtype="bfloat16", settings={"models.critic.update": "none"})
+    assert together.memory_bytes == apart.memory_bytes
+    fewer = _costs(
+        "ppo",
+        dtype="bfloat16",
+        settings={"models.critic.update": "none", "run.masters": False, "update.bits": 8},
+    ).memory_bytes
+    assert "critic's float32 masters" not in fewer
+    assert fewer["critic's optimiser"] == fewer["optimiser"] < apart.memory_bytes["optimiser"] / 3
+
+
+def test_another_model_as_reference_is_as_large_as_it_is(tmp_path: Path) -> None:
+    other = pp.load_policy(own_model.write(tmp_path / "other"))
+    pulled = {"regularise.kl": 0.1}
+    found = _costs("grpo", settings={**pulled, "run.reference": str(tmp_path / "other")})
+    weights = sum(p.numel() for p in other.parameters())
+    assert weights != found.parameters
+    assert found.memory_bytes["reference copy"] == 4 * weights
+    own = _costs("grpo", settings=pulled)
+    assert found.operations - own.operations == 2 * (weights - found.parameters) * found.trained_tokens
+    gone = _costs("grpo", settings={**pulled, "run.reference": str(tmp_path / "not-there-yet")})
+    assert gone.memory_bytes == own.memory_bytes

@@ -99,7 +99,7 @@ def planned(made: Plan) -> str:
         ("steps", f"{options.steps}" + (f", or {options.minutes:g} minutes" if options.minutes else "")),
         ("memory", f"{', '.join(memory)}: {si(sum(needed.memory_bytes.values()))}B, and activations"),
         ("activations", _activations(needed.activations)),
-        *peak_rows(needed.peak),
+        *peak_rows(needed.peak, options.is_spread()),
         (
             "arithmetic",
             f"at most {si(needed.operations)}FLOP a step, {si(needed.operations * options.steps)}FLOP in all",

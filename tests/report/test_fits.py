@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import tiny
 
 import panoply as pp
+from panoply.costs import cost
 from panoply.footprint import CARDS, SIZES
 from panoply.report import fits
 from panoply.report.text import planned
@@ -86,6 +88,78 @@ def test_it_says_what_was_measured(own: dict[str, Any], cell: str) -> None:
     )
     said = rows(page(own, settings={"run.micro_tokens": facts["micro_tokens"]}))[facts["model"], how]
     assert float(said[-1]) == pytest.approx(facts["peak_gb"], rel=0.15)
+
+
+def table_of(made: pp.Plan) -> str:
+    return planned(made).partition("what such a step takes of a GPU")[2].partition("\ndefaults without")[0]
+
+
+def test_what_is_held_beside_the_policy_is_in_it() -> None:
+    """A critic as large as the policy learns with an Adam of its own, whether the policy has adapters or not."""
+    choices: dict[str, Any] = {"world": "chain", "model": "fresh", "dtype": "bfloat16", "device": "cpu"}
+    samples = {"sample.prompts": 16, "sample.group": 8}
+    alone, critic = (
+        rows(table_of(pp.plan(name, settings={**samples, "regularise": "none"}, **choices)))
+        for name in ("grpo", "ppo")
+    )
+    weights = sum(math.prod(shape) for shape in SIZES["1.5B"].values())
+    for how in ("all weights", "--lora 16", "--lora 16, nf4"):
+        more = float(critic["1.5B", how][-1]) - float(alone["1.5B", how][-1])
+        assert more == pytest.approx(18 * weights / 1e9, abs=1.5), how
+
+
+def test_selves_of_adapters_are_in_it(own: dict[str, Any]) -> None:
+    """A reference that has begun as the base costs nothing; another model, or a self of another time, does."""
+    kl = {"regularise": "kl", "regularise.kl": 0.1}
+    found = {
+        name: float(rows(page(own, settings={**kl, **more}))["7B", "--lora 16"][-1])
+        for name, more in {
+            "none": {"regularise.kl": 0.0, "regularise": "none"},
+            "start": {},
+            "other": {"run.reference": own["model"]},
+            "ema": {"regularise.kl.to": "ema:0.05"},
+        }.items()
+    }
+    assert found["start"] == found["none"]
+    assert found["other"] == pytest.approx(found["none"] + 15.2, abs=1)
+    assert found["ema"] == pytest.approx(found["none"] + 13.1, abs=1)
+
+
+def test_a_judge_samples_nothing_and_has_no_adapters() -> None:
+    made = pp.plan("reward-model", model="fresh", dtype="bfloat16", device="cpu")
+    needed = cost(made)
+    assert needed.peak is not None
+    assert needed.peak.sampler == needed.peak.softmaxes == needed.peak.logits == 0
+    text = table_of(made)
+    assert {how for _, how in rows(text)} == {"all weights"}
+    assert "adapters" not in text
+    assert "nf4" not in text
+
+
+def test_it_only_advises_what_a_plan_would_take(own: dict[str, Any]) -> None:
+    def said(text: str) -> str:
+        return " ".join(text.split())
+
+    plain = said(page(own, device="cpu"))
+    assert "All weights take less with --set update.bits=8 and --set run.masters=false, everything" in plain
+    assert "or --set run.offload=activations." in plain
+    least = {"update.bits": 8, "run.masters": False, "run.offload": "activations"}
+    assert "options above. Everything takes less with shorter answers." in said(
+        page(own, device="cuda", settings=least)
+    )
+    assert "--layout sharded" in plain
+    assert "--layout sharded" not in said(page(own, device="cuda", settings=least))
+    assert "bits=8" not in said(page(own, update="rmsprop"))
+    assert "masters=false" not in said(page(own, update="momentum"))
+    assert "activations" not in said(page(own, settings={"run.recompute": "always"}))
+    critic = said(table_of(pp.plan("ppo", "chain", model="fresh", dtype="bfloat16", device="cpu")))
+    assert "None of these cards has room" in critic
+    assert "--layout sharded" not in critic
+
+
+def test_of_a_run_that_is_spread_it_says_what_one_card_would_hold(own: dict[str, Any]) -> None:
+    assert "were all of the run on one card" in " ".join(page(own, samplers=2).split())
+    assert "were all" not in page(own)
 
 
 def test_without_a_gpu_it_has_cards_of_common_sizes(own: dict[str, Any], monkeypatch: Any) -> None:
