@@ -40,7 +40,8 @@ class Head:
     is at least as likely as a recorded threshold, {v : log p(v) ≥ cut} ∪ {action}, where p is before the cut. That is S
     itself at the weights sampled with, up to rounding between sampler and scorer. Under other weights p′ tokens cross
     the threshold, S becomes S′, and a ratio is p′(S) / p′(S′) times that of the recorded set, where |p′(S) − kept| is
-    at most the total variation between p and p′. What crosses has about the probability exp(cut), the least in S.
+    at most the total variation between p and p′. So its logarithm is off by at most the mass of what crossed,
+    p′(S Δ S′) / min(p′(S), p′(S′)), and of every token that crossed p and p′ lie on either side of exp(cut).
 
     The alternative, log p(action) − log kept with the recorded mass as a constant, is off by p′(S) / kept ≤ 1 / kept.
     It has no tokens that cross, but a gradient whose mean over S is ∇ log p(S) and not 0, even at the weights sampled

@@ -180,6 +180,33 @@ def test_under_other_weights_the_error_is_what_crossed_the_threshold() -> None:
     assert ours.isfinite().all()
 
 
+@pytest.mark.parametrize("change", ["noise", "sharper", "flatter", "another"])
+@pytest.mark.parametrize("by", [Sampling(top_p=0.9), Sampling(top_k=120), Sampling(min_p=0.01)])
+def test_a_ratio_is_off_by_no_more_than_what_crossed(by: Sampling, change: str) -> None:
+    """Also where all probabilities move to one side of the threshold together, or have little to do with the old."""
+    generator = torch.Generator().manual_seed(5)
+    then, other = 1.2 * torch.randn(2, 200, LARGE, generator=generator, dtype=torch.float64)
+    now = {"noise": then + 0.1 * other, "sharper": 1.5 * then, "flatter": then / 1.5, "another": other}[
+        change
+    ]
+    drawn = draw(then.float(), uniforms(stream(torch.arange(200)), torch.arange(200)), by)
+    assert drawn.cut is not None
+    long = drawn.cut > -torch.inf  # the other sets are listed
+    assert long.float().mean() > 0.5
+    then, now, action, cut = (
+        x[long] for x in (then, now, drawn.action[:, None], drawn.cut.double()[:, None])
+    )
+    inside = truncated(then, by.top_k, by.top_p, by.min_p)
+    p, later = then.log_softmax(-1), now.log_softmax(-1)
+    crossed = inside ^ (later >= cut).scatter(1, action, True)
+    assert crossed.any()
+    ours = score_actions(now, torch.eye(LARGE, dtype=torch.float64), action[:, 0], cut=cut[:, 0])["logp"]
+    exact = now.masked_fill(~inside, -torch.inf).log_softmax(-1).gather(1, action)[:, 0]
+    mass = [(later.exp() * s).sum(-1) for s in (crossed, inside, inside ^ crossed)]
+    assert ((ours - exact).abs() <= mass[0] / torch.minimum(mass[1], mass[2]) + 1e-9).all()
+    assert (crossed <= ((p >= cut) ^ (later >= cut))).all()
+
+
 def test_an_action_is_in_its_own_set_whatever_the_weights_became() -> None:
     hidden, weight = torch.tensor([[1.0]]), torch.tensor([[5.0], [0.0], [-5.0]])
     found = score_actions(hidden, weight, torch.tensor([2]), entropy=True, cut=torch.tensor([-0.1]))
