@@ -22,6 +22,8 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
 """What may stand in a config, and what is meant."""
+KINDS = {"full_attention", "sliding_attention"}
+"""Of layers, where each has rotary settings of its own."""
 
 
 def refuse_unsupported(raw: Mapping[str, Any], layout: Architecture, where: str) -> None:
@@ -94,9 +96,10 @@ def rope_of(raw: Mapping[str, Any], layout: Architecture) -> tuple[dict[str, Any
     kinds, local = scalings_of(raw, layout), 0.0
     rope = dict(next(iter(kinds.values())))
     if layout.local_theta:
+        _check_each_kind(raw)
         near = kinds["sliding_attention."].get("rope_theta") or raw.get("rope_local_base_freq")
         local = float(near or layout.local_theta)
-    elif {"full_attention", "sliding_attention"} & rope.keys():
+    elif KINDS & rope.keys():
         raise PanoplyError("Rotary settings for each kind of layer are not part of this layout.")
     rope.setdefault("rope_theta", raw.get("rope_theta") or 10_000.0)
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
@@ -113,6 +116,20 @@ def rope_of(raw: Mapping[str, Any], layout: Architecture) -> tuple[dict[str, Any
         if rope["rope_type"] == "longrope":
             rope["factor"] = rope.get("factor") or (longest or original) / original
     return rope, local
+
+
+def _check_each_kind(raw: Mapping[str, Any]) -> None:
+    """Refuse rotary settings where transformers does not look for them, and goes on without."""
+    each, scaling = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+    if each and not KINDS & each.keys():
+        raise PanoplyError(
+            "config.json has rotary settings of all layers under rope_parameters, which in this layout holds those of "
+            "each kind of layer (full_attention, sliding_attention)."
+        )
+    if KINDS & scaling.keys():
+        raise PanoplyError(
+            "config.json has rotary settings of each kind of layer under rope_scaling: put them under rope_parameters."
+        )
 
 
 def unrotated_of(raw: Mapping[str, Any], layout: Architecture, layers: int) -> tuple[int, ...]:

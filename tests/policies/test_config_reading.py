@@ -150,6 +150,17 @@ def test_a_share_of_heads_that_a_layout_does_not_read_is_named(group: str) -> No
         DecoderConfig.from_hf(raw)
 
 
+@pytest.mark.parametrize("kind", ["gemma3_text", "olmo3"])
+def test_settings_of_positions_that_nobody_would_look_at_are_refused(kind: str) -> None:
+    raw, linear = {**SIZES, "model_type": kind}, {"rope_type": "linear", "factor": 8.0}
+    with pytest.raises(PanoplyError, match="of each kind of layer under rope_scaling"):
+        DecoderConfig.from_hf({**raw, "rope_scaling": {"full_attention": linear}})
+    with pytest.raises(PanoplyError, match="of all layers under rope_parameters"):
+        DecoderConfig.from_hf({**raw, "rope_parameters": linear})
+    both = {**linear, "full_attention": linear, "sliding_attention": NEAR}
+    assert DecoderConfig.from_hf({**raw, "rope_parameters": both}).rope_type == "linear"
+
+
 PAIRS = torch.linspace(1.0, 7.3, 32).tolist()
 SCALINGS: dict[str, dict[str, Any]] = {
     "default": {},
