@@ -80,7 +80,8 @@ class Sampling:
             raise PanoplyError(
                 f"min_tokens must be from 0 to max_tokens ({self.max_tokens}), not {self.min_tokens}."
             )
-        if isinstance(self.stop_strings, str) or "" in self.stop_strings:
+        strings = self.stop_strings
+        if isinstance(strings, str) or not all(isinstance(one, str) and one for one in strings):
             raise PanoplyError("stop_strings must be a tuple of strings that are not empty.")
 
     @property

@@ -77,6 +77,7 @@ def test_the_mask_acts_before_truncation() -> None:
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens must be from 0 to max_tokens"),
         ({"stop_strings": ("",)}, "stop_strings"),
         ({"stop_strings": "end"}, "stop_strings"),
+        ({"stop_strings": ("end", 1)}, "stop_strings"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, object], sentence: str) -> None:
