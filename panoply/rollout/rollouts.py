@@ -121,9 +121,9 @@ class Recorder:
         if self._ids * 8 > (room := cuts.most_listed()):
             decisions = sum(map(len, self._allowed))
             raise PanoplyError(
-                f"The tokens that masks allow take {self._ids * 8 / 2**30:.1f} GiB after {decisions} decisions, "
-                f"{self._ids / decisions:.0f} ids each, and {room / 2**30:.1f} GiB may be used: "
-                "sample fewer or shorter episodes, or let masks allow less."
+                f"The ids that could be drawn take {self._ids * 8 / 2**30:.1f} GiB after {decisions} decisions, "
+                f"{self._ids / decisions:.0f} each, and {room / 2**30:.1f} GiB may be used: sample fewer or shorter "
+                "episodes, let masks allow less, or leave out top_k, top_p and min_p."
             )
 
     def turn(self, row: Tensor, turn: Tensor, reason: Tensor) -> None:

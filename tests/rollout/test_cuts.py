@@ -234,10 +234,13 @@ def test_a_container_may_have_less_memory_than_the_machine(
         assert cuts.most_listed() == least // 4
 
 
-def test_masks_that_would_fill_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("masked", [True, False])
+def test_lists_that_would_fill_the_memory_are_refused(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(view: View) -> Tensor:
+        return torch.arange(LARGE).expand(len(view.row), -1) > 9
+
     monkeypatch.setattr(cuts, "most_listed", lambda: 8 * LARGE)
-    model = make_model(vocab_size=LARGE)
-    with pytest.raises(PanoplyError, match="let masks allow less"):
-        TextEngine(model).generate(
-            make_requests(), Sampling(), mask=lambda view: torch.arange(LARGE).expand(len(view.row), -1) > 9
-        )
+    engine, few = TextEngine(make_model(vocab_size=LARGE)), Sampling() if masked else Sampling(top_k=50)
+    ids = "290 each.* let masks allow less" if masked else "50 each.* leave out top_k, top_p and min_p"
+    with pytest.raises(PanoplyError, match=f"ids that could be drawn take 0.0 GiB after .*{ids}"):
+        engine.generate(make_requests(), few, mask=late if masked else None)
