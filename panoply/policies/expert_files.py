@@ -14,16 +14,17 @@ from panoply.policies.architectures import Sparse
 
 
 def to_disk(weights: Mapping[str, Tensor], sparse: Sparse | None) -> dict[str, Tensor]:
-    """A decoder's weights under the names, and in the shapes, of its folder."""
+    """A decoder's weights under the names, and in the shapes, of its folder; transformers calls a router gate."""
     if sparse is None:
         return dict(weights)
     found: dict[str, Tensor] = {}
     for name, weight in weights.items():
         layer, _, inside = name.partition(".mlp.")
-        if inside.startswith("router."):
-            found[f"{layer}.{sparse.router}.{inside.removeprefix('router.')}"] = weight
-        elif inside.startswith("experts."):
-            parts = _taken_apart(inside.removeprefix("experts."), weight, sparse)
+        part, _, rest = inside.partition(".")
+        if part in ("router", "gate"):
+            found[f"{layer}.{sparse.router}.{rest}"] = weight
+        elif part == "experts":
+            parts = _taken_apart(rest, weight, sparse)
             found |= {f"{layer}.{sparse.experts}.{part}": w for part, w in parts}
         else:
             found[name] = weight
