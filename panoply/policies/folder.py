@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 5_000_000_000
 GENERATION = "generation_config.json"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -65,9 +66,12 @@ def load_model(
 
         return load_foreign(folder, dtype, device, context)
     if named is language_name:  # the whole and its text_config may say different things of it
-        raw["tie_word_embeddings"] = "lm_head.weight" not in read_shapes(files, named)
+        raw["tie_word_embeddings"] = HEAD not in read_shapes(files, named)
     config = DecoderConfig.from_hf(raw, str(folder / "config.json"), context)
-    return decoder_of(config, read_weights(files, dtype, device, named), folder)
+    weights = read_weights(files, dtype, device, named)
+    if config.tied:
+        _drop_copy(weights, folder)
+    return decoder_of(config, weights, folder)
 
 
 def decoder_of(config: DecoderConfig, weights: dict[str, Tensor], folder: Path) -> Decoder:
@@ -203,12 +207,24 @@ def _fitting(model: Decoder, weights: dict[str, Tensor], folder: Path) -> dict[s
         weights = to_disk(weights, sparse)  # named as transformers names them in memory
     expected = {name: tuple(w.shape) for name, w in to_disk(model.state_dict(), sparse).items()}
     if model.config.tied:
-        expected.pop("lm_head.weight")
-        weights.pop("lm_head.weight", None)
+        expected.pop(HEAD)
+        weights.pop(HEAD, None)
     for name in [n for n in weights if n.endswith("rotary_emb.inv_freq")]:
         del weights[name]
     check_fit(expected, weights, plain(folder))
     return from_disk(weights, sparse, mixing.experts if mixing else 0)
+
+
+def _drop_copy(weights: dict[str, Tensor], folder: Path) -> None:
+    """Of a tied head and embedding keep the embedding, whichever of the two was saved."""
+    head, embedding = weights.pop(HEAD, None), weights.get(EMBEDDING)
+    if head is not None and embedding is None:
+        weights[EMBEDDING] = head
+    elif head is not None and embedding is not None and not torch.equal(head, embedding):
+        raise PanoplyError(
+            f"The weights in {plain(folder)} hold a head that differs from the embedding, and config.json says that "
+            f"they are one (tie_word_embeddings): set it to false there, or take {HEAD} out of the weights."
+        )
 
 
 def _write_decoder(model: Decoder, folder: Path, shard_bytes: int) -> None:
@@ -231,7 +247,7 @@ def weights_of(model: Decoder, headless: bool) -> dict[str, Tensor]:
 def _on_disk(model: Decoder, headless: bool) -> dict[str, Tensor]:
     own = {n: w for n, w in plain_weights(model).items() if not n.startswith("thoughts.")}
     named = to_disk(own, model.config.layout.sparse)
-    return {n: w.detach() for n, w in named.items() if n != "lm_head.weight" or not headless}
+    return {n: w.detach() for n, w in named.items() if n != HEAD or not headless}
 
 
 def whole_weights(model: Decoder | Foreign) -> dict[str, Tensor]:

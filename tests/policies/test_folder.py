@@ -52,6 +52,26 @@ def test_a_tied_head_stays_one_parameter(tmp_path: Path) -> None:
     assert all(p.requires_grad for p in again.parameters())
 
 
+def test_a_tied_head_may_be_saved_in_the_embedding_s_place_or_beside_it(tmp_path: Path) -> None:
+    """But one that differs says that they are not tied: transformers 5 goes by the weights, others by the config."""
+    model = Decoder(DecoderConfig(20, width=16, layers=1, heads=2, tied=True))
+    save_model(model, tmp_path / "m")
+    file = tmp_path / "m" / "model.safetensors"
+    weights = load_file(file)
+    embedding = weights.pop("model.embed_tokens.weight")
+    for saved in (
+        {"lm_head.weight": embedding},
+        {"lm_head.weight": embedding.clone(), "model.embed_tokens.weight": embedding},
+    ):
+        save_file({**weights, **saved}, file)
+        assert torch.equal(load_model(tmp_path / "m")(TOKENS), model(TOKENS))
+    save_file({**weights, "lm_head.weight": embedding + 1, "model.embed_tokens.weight": embedding}, file)
+    with pytest.raises(
+        PanoplyError, match=r"head that differs from the embedding.*tie_word_embeddings.*false"
+    ):
+        load_model(tmp_path / "m")
+
+
 def test_replacing_a_model_drops_its_shards_and_keeps_the_rest(model: Decoder, tmp_path: Path) -> None:
     save_model(model, tmp_path / "m", shard_bytes=4000, files_beside={"generation_config.json": b"{}"})
     (tmp_path / "m" / "notes.txt").write_text("mine")
