@@ -223,7 +223,10 @@ class DecoderConfig:
         )
 
     def to_hf(self) -> dict[str, Any]:
-        """Rotary settings are written in both spellings, for readers before and after transformers 5."""
+        """Rotary settings are written in both spellings, for readers before and after transformers 5.
+
+        Code that lay beside the model (`auto_map`) is not asked for: it is not written.
+        """
         window, layout = max(self.windows), self.layout
         rope: dict[str, Any] = {"rope_theta": self.rope_theta, "rope_type": "default", **self.rope_scaling}
         if layout.turns_partly:
@@ -266,7 +269,8 @@ class DecoderConfig:
         ours |= {name: self._written(mine) for name, mine in layout.fields.items()}
         ours |= described(self.mixing, self.dense, layout)
         defaults = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-        return {**defaults, **self.extras, **ours}
+        kept = {name: value for name, value in self.extras.items() if name != "auto_map"}
+        return {**defaults, **kept, **ours}
 
     def _older_scaling(self) -> dict[str, Any] | None:
         """As it was said before transformers 5. Where that has to be terse, what other settings imply is left out."""

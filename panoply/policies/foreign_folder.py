@@ -61,6 +61,7 @@ def opened_by_transformers(folder: Path, kind: str, dtype: torch.dtype, device: 
     try:
         with quiet_transformers():
             config = transformers.AutoConfig.from_pretrained(folder, **local)
+            vars(config).pop("auto_map", None)  # code beside the model, which is neither run nor written
             # Capped scores exist only in the eager kernel. Else it is torch's, where an architecture has that.
             kernel = "eager" if getattr(config, "attn_logit_softcapping", None) else None
             inner, report = models.from_pretrained(

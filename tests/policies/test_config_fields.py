@@ -151,6 +151,7 @@ def test_published_configs_are_understood(name: str, tmp_path: Path) -> None:
     raw = {**ALL, "model_type": model_type, "architectures": [ARCHITECTURES[model_type].name], **settings}
     read = DecoderConfig.from_hf(raw)
     assert replace(DecoderConfig.from_hf(read.to_hf()), extras={}) == replace(read, extras={})
+    assert "auto_map" not in read.to_hf(), "the code that it names is not beside what is saved"
     (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if k != "auto_map"}))
     theirs = transformers.AutoConfig.from_pretrained(tmp_path, local_files_only=True)
     written = DecoderConfig.from_hf({**theirs.to_dict(), "auto_map": raw.get("auto_map")})

@@ -371,7 +371,10 @@ def test_code_in_a_folder_is_never_run_nor_asked_about(
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
     capfd.readouterr()
     if kind == "gpt2":
-        assert type(load_model(gpt2).inner).__module__.startswith("transformers.models.")  # type: ignore[union-attr]
+        model = load_model(gpt2)
+        assert type(model.inner).__module__.startswith("transformers.models.")  # type: ignore[union-attr]
+        save_model(model, tmp_path / "again")
+        assert "auto_map" not in json.loads((tmp_path / "again/config.json").read_text())
     else:
         with pytest.raises(PanoplyError, match="transformers cannot open"):
             load_model(gpt2)
