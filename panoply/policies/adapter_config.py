@@ -14,6 +14,7 @@ from panoply.files import is_file, read_json
 from panoply.lora import TABLES, Lora, changed, check_same, names
 from panoply.policies import hub
 from panoply.policies.adapter_base import in_checkpoint, read_base
+from panoply.policies.expert_adapters import own_name
 from panoply.policies.weights import read_shapes
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -209,12 +210,12 @@ def _check_targets(folder: Path, where: str, asked: Lora, chosen: Collection[str
     """Layers that are named must be those that the adapter is on."""
     if not {"target_modules", "target_parameters"} & set(chosen):
         return
-    there = set(adapted_layers(folder))
-    tensors = {place for place in there if ".experts" in place}
-    words = read_config(folder).get("target_parameters") or []
+    there, words = set(adapted_layers(folder)), read_config(folder).get("target_parameters") or []
+    places = {place for place in there if ".experts" in place}
+    tensors = {own_name(place, there, words) for place in places}
     for name, given, found in (
-        ("target_modules", asked.target_modules, there - tensors),
-        ("target_parameters", asked.target_parameters, {w for w in words if not w.endswith(".weight")}),
+        ("target_modules", asked.target_modules, there - places),
+        ("target_parameters", asked.target_parameters, tensors),
     ):
         layers = {layer for layer in found if any(names(word, layer) for word in given)}
         if name in chosen and (layers != found or not all(any(names(w, f) for f in found) for w in given)):

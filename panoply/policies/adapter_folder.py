@@ -34,6 +34,7 @@ from panoply.policies.expert_adapters import (
     from_peft,
     own_name,
     routers,
+    target_parameters,
     to_peft,
 )
 from panoply.policies.experts import TENSORS
@@ -245,8 +246,7 @@ def write_adapter(
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     # PEFT moves layers of such names to the experts of other blocks, unless they are named as parameters.
     dense = [name for name in linear if ".mlp." in name] if expert_tensors(model) else []
-    parameters = [f"{name}.weight" for name in dense]
-    parameters += {f"mlp.experts.{name.rpartition('.')[2]}" for name in experts}
+    parameters = [f"{name}.weight" for name in dense] + target_parameters(experts, model)
     named = {f"{name}.weight" if name in dense else name: layer for name, layer in layers.items()}
     config = {
         "peft_type": "LORA",

@@ -7,13 +7,14 @@ the experts one below the other and B with their ranks interleaved; of the two t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from panoply.lora import names
 from panoply.policies.experts import TENSORS, Experts, Router
 
 INNER = "base_layer"
@@ -126,8 +127,16 @@ def own_name(layer: str, layers: set[str], targets: list[str]) -> str:
         return f"{place}.{TENSORS[0]}"
     if f"{place}.{INNER}" in layers:
         return f"{place}.{TENSORS[1]}"
-    alone = next((t for t in TENSORS if any(word.endswith(t) for word in targets)), TENSORS[0])
-    return f"{place}.{alone}"
+    own = [f"{place}.{tensor}" for tensor in TENSORS]
+    return next((name for name in own if any(names(word, name) for word in targets)), own[0])
+
+
+def target_parameters(adapted: Collection[str], model: nn.Module) -> list[str]:
+    """What PEFT calls tensors of experts: by the ends of their names, where all layers' are adapted; else whole."""
+    there = expert_tensors(model)
+    said = {name: ".".join(name.split(".")[-3:]) for name in there}
+    parted = {said[name] for name in there if name not in adapted}
+    return sorted({name if said[name] in parted else said[name] for name in adapted})
 
 
 def routers(model: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -135,6 +135,29 @@ def test_peft_opens_what_is_written_and_what_it_writes_is_opened(
         torch.testing.assert_close(merged(text), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["all sparse", "mixtral", "published sinks"])
+def test_layers_may_have_adapters_on_other_tensors_than_their_neighbours(kind: str, tmp_path: Path) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    targets = tuple(
+        f"model.layers.{one}" for one in ("0.mlp.experts.gate_up_proj", "1.mlp.experts.down_proj")
+    )
+    fresh(kind).save(tmp_path / "base")
+    policy = moved(kind, targets)
+    save_adapter(policy, tmp_path / "adapter", tmp_path / "base")
+    text = torch.randint(3, 14, (2, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = policy.model(text)
+        inner = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+        theirs = peft.PeftModel.from_pretrained(inner, tmp_path / "adapter").eval()
+        torch.testing.assert_close(theirs(text).logits, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(load_model(tmp_path / "adapter")(text), expected, atol=1e-4, rtol=1e-4)
+    named = Lora(target_parameters=targets)
+    again = add_lora(fresh(kind), 3, 0, going_on(tmp_path / "adapter", 3, named), tmp_path / "adapter")
+    assert torch.equal(again.model(text), policy.model(text))
+    with pytest.raises(PanoplyError, match=r"lora\.target_parameters has no effect"):
+        going_on(tmp_path / "adapter", 3, Lora(target_parameters=BOTH[:1]))
+
+
 @pytest.mark.parametrize("kind", ["all sparse", "experts"])
 @pytest.mark.parametrize("targets", [["q_proj", "gate_proj", "up_proj", "down_proj"], "all-linear"], ids=str)
 def test_what_peft_makes_of_the_names_of_an_experts_matrices_is_opened(
