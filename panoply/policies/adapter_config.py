@@ -25,7 +25,7 @@ ROUTERS = (".mlp.gate", ".mlp.router")
 LIKE_OTHERS: dict[str, tuple[Any, ...]] = {
     "modules_to_save": (None, []),
     "trainable_token_indices": (None, []),
-    "layer_replication": (None,),
+    "layer_replication": (None, []),
     "alora_invocation_tokens": (None,),
     "arrow_config": (None,),
     "kasa_config": (None,),
@@ -49,6 +49,10 @@ PLAIN: dict[str, tuple[Any, ...]] = {
 """… and where W = W₀ + s·B·A, with W₀ as the base has it, is to be all there is to the adapter."""
 
 
+UNREPEATED = ("pissa_niter_", "corda")
+"""Beginnings of `init_lora_weights` that change the base by chance, or by data that is not in the folder."""
+
+
 class Config(TypedDict):
     """What an `adapter_config.json` must say."""
 
@@ -62,6 +66,9 @@ class Config(TypedDict):
     target_parameters: NotRequired[list[str] | None]
     rank_pattern: NotRequired[dict[str, int] | None]
     alpha_pattern: NotRequired[dict[str, float] | None]
+    init_lora_weights: NotRequired[bool | str | None]
+    bias: NotRequired[str]
+    layer_replication: NotRequired[list[list[int]] | None]
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,24 @@ def read_config(folder: Path) -> Config:
     alphas = [config["lora_alpha"], *(config.get("alpha_pattern") or {}).values()]
     if min(ranks) < 1 or not all(alpha > 0 for alpha in alphas):
         raise PanoplyError(f"{plain(folder / CONFIG)}: r and lora_alpha must be above 0.")
+    _check_base_is_known(folder, config)
     return config
+
+
+def _check_base_is_known(folder: Path, config: Config) -> None:
+    """Refuse an adapter over weights that only its own training had, or over other layers than the base has."""
+    began = config.get("init_lora_weights")
+    if isinstance(began, str) and began.startswith(UNREPEATED):
+        raise PanoplyError(
+            f"The adapter in {plain(folder)} began by init_lora_weights={plain(began)}, which changed its base in a "
+            "way that cannot be repeated: have PEFT convert it, by save_pretrained with "
+            "path_initial_model_for_weight_conversion."
+        )
+    if config.get("layer_replication"):
+        raise PanoplyError(
+            f"The adapter in {plain(folder)} has layer_replication, which makes a deeper model of its base: that is "
+            "not supported."
+        )
 
 
 def settings_of(folder: Path) -> tuple[int, Lora]:

@@ -14,10 +14,15 @@ from tiny import Notes
 import panoply as pp
 from panoply.costs import cost
 from panoply.errors import PanoplyError
+from panoply.lora import Lora
+from panoply.policies import fused
+from panoply.policies.decoder import DecoderConfig
 from panoply.policies.lora import add_lora, load_adapter, save_adapter
 from panoply.policies.text import TextPolicy
+from panoply.policies.tokenizer import Tokenizer
 from panoply.progress import Progress
 from panoply.report.text import planned
+from panoply.rollout.graphs import addresses
 from panoply.run import Run
 
 SETTINGS: dict[str, Any] = {
@@ -186,10 +191,10 @@ def test_training_goes_on_with_all_that_a_folder_of_peft_says(
     ("said", "sentence"),
     [
         ({"modules_to_save": ["ln_f"]}, r'modules_to_save=\["ln_f"\], with which training cannot go on: leave --lora'),
-        ({"init_lora_weights": "pissa_niter_4"}, 'init_lora_weights="pissa_niter_4", with which training cannot'),
+        ({"init_lora_weights": "mica"}, 'init_lora_weights="mica", with which training cannot'),
         ({"target_modules": ["c_attn", "wte"]}, "has factors of transformer.wte, a table of tokens, with which"),
     ],
-    ids=["saved", "chance", "table"],
+    ids=["saved", "frozen", "table"],
 )  # fmt: skip
 def test_what_training_cannot_go_on_with_is_told_by_the_plan(
     said: dict[str, Any], sentence: str, gpt2: Path, tmp_path: Path
@@ -226,3 +231,22 @@ def test_the_plan_counts_the_adapters_of_a_model_that_transformers_runs(gpt2: Pa
     policy = add_lora(TextPolicy.load(gpt2), 2)
     assert cost(made).trainable == sum(p.numel() for p in policy.parameters())
     assert "runs through transformers" in planned(made)
+
+
+def test_a_model_and_its_base_leave_each_others_weights_where_they_are() -> None:
+    """Weights of layers that share their input are joined in each of the two; graphs and joints are made for places."""
+    words = Tokenizer.of_characters("abcd")
+    config = DecoderConfig(words.vocab_size, width=32, layers=2, heads=4, kv_heads=2, inner=64, tied=True)
+    policy = add_lora(TextPolicy.fresh(config, words), 2, settings=Lora(target_modules=("q_proj", "up_proj")))
+    assert policy.adapted is not None
+    assert policy.adapted.base is not None
+    models: list[Any] = [policy.model, policy.adapted.base.model, policy.copy().model]
+
+    def joined(model: Any) -> list[int]:
+        blocks = [layers for block in model.blocks for layers in (block.self_attn.inputs, block.mlp.inputs)]
+        return [joined.data_ptr() for joined, _ in map(fused.joined, blocks)]
+
+    first = [joined(model) for model in models]
+    places = [addresses(model) for model in models]
+    assert [joined(model) for model in models] == first
+    assert [addresses(model) for model in models] == places

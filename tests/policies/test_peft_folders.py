@@ -75,6 +75,32 @@ def test_what_peft_has_trained_opens_as_peft_opens_it(base: Path, tmp_path: Path
     assert float((plain - theirs).abs().max()) > 0.1
 
 
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4, which changed its base in a way"),
+        ({"init_lora_weights": "corda"}, "began by init_lora_weights=corda, which changed its base"),
+        ({"layer_replication": [[0, 1], [0, 1]]}, "layer_replication, which makes a deeper model of its base"),
+        ({"init_lora_weights": 5}, "init_lora_weights is true or false, text or null, not 5"),
+        ({"bias": None}, "bias is text, not null"),
+    ],
+)  # fmt: skip
+def test_what_would_be_another_model_or_none_is_refused(
+    said: dict[str, Any], sentence: str, base: Path, tmp_path: Path
+) -> None:
+    """PEFT opens the first as another model every time, since that begins with a draw."""
+    folder = adapter(base, tmp_path / "adapter")
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({**config, **said}))
+    for ask in (
+        lambda: load_model(folder),
+        lambda: pp.plan("grpo", model=str(folder), lora=4, **data(tmp_path)),
+        lambda: train(tmp_path, folder),
+    ):
+        with pytest.raises(PanoplyError, match=sentence):
+            ask()
+
+
 def test_what_training_cannot_go_on_with_says_what_can_be_done(base: Path, tmp_path: Path) -> None:
     folder = adapter(base, tmp_path / "adapter", modules_to_save=["lm_head"])
     with pytest.raises(PanoplyError, match=r'modules_to_save=\["lm_head"\], with which .* leave --lora out'):
