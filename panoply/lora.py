@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal, NamedTuple
 
-from panoply.errors import PanoplyError, unknown
+from panoply.errors import PanoplyError, nearest, plain, unknown
 from panoply.parts import check_fields
 
 TABLES = ("embed", "wte", "wpe", "lm_head")
@@ -204,11 +204,19 @@ def _no_layer(
             f"lora.target_modules cannot name {word}: routers get no adapters, and weights of experts are named in "
             "lora.target_parameters."
         )
-    if any(names(word, name) and any(table in name for table in TABLES) for name in linear):
+    if last in TABLES or any(names(word, name) and any(table in name for table in TABLES) for name in linear):
         return PanoplyError(f"lora.target_modules cannot name {word}: tables of tokens get no adapters.")
     if any(names(word, name) for name in linear):
         return PanoplyError(f"lora.target_modules cannot name {word}: that is no linear layer.")
-    return unknown("layer in lora.target_modules", word, {n.rpartition(".")[2] for n in inside})
+    short = {ALL, *(name.rpartition(".")[2] for name in inside)}
+    if not _is_pattern(word):
+        return unknown("layer in lora.target_modules", word, short)
+    wider, first = f"*.{word}", next(iter(inside), "none")
+    near = [wider] if any(names(wider, name) for name in inside) else nearest(word, sorted(short))
+    meant = f" Did you mean '{plain(near[0])}'?" if near else ""
+    return PanoplyError(
+        f"The pattern '{plain(word)}' in lora.target_modules fits the whole name of no layer, such as {first}.{meant}"
+    )
 
 
 def _is_pattern(word: str) -> bool:

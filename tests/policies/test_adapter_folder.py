@@ -246,6 +246,7 @@ def test_what_does_not_fit_is_told(theirs: Path, tmp_path: Path) -> None:
             {"lora": 2, "settings": {"lora.target_modules": "embed_tokens"}},
             "tables of tokens get no adapters",
         ),
+        ({"lora": 2, "settings": {"lora.target_modules": "lm_head"}}, "tables of tokens get no adapters"),
         ({"lora": 2, "settings": {"lora.target_modules": "input_layernorm"}}, "that is no linear layer"),
         ({"lora": 4096}, "is more than .* allows"),
         ({"lora": 2, "world": "cartpole", "method": "ppo"}, "--lora is for models of text"),

@@ -236,7 +236,10 @@ def test_slopes_of_factors_of_half_precision_weights_are_scaled_back() -> None:
     ("settings", "rank", "sentence"),
     [
         (Lora(target_modules=("qproj",)), 2, "Unknown layer in lora.target_modules 'qproj'. Did you mean 'q_proj'?"),
-        (Lora(target_modules=("*.9.*",)), 2, r"Unknown layer in lora.target_modules '\*.9.\*'"),
+        (Lora(target_modules=("*.9.*",)), 2, r"The pattern '\*\.9\.\*' .* fits the whole name of no layer, such as m"),
+        (Lora(target_modules=("[qv]_proj",)), 2, r"fits .* of no layer, .* Did you mean '\*\.\[qv\]_proj'\?"),
+        (Lora(target_modules=(".*q_proj",)), 2, r"fits .* of no layer, .* Did you mean 'q_proj'\?"),
+        (Lora(target_modules=("all_linear",)), 2, "Did you mean 'all-linear'?"),
         (Lora(target_modules=("lm_head",)), 2, "cannot name lm_head: tables of tokens get no adapters"),
         (Lora(), 17, "--lora 17 is more than model.layers.0.self_attn.k_proj allows, whose weight is 16 × 32: at most"),
     ],
