@@ -41,6 +41,9 @@ from panoply.policies.weights import check_fit, listed, read_weights
 from panoply.policies.words import tokenizer_of
 from panoply.seeds import stable_hash
 
+OF_BOTH = "embed_tokens.token_adapter.trainable_tokens_delta"
+"""Rows of tokens that learn (`trainable_token_indices`): PEFT changes both tables where they are one."""
+
 
 @dataclass(frozen=True)
 class Adapted:
@@ -301,7 +304,8 @@ def merged_by_peft(model: Decoder | Foreign, folder: Path) -> Decoder | Foreign:
     with _of_another_base(folder, "cannot be merged"):
         merged = opened.merge_and_unload()
     if before is None or isinstance(model, Decoder):
-        alike = not merged.config.tied or not any(table in name for name in saved for table in TABLES)
+        tables = (name for name in saved if any(table in name for table in TABLES))
+        alike = not merged.config.tied or all(name.endswith(OF_BOTH) for name in tables)
     else:
         model.inner = merged
         merged.tie_weights()

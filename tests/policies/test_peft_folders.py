@@ -11,6 +11,7 @@ from typing import Any
 import own_model
 import pytest
 import torch
+from test_text import TOKENIZER
 
 import panoply as pp
 from panoply.costs import cost
@@ -18,6 +19,7 @@ from panoply.errors import PanoplyError
 from panoply.lora import Lora
 from panoply.policies import hub
 from panoply.policies.adapter_config import CONFIG, WEIGHTS, named_base, targeted
+from panoply.policies.decoder import DecoderConfig
 from panoply.policies.folder import load_model
 from panoply.policies.lora import Unadapted, add_lora, begun_with
 from panoply.policies.text import TextPolicy
@@ -99,6 +101,19 @@ def test_what_would_be_another_model_or_none_is_refused(
     ):
         with pytest.raises(PanoplyError, match=sentence):
             ask()
+
+
+def test_tokens_that_learn_are_merged_into_two_tables_that_are_one(tmp_path: Path) -> None:
+    shape = {"width": 32, "layers": 1, "heads": 4, "max_positions": 64, "model_type": "qwen2", "tied": True}
+    TextPolicy.fresh(DecoderConfig(20, **shape), TOKENIZER, 3).save(tmp_path / "base")
+    folder = adapter(tmp_path / "base", tmp_path / "adapter", trainable_token_indices=[4, 9])
+    tokens = torch.tensor([[3, 4, 9, 7, 4, 5]])
+    with torch.no_grad():
+        theirs = peft.AutoPeftModelForCausalLM.from_pretrained(folder).eval()(tokens).logits
+        torch.testing.assert_close(load_model(folder)(tokens), theirs, atol=2e-5, rtol=2e-5)
+    whole = adapter(tmp_path / "base", tmp_path / "whole", modules_to_save=["embed_tokens"])
+    with pytest.raises(PanoplyError, match="changes one of two tables that are one there"):
+        load_model(whole)
 
 
 def test_what_training_cannot_go_on_with_says_what_can_be_done(base: Path, tmp_path: Path) -> None:
