@@ -101,7 +101,7 @@ def rope_of(raw: Mapping[str, Any], layout: Architecture) -> tuple[dict[str, Any
         local = float(near or layout.local_theta)
     elif KINDS & rope.keys():
         raise PanoplyError("Rotary settings for each kind of layer are not part of this layout.")
-    rope.setdefault("rope_theta", raw.get("rope_theta") or 10_000.0)
+    rope["rope_theta"] = rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
     rope.pop("type", None)
     if rope["rope_type"] == "su" or (

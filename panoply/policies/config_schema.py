@@ -17,6 +17,7 @@ SIZES: dict[str, tuple[float, float]] = {
     "head_dim": (2, 2**16),
     "intermediate_size": (1, 2**24),
     "max_position_embeddings": (1, 2**31),
+    "original_max_position_embeddings": (2, 2**31),
     "sliding_window": (0, 2**31),
     "max_window_layers": (0, 2**31),
     "rms_norm_eps": (0, 1),
@@ -46,11 +47,21 @@ SIZES: dict[str, tuple[float, float]] = {
     "n_inner": (1, 2**24),
 }
 """What can be believed of a model's sizes, under the names of all architectures."""
-POSITIVE = (
-    "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast",
-    "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "rope_theta",
-)  # fmt: skip
-"""Numbers of rotary scaling, all above 0."""
+ROPE_SIZES: dict[str, tuple[float, float]] = {
+    "rope_theta": SIZES["rope_theta"],
+    "factor": (1e-3, 10**6),
+    "low_freq_factor": (1e-3, 10**6),
+    "high_freq_factor": (1e-3, 10**6),
+    "original_max_position_embeddings": SIZES["original_max_position_embeddings"],
+    "beta_fast": (1e-3, 10**6),
+    "beta_slow": (1e-3, 10**6),
+    "mscale": (0, 1000),
+    "mscale_all_dim": (0, 1000),
+    "attention_factor": (1e-3, 1000),
+    "short_factor": (1e-3, 10**6),
+    "long_factor": (1e-3, 10**6),
+}
+"""The same of numbers, and of lists of them, by which rotary positions are scaled."""
 
 
 class Rope(TypedDict):
@@ -133,28 +144,33 @@ def check_config(raw: Mapping[str, Any], where: str) -> None:
     check_sizes(raw, where)
     for group in ("rope_scaling", "rope_parameters"):
         rope = raw.get(group) or {}
+        _check_rope(rope, group, where)
         for kind in ("full_attention", "sliding_attention"):
             if rope.get(kind):
                 conform(rope[kind], Rope, f"{group}.{kind} of {where}")
-        nested = [
-            (n, v)
-            for kind in ("full_attention", "sliding_attention")
-            for n, v in (rope.get(kind) or {}).items()
-        ]
-        for name, value in [*rope.items(), *nested]:
-            if name in POSITIVE and value is not None and not value > 0:
-                raise PanoplyError(f"{where} cannot be used: {group}.{name} is above 0, not {value:g}.")
+                _check_rope(rope[kind], f"{group}.{kind}", where)
+
+
+def _check_rope(rope: Mapping[str, Any], group: str, where: str) -> None:
+    for name in ROPE_SIZES.keys() & rope.keys():
+        values = rope[name] if isinstance(rope[name], list) else [rope[name]]
+        for value in values:
+            if value is not None:
+                _check_size(value, ROPE_SIZES[name], f"{group}.{name}", where)
 
 
 def check_sizes(raw: Mapping[str, Any], where: str) -> None:
     """The same for any architecture, of those sizes that it has."""
-    for name, (least, most) in SIZES.items():
+    for name, bounds in SIZES.items():
         value = raw.get(name)
         if value is None:
             continue
         if not is_number(value):
             raise PanoplyError(f"{where} cannot be used: {name} is a number, not {brief(value)}.")
-        if not least <= value <= most:
-            raise PanoplyError(
-                f"{where} cannot be used: {name} is from {least:,} to {most:,}, not {value:,}."
-            )
+        _check_size(value, bounds, name, where)
+
+
+def _check_size(value: float, bounds: tuple[float, float], name: str, where: str) -> None:
+    least, most = bounds
+    if not least <= value <= most:
+        raise PanoplyError(f"{where} cannot be used: {name} is from {least:,} to {most:,}, not {value:,}.")

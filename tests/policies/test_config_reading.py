@@ -150,6 +150,17 @@ def test_a_share_of_heads_that_a_layout_does_not_read_is_named(group: str) -> No
         DecoderConfig.from_hf(raw)
 
 
+def test_a_base_or_a_factor_that_is_null_or_0_is_as_good_as_none() -> None:
+    raw = {**SIZES, "model_type": "qwen3", "rope_theta": 500.0, "rope_parameters": {"rope_theta": None}}
+    assert DecoderConfig.from_hf(raw).rope_theta == 500.0
+    del raw["rope_theta"]
+    assert DecoderConfig.from_hf(raw).rope_theta == 10_000.0
+    raw["rope_parameters"] = YARN
+    plain = DecoderConfig.from_hf(raw).frequencies()[0][1]
+    raw["rope_parameters"] = {**YARN, "mscale": 0.7, "mscale_all_dim": 0}
+    assert DecoderConfig.from_hf(raw).frequencies()[0][1] == plain
+
+
 @pytest.mark.parametrize("kind", ["gemma3_text", "olmo3"])
 def test_settings_of_positions_that_nobody_would_look_at_are_refused(kind: str) -> None:
     raw, linear = {**SIZES, "model_type": kind}, {"rope_type": "linear", "factor": 8.0}
