@@ -54,7 +54,7 @@ class DecoderConfig:
     rope_scaling: Mapping[str, Any] = field(default_factory=dict)
     """`rope_type` and its own numbers, as Hugging Face names them; empty: no scaling."""
     local_theta: float = 0.0
-    """The base of layers with a window, which are not scaled; 0: they turn as the others do."""
+    """The base of layers with a window, which are not scaled, where a layout has that; 0: that of the others."""
     rotary_dim: int = 0
     """How many dimensions of a head are turned; 0: the layout's share of it."""
     unrotated: tuple[int, ...] = ()
@@ -98,6 +98,8 @@ class DecoderConfig:
             fill("inner", self.mixing.inner)
         fill("rotary_dim", self.rotary_dim or int(self.head_dim * self.layout.rotary_share))
         fill("activation", self.activation or self.layout.activation)
+        if self.layout.local_theta:
+            fill("local_theta", self.local_theta or self.rope_theta)
         if self.heads % self.kv_heads:
             raise PanoplyError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly.")
         if self.head_dim < 2 or self.head_dim % 2:
@@ -134,7 +136,10 @@ class DecoderConfig:
         named = {"query_scalar", "attention_scale", "attention_cap", "logit_cap", "logit_divisor"} | {
             "embedding_scale", "residual_scale",
         }  # fmt: skip
-        for name in sorted(named - set(self.layout.fields.values())):
+        lacking = named - set(self.layout.fields.values())
+        lacking |= {"attention_bias"} if self.layout.qkv_bias is False else set()
+        lacking |= {"mlp_bias"} if self.layout.mlp_bias is not None else set()
+        for name in sorted(lacking):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise PanoplyError(f"The {self.model_type} layout has no {name}.")
         check_mixing(self.mixing, self.dense, self.layers, self.model_type, self.layout)
@@ -253,7 +258,7 @@ class DecoderConfig:
             "sliding_window": window or self._unused_window(),
         }
         if layout.local_theta:
-            local = {"rope_type": "default", "rope_theta": self.local_theta or self.rope_theta}
+            local = {"rope_type": "default", "rope_theta": self.local_theta}
             ours["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
             ours["rope_local_base_freq"] = local["rope_theta"]
         if "partial_rotary_factor" in rope:

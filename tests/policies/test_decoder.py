@@ -387,6 +387,23 @@ def test_a_config_made_by_hand_is_read_as_it_was_written(layout: str) -> None:
     assert read.score_scale == made.score_scale
 
 
+@pytest.mark.parametrize("layout", ["gemma3_text", "olmo3"])
+def test_layers_with_a_window_are_not_scaled_whatever_their_base(layout: str) -> None:
+    made = DecoderConfig(
+        20, 16, 2, 2, model_type=layout, windows=(3, 0), rope_theta=500.0, rope_scaling=LINEAR
+    )
+    near, far = (f for f, _ in made.frequencies())
+    torch.testing.assert_close(near, 2 * far)
+    for ours, read in zip((near, far), DecoderConfig.from_hf(made.to_hf()).frequencies(), strict=True):
+        assert torch.equal(ours, read[0])
+
+
+@pytest.mark.parametrize(("layout", "bias"), [("phi3", "attention_bias"), ("qwen2", "mlp_bias")])
+def test_biases_that_a_layout_does_not_have_are_refused(layout: str, bias: str) -> None:
+    with pytest.raises(PanoplyError, match=f"The {layout} layout has no {bias}"):
+        DecoderConfig(20, 16, 2, 2, model_type=layout, **{bias: True})
+
+
 def test_plan_says_that_a_layout_runs_natively(tmp_path: Path) -> None:
     world = find("world", "chain").build()
     policy = TextPolicy.fresh(
