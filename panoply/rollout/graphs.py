@@ -52,13 +52,15 @@ def graph_decoder(model: CachedModel, rows: int, capacity: int, burst: int) -> G
     assert isinstance(model, nn.Module)
     made = _made.get(model)
     if made is not None and not made.serves(model, rows, capacity, burst):
-        rows, capacity = max(rows, made.rows), max(capacity, made.capacity)
+        rows, capacity = max(rows, made.asked), max(capacity, made.capacity)
         burst = max(burst, made.longest_burst)
         del _made[model], made
         made = None
     if made is None:
         capacity = -(-capacity // 64) * 64
-        made = _kind(model)(model, fitting(model, rows, capacity), capacity, burst)
+        slots = within(fitting(model, bucket(rows), capacity))
+        made = _kind(model)(model, slots, capacity, burst)
+        made.asked = max(rows, slots)
         try:
             made.prepare(model)
         except Exception as problem:  # a compiler or a driver that will not: sampling goes on without
@@ -158,6 +160,8 @@ class GraphDecoder:
 
         began = time.perf_counter()
         self.rows, self.capacity, self.longest_burst = bucket(rows), capacity, burst
+        self.asked = self.rows
+        """How many slots were wanted; where memory is short there are fewer."""
         self.device, self.vocab = model.device, model.config.vocab_size
         self._bind(model)
         self._addresses = addresses(model)
@@ -202,7 +206,7 @@ class GraphDecoder:
         return self.state.history
 
     def serves(self, model: nn.Module, rows: int, capacity: int, burst: int) -> bool:
-        big = self.rows >= rows and self.capacity >= capacity and self.longest_burst >= burst
+        big = self.asked >= rows and self.capacity >= capacity and self.longest_burst >= burst
         return big and self._addresses == addresses(model)
 
     def configure(self, stops: Tensor, temperatures: Tensor | None, sampling: Sampling) -> None:
@@ -413,6 +417,11 @@ def _onto(x: Tensor, by: Matrix) -> Tensor:
 def bucket(rows: int) -> int:
     """The least size of a graph that holds so many slots."""
     return next((size for size in BUCKETS if size >= rows), -(-rows // 256) * 256)
+
+
+def within(rows: int) -> int:
+    """The largest size of a graph that needs no more."""
+    return max(size for size in (*BUCKETS, rows // 256 * 256) if size <= rows)
 
 
 def addresses(model: nn.Module) -> tuple[int, ...]:
