@@ -232,7 +232,7 @@ def adapt(
     tensors = {name: model.get_parameter(name) for name in ranks if name in expert_tensors(model)}
     layers = {name: model.get_submodule(name) for name in ranks if name not in tensors}
     own = {id(layer.weight) for layer in layers.values()} if quantised is None else set()
-    own |= {id(tensor) for tensor in tensors.values()}
+    own |= _joined(model, own) | {id(tensor) for tensor in tensors.values()}
     base = copy.deepcopy(model, {id(p): p for p in model.parameters() if id(p) not in own})
     for name in list(layers):
         layer = layers.pop(name)  # whose whole weight has gone when the next one comes
@@ -251,6 +251,14 @@ def adapt(
     return base.to(device)
 
 
+def _joined(model: nn.Module, own: set[int]) -> set[int]:
+    """Weights that lie in one tensor with some that a model does not share, so that it cannot share them either."""
+    groups: list[Any] = [getattr(module, "inputs", None) for module in model.modules()]
+    joints = [group for group in groups if isinstance(group, list)]
+    ids = [{id(layer.weight) for layer in group if isinstance(layer, nn.Linear)} for group in joints]
+    return {one for group in ids if group & own for one in group}
+
+
 @torch.no_grad()
 def start(model: nn.Module, generator: torch.Generator) -> None:
     """Factors as PEFT starts them, so that the policy is unchanged: A uniform within ±1/√inputs, and B zeros."""
@@ -266,6 +274,7 @@ def copied(model: Any) -> Any:
     """A copy that learning does not touch. With adapters, it shares what never changes: W₀ and all frozen weights."""
     moving = {id(p) for _, layer in adapters(model) for p in (layer.lora_A, layer.lora_B)}
     moving |= {id(la.like) for _, la in adapters(model) if not isinstance(la, LowRankQuantised)}
+    moving |= _joined(model, moving)
     shared = {id(p): p for p in model.parameters() if moving and id(p) not in moving}
     return copy.deepcopy(model, shared)
 
