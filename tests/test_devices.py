@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from test_cli import Terminal
 from test_cli import panoply as panoply  # the fixture
 
 import panoply as pp
 from panoply import devices
 from panoply.costs import cost, device_memory
+from panoply.policies import build
 from panoply.policies.control import open_policy
 
 ABSENT = "cuda:999"
@@ -51,3 +53,14 @@ def test_names_are_checked_on_any_machine() -> None:
             pp.plan("grpo", device=name)
     with pytest.raises(pp.PanoplyError, match=SENTENCE):
         open_policy("fresh", pp.plan("ppo", "cartpole").world(), 0, ABSENT)  # type: ignore[arg-type]
+
+
+def test_a_gpu_that_is_named_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches kernels there, and torch captures graphs there, wherever their tensors lie."""
+    current: list[torch.device] = []
+    monkeypatch.setattr(devices, "check", lambda _: None)
+    monkeypatch.setattr(build, "begin", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    for name in ("cuda", "cuda:1", "cpu"):
+        build.pick_device(name)
+    assert current == [torch.device("cuda:1")]

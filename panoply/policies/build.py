@@ -43,6 +43,8 @@ def pick_device(name: str) -> torch.device:
     auto = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(auto if name == "auto" else name)
     if device.type == "cuda":
+        if device.index is not None:
+            torch.cuda.set_device(device)  # kernels and graphs are launched on the current one
         begin()
     return device
 
