@@ -65,7 +65,6 @@ class Generation:
         self.model, self.requests, self.sampling, self.on_stop = model, requests, sampling, on_stop
         self.mask, self.entropy = mask, entropy
         asked = strings is not None or complete is not None
-        self.ends = Ends(strings, complete, sampling.min_tokens) if asked else None
         self.device, self.context = model.device, model.config.max_positions
         distinct: dict[tuple[tuple[int, ...], int], int] = {}
         # Prompts that begin with vectors are shared with none: nothing says that two of them are equal.
@@ -83,6 +82,8 @@ class Generation:
         self.request = [i for i, r in enumerate(requests) for _ in r.seeds]
         self.prompt = [prompts[i] for i in self.request]
         self.masks = {row: m for row, i in enumerate(self.request) if (m := requests[i].mask)}
+        begun = self._tensor([requests[i].begun for i in self.request])
+        self.ends = Ends(strings, complete, sampling.min_tokens, begun) if asked else None
         self.streams = stream(self._tensor([_signed(seed) for r in requests for seed in r.seeds]))
         longest = [min(r.most or sampling.max_tokens, sampling.max_tokens) for r in requests]
         self.longest = self._tensor([longest[i] for i in self.request])

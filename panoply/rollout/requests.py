@@ -51,6 +51,8 @@ class Request:
     mask: RowMask | None = None
     most: int | None = None
     """Tokens of a turn of its rows, where that is fewer than `max_tokens`."""
+    begun: int = 0
+    """How many of the prompt's last tokens belong to the turn that goes on: a stop string may begin in them."""
     prefix: Tensor | None = None
     """[n, width] vectors that are read in place of the first n tokens of the prompt, which must have more."""
 

@@ -60,6 +60,12 @@ class Ends:
     strings: StopStrings | None
     complete: Complete | None
     least: int
+    begun: Tensor
+    """How many tokens of each row's first turn stand in its prompt."""
+
+    def _start(self, slots: Slots) -> Tensor:
+        """Where turns began."""
+        return slots.start - self.begun[slots.row.clamp(min=0)] * (slots.turn == 0)
 
     def after_step(self, slots: Slots, history: Tensor, action: Tensor) -> Slots:
         """The slots after each has drawn a token, the newest of its history."""
@@ -68,17 +74,17 @@ class Ends:
         return slots if self.complete is None else self._completed(self.complete, slots, history)
 
     def _with_strings(self, strings: StopStrings, slots: Slots, history: Tensor, action: Tensor) -> Slots:
-        enough = slots.position - slots.start + 1 >= self.least
+        start = self._start(slots)
+        enough = slots.position - start + 1 >= self.least
         maybe = (strings.may[action] & enough & (slots.status != DEAD)).nonzero().flatten()
-        part = slots.take(maybe)
-        bounds = zip(maybe.tolist(), part.start.tolist(), part.position.tolist(), strict=True)
+        bounds = zip(maybe.tolist(), start[maybe].tolist(), slots.position[maybe].tolist(), strict=True)
         return _marked(slots, [s for s, a, b in bounds if strings.completed(history[s, a : b + 1].tolist())])
 
     def _completed(self, complete: Complete, slots: Slots, history: Tensor) -> Slots:
         """A turn that is complete has stopped, even where its length limit is reached with it."""
         maybe = ((slots.status == RUNNING) | (slots.status == LENGTH)).nonzero().flatten()
         part, said = slots.take(maybe), history[maybe].tolist()
-        bounds = zip(maybe.tolist(), said, part.start.tolist(), part.position.tolist(), strict=True)
+        bounds = zip(maybe.tolist(), said, self._start(part).tolist(), part.position.tolist(), strict=True)
         return _marked(slots, [s for s, tokens, a, b in bounds if complete(tokens[a : b + 1])])
 
     def after_burst(
@@ -87,7 +93,12 @@ class Ends:
         """The slots with turns ended where a burst of [steps, slots] draws completed them, and the draws then left."""
         strings = self.strings
         may = torch.zeros_like(live) if strings is None else live & strings.may[action]
-        rows = (before.start.tolist(), before.position.tolist(), live.sum(0).tolist(), may.t().tolist())
+        rows = (
+            self._start(before).tolist(),
+            before.position.tolist(),
+            live.sum(0).tolist(),
+            may.t().tolist(),
+        )
         tokens = history[: len(slots), : int(slots.position.max()) + 1].tolist()
         hits = {}
         for slot, (start, at, steps, maybe) in enumerate(zip(*rows, strict=True)):

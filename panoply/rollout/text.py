@@ -284,7 +284,11 @@ class Collector(Given):
         starts = [(*task.prompt, *prefix) for task, prefix in zip(tasks, prefixes, strict=True)]
         named = (self.seed, self.version, self.state["episodes"])
         requests = [
-            Request(start, [stable_hash("continue", *named, i, s) for s in range(samples)])
+            Request(
+                start,
+                [stable_hash("continue", *named, i, s) for s in range(samples)],
+                begun=len(prefixes[i]),
+            )
             for i, start in enumerate(starts)
         ]
         plays = [self.world.play(task) for task in tasks for _ in range(samples)]

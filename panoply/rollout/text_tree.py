@@ -66,7 +66,7 @@ class TextTree(Tree):
         for branch in at:
             stand = self._stands[branch.node]
             seeds = [collect._draw(number + k) for k in range(branch.times)]
-            requests.append(Request((*stand.seen, *stand.said), seeds))
+            requests.append(Request((*stand.seen, *stand.said), seeds, begun=len(stand.said)))
             number += branch.times
         sampling = collect._sampling(self.temperature, max_tokens=self._together(at[0]))
         stands = [self._stands[branch.node] for branch in at for _ in range(branch.times)]

@@ -269,7 +269,7 @@ class _Generation:
             row.tokens.append(int(token))
             row.logp.append(float(told[token].logprob))
             row.versions.append(self.version)
-            if self.looks and self._is_complete(row.tokens[row.start :]):
+            if self.looks and self._is_complete(row.tokens[self._turn_start(row) :]):
                 self._drop([name])
                 yield row, STOP
                 return
@@ -281,6 +281,10 @@ class _Generation:
     def _longest(self, row: _Row) -> int:
         """Tokens that a turn of a row may have, where the context has room for them."""
         return min(self.requests[row.request].most or self.sampling.max_tokens, self.sampling.max_tokens)
+
+    def _turn_start(self, row: _Row) -> int:
+        """Where its turn began, which may be in the prompt."""
+        return row.start - (self.requests[row.request].begun if row.turn == 0 else 0)
 
     def _is_complete(self, said: list[int]) -> bool:
         if self.strings is not None and self.strings.completed(said):

@@ -148,7 +148,12 @@ def _sampled(
     before += [[]] * (len(tasks) - len(before))
     longest = collect.world.max_tokens
     requests = [
-        Request((*task.prompt, *said), [collect._draw(episode)], most=min(window, longest - len(said)))
+        Request(
+            (*task.prompt, *said),
+            [collect._draw(episode)],
+            most=min(window, longest - len(said)),
+            begun=len(said),
+        )
         for task, said, episode in zip(tasks, before, answers["episode"].tolist(), strict=True)
     ]
     rollouts = collect.generate(requests, collect._sampling(temperature, max_tokens=window), entropy=True)

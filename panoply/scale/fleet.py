@@ -218,7 +218,7 @@ class Fleet(Collector):
         shares = []
         for low, high in blocks([len(r.seeds) for r in requests], len(self.crew.members)):
             some = requests[low:high]
-            sent = [(list(r.prompt), list(r.seeds), r.most) for r in some]
+            sent = [(list(r.prompt), list(r.seeds), r.most, r.begun) for r in some]
             shares.append({**whole, "first": low, "sizes": [len(r.seeds) for r in some], "requests": sent})
         found = drawn(requests, self.crew.asked("draw", shares, published))
         if found.decisions.rows:

@@ -87,7 +87,7 @@ class Sampler:
         """Tokens alone: what follows given contexts, of which the driver makes what it likes."""
         began = time.perf_counter()
         player = self.players[share["who"]]
-        requests = [Request(p, s, most=most) for p, s, most in share["requests"]]
+        requests = [Request(p, s, most=m, begun=b) for p, s, m, b in share["requests"]]
         sampling = Sampling(
             **{**share["sampling"], "temperature": schedule(share["sampling"]["temperature"])}
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -172,12 +173,15 @@ def test_what_ends_unseen_is_neither_lost_nor_sampled_on(
 
 
 @pytest.mark.parametrize("patience", [1, 4, 9])
+@pytest.mark.parametrize("begun", [0, 1])
 @pytest.mark.parametrize("turns", [False, True])
 def test_turns_end_at_their_first_stop_string_however_seldom_the_host_looks(
-    model: Decoder, patience: int, turns: bool, monkeypatch: pytest.MonkeyPatch
+    model: Decoder, patience: int, begun: int, turns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = Tokenizer.of_characters("abcdefghijklmnopqrstuvwxyz")
     sampling = Sampling(max_tokens=12, stop_strings=("ab", "q", "cc", "x"), stop_tokens=(5,))
+
+    requests = [replace(request, begun=begun) for request in make_requests(6, 4)]
 
     def complete(said: list[int]) -> bool:
         return len(said) > 2 and sum(said) % 7 == 0
@@ -188,7 +192,7 @@ def test_turns_end_at_their_first_stop_string_however_seldom_the_host_looks(
     def run(**engine: Any) -> Any:
         asked = TextEngine(model, tokenizer, **engine)
         ending = (lambda ended: [reply(turn) for turn in ended]) if turns else None
-        return asked.generate(make_requests(6, 4), sampling, ending, complete=complete, entropy=True)
+        return asked.generate(requests, sampling, ending, complete=complete, entropy=True)
 
     whole = run(patience=1)
     in_bursts(monkeypatch)

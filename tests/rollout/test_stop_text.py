@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ from test_cli import Terminal
 from test_cli import panoply as panoply  # the fixture
 
 import panoply as pp
-from panoply.experience import TERMINATED, TRUNCATED
+from panoply.experience import TERMINATED, TRUNCATED, Experience
 from panoply.planning import Plan
 from panoply.policies.build import open_policy
 from panoply.report.text import _word
 from panoply.rollout.text import Collector
+from panoply.rollout.tree import Branch
+from panoply.rollout.windows import next_window, nothing_open
 from panoply.run import Run
+from panoply.worlds.text.chain import Chain
 
 STOP = ("x", "qz")
 """Of random bytes, the one often and the other hardly ever."""
@@ -88,6 +92,54 @@ def test_answers_end_with_it_and_hold_it(own: dict[str, Any]) -> None:
     assert [value >= 1 for value in earned] == [text.endswith("x") for text in texts]
 
 
+PAIRS = tuple(a + b for a in "0123456789" for b in "0123456789")
+"""Texts of two tokens: between them a window or a branch may end."""
+
+
+def pieces_of(world: Chain, step: Callable[[Collector], Iterator[Experience]]) -> dict[int, str]:
+    """Episodes as text, as they stand at last."""
+    collect, found = Collector(world, open_policy("fresh", world, 0, "cpu"), seed=1), {}
+    for rows in step(collect):
+        episode, action = rows["episode"].tolist(), rows["action"].tolist()
+        for one in set(episode):
+            said = [a for e, a in zip(episode, action, strict=True) if e == one]
+            found[one] = world.tokenizer.decode(said)
+    return found
+
+
+def test_it_may_begin_in_one_window_and_end_in_the_next() -> None:
+    world = Chain(stop=PAIRS)
+
+    def windows(collect: Collector) -> Iterator[Experience]:
+        held = nothing_open()
+        for _ in range(world.max_tokens):
+            held, rows = next_window(collect, held, 16, 1)
+            yield rows.take(rows["episode"] < 16)
+
+    whole = pieces_of(world, lambda collect: iter([collect.episodes(collect.tasks(16))]))
+    assert pieces_of(world, windows) == whole
+    assert_stopped(list(whole.values()), PAIRS)
+
+
+def test_it_may_begin_before_a_branch() -> None:
+    world = Chain(stop=PAIRS)
+    collect = Collector(world, open_policy("fresh", world, 0, "cpu"), seed=1)
+    tree = collect.tree(collect.tasks(16))
+    nodes = list(range(16))
+    while nodes:
+        tree.extend([Branch(node, 1, tokens=1) for node in nodes])
+        nodes = tree.open()
+    over = [stand.said for stand, node in zip(tree._stands, tree.nodes, strict=True) if node.ended]
+    assert_stopped([world.tokenizer.decode(said) for said in over], PAIRS)
+
+
+def test_it_may_begin_in_what_is_continued() -> None:
+    world = Chain(stop=PAIRS)
+    collect = Collector(world, open_policy("fresh", world, 0, "cpu"), seed=1)
+    rollouts, _ = collect.continued(collect.tasks(1), [world.tokenizer.encode("5+1")], 64)
+    assert_stopped(["1" + world.tokenizer.decode(said) for said in rollouts.completions()], PAIRS)
+
+
 def test_a_run_keeps_it_and_so_do_evaluations_and_samples(run: Path, panoply: Terminal) -> None:
     assert Run.open(run).plan().world().stop == STOP  # type: ignore[union-attr]
     assert json.loads((run / "run.json").read_text())["plan"]["world"]["stop"] == list(STOP)
@@ -132,12 +184,18 @@ def test_samplers_end_turns_with_it(own: dict[str, Any], tmp_path: Path) -> None
 
 def test_tokens_that_samplers_draw_alone_end_with_it(tmp_path: Path) -> None:
     """Trees on the driver, of whose branches samplers draw the tokens."""
-    settings = {"world.operations": 2, "world.stop": ("1",), "run.held_out": 4, "run.episodes_every": 1}
-    more = {"steps": 1, "samplers": 1, "cluster": "threads", "settings": settings}
+    settings: dict[str, Any] = {
+        "world.operations": 4,
+        "world.stop": PAIRS,
+        "run.held_out": 4,
+        "run.episodes_every": 1,
+    }
+    settings |= {"sample.grow.segment": 1, "sample.grow.branching": (2,) * 6, "sample.prompts": 2}
+    more = {"steps": 1, "samplers": 1, "cluster": "threads", "model": "fresh", "settings": settings}
     tiny.bare(tmp_path / "run", "spo-tree", world="chain", **more)
     lines = [json.loads(line) for line in (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()]
-    answers = ["".join(line["pieces"][line["position"][0] :]) for line in lines]
-    assert_stopped(answers, ("1",))
+    answers = [line["text"].partition("=")[2] for line in lines]
+    assert_stopped(answers, PAIRS)
 
 
 @pytest.mark.parametrize(

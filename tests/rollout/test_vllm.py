@@ -330,6 +330,16 @@ def test_what_is_packed_is_packed_anew_and_not_counted() -> None:
     assert vllm._settled(torch.nn.Linear(2, 3)) is not None
 
 
+def test_a_stop_string_may_begin_in_what_the_turn_had_said_before(served: Any) -> None:
+    policy, engine = served
+    prompt, sampling = [7, 8, 9], Sampling(temperature=0, max_tokens=4)
+    drawn = engine.generate([Request(prompt, [0])], sampling).completions()[0]
+    stops = dataclasses.replace(sampling, stop_strings=(policy.tokenizer.decode([prompt[-1], drawn[0]]),))
+    said = [engine.generate([Request(prompt, [0], begun=n)], stops) for n in (0, 1)]
+    assert [len(found.completions()[0]) for found in said] == [4, 1]
+    assert said[1].reasons.tolist() == [[STOP]]
+
+
 # ------------------------------------------------------------------ refusals
 
 
