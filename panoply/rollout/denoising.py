@@ -67,19 +67,16 @@ class Denoiser:
         entropy: bool = False,
     ) -> Rollouts:
         """Answers to every request, one a seed. There are no turns, no grammars, and no ends before the last token."""
-        if on_stop is not None or mask is not None or complete is not None or sampling.stop_strings:
+        masked = mask is not None or any(request.mask is not None for request in requests)
+        if on_stop is not None or masked or complete is not None or sampling.stop_strings:
             raise PanoplyError(
                 "A masked-diffusion model fills in answers of one length: worlds of several turns, grammars and "
                 "answers that end by themselves are not for it."
             )
-        if (
-            sampling.truncates
-            or sampling.heat is not None
-            or callable(sampling.temperature)
-            or sampling.counts
-        ):
+        penalised = sampling.counts or sampling.repetition_penalty != 1
+        if sampling.truncates or sampling.heat is not None or callable(sampling.temperature) or penalised:
             raise PanoplyError(
-                "A masked-diffusion model is sampled from at one temperature, with nothing cut off."
+                "A masked-diffusion model is sampled from at one temperature, with nothing cut off or penalised."
             )
         length = sampling.max_tokens
         prompts = [list(request.prompt) for request in requests for _ in request.seeds]

@@ -270,4 +270,10 @@ def test_refusals(tmp_path: Path) -> None:
         pp.plan("bgpo", world="digits", settings={"sample.masks": "all", "sample.draws": 3})
     with pytest.raises(PanoplyError, match="several turns, grammars"):
         Denoiser(collector().policy).generate([], Sampling(), lambda turn: None)  # type: ignore[arg-type]
+    asked = [Request([1, 2], [0], mask=lambda said: [3])]
+    with pytest.raises(PanoplyError, match="several turns, grammars"):
+        Denoiser(collector().policy).generate(asked, Sampling())  # type: ignore[arg-type]
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        with pytest.raises(PanoplyError, match="nothing cut off or penalised"):
+            Denoiser(collector().policy).generate([], Sampling(**{name: 1.2}))  # type: ignore[arg-type]
     assert bgpo().sample.draws == denoised().draws == 16  # type: ignore[attr-defined]
