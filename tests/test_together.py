@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import sys
 import threading
 import types
@@ -82,14 +83,28 @@ def test_a_rehearsal_compiles_at_once_and_runs_nothing(kernel: Any) -> None:
     launch = kernel.run
     with rehearsal():
         kernel("one").run(3, grid=(1,), warmup=False)
-        backward = threading.Thread(target=lambda: kernel("other").run(4, grid=(1,), warmup=False))
-        backward.start()
-        backward.join()
+        over = threading.Event()
+
+        def backward() -> None:
+            kernel("other").run(4, grid=(1,), warmup=False)
+            over.set()
+
+        _thread.start_new_thread(backward, ())  # one that threading does not know, as those of torch
+        assert over.wait(5)
     assert sorted(kernel.compiled) == sorted(kernel.loaded) == ["one", "other"]
     assert kernel.ran == []
     assert kernel.run is launch
     kernel("one").run(5, grid=(1,), warmup=False)
     assert kernel.ran == [5]
+
+
+def test_another_thread_of_the_program_runs_its_kernels_meanwhile(kernel: Any) -> None:
+    with rehearsal():
+        sampling = threading.Thread(target=lambda: kernel("other").run(4, grid=(1,), warmup=False))
+        sampling.start()
+        sampling.join()
+    assert kernel.ran == [4]
+    assert kernel.compiled == []
 
 
 def test_what_fails_in_a_rehearsal_leaves_kernels_as_they_were(kernel: Any) -> None:

@@ -16,7 +16,7 @@ from panoply.experience import moved
 
 BLOCK = 4096
 GRAIN = 16
-"""Numbers of a tensor come in whole grains, so that they are read many at a time."""
+"""Numbers of a tensor come in whole grains, and begin at addresses of such, so that they are read many at a time."""
 KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -43,12 +43,12 @@ def _blocks(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tenso
     return moved(owner.int(), device), moved(first, device), moved(size, device)
 
 
-def fits(part: Tensor) -> bool:
-    """Whether a tensor may be among those that are added; one that lies in pieces has no address of its own."""
-    plain = type(part) is Tensor
-    return (
-        plain and part.is_cuda and part.dtype in KINDS and part.is_contiguous() and part.numel() % GRAIN == 0
-    )
+def fits(part: Tensor, total: Tensor | None = None) -> bool:
+    """Whether a tensor may be among those that are added, to a `total` if there is one already; one that lies in
+    pieces has no address of its own."""
+    plain = type(part) is Tensor and part.is_cuda and part.dtype in KINDS and part.is_contiguous()
+    placed = all(x.data_ptr() % GRAIN == 0 for x in (part, total) if x is not None)
+    return plain and placed and part.numel() % GRAIN == 0
 
 
 def add_all(totals: Sequence[Tensor], parts: Sequence[Tensor], fresh: bool) -> None:

@@ -77,7 +77,8 @@ def _choose(
     here = choice < CHOSEN
     tl.store(scale + choice * rows + row, share / total, mask=here)
     place = tl.atomic_add(count + chosen, 1, mask=here, sem="relaxed")
-    tl.store(pairs + chosen * rows + place, choice * rows + row, mask=here)
+    # Of logits that are no numbers one expert may be chosen again and again.
+    tl.store(pairs + chosen * rows + place, choice * rows + row, mask=here & (place < rows))
 
 
 @dataclass(frozen=True)

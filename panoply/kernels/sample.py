@@ -112,7 +112,7 @@ def _draw(
     last = tl.max(tl.where(p > 0.0, tl.arange(0, PIECE), 0), axis=0)
     drawn = chosen * PIECE + tl.minimum(found, last)
     greedy = tl.load(first + row * pieces + best)
-    action = tl.where(given == 0.0, greedy, drawn)
+    action = tl.minimum(tl.where(given == 0.0, greedy, drawn), vocab - 1)  # also where logits are no numbers
     logp = tl.load(line + action) / temperature - normaliser
 
     state = tl.load(status + row)

@@ -43,8 +43,9 @@ def _get_ready() -> None:
 def rehearsal() -> Iterator[None]:
     """Inside, a launch of a kernel has it compiled by a thread and does nothing else; at the end all are there.
 
-    What kernels would have written is whatever lay there, so results of a rehearsal mean nothing. Where Triton cannot
-    compile beside the program, kernels are compiled and run as ever.
+    What kernels would have written is whatever lay there, so results of a rehearsal mean nothing. Other threads of the
+    program, which may sample meanwhile, launch as ever. Where Triton cannot compile beside the program, kernels are
+    compiled and run as ever.
     """
     try:
         from triton.runtime._async_compile import AsyncCompileMode, active_mode
@@ -55,10 +56,15 @@ def rehearsal() -> Iterator[None]:
     launch = JITFunction.run
     begin().join()
     with _one, _threads() as pool:
-        mode = AsyncCompileMode(_Whole(pool))
+        mode, owner = AsyncCompileMode(_Whole(pool)), threading.current_thread()
 
         def compiled(kernel: Any, *given: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-            before = active_mode.set(mode)  # in whichever thread: backward passes have their own
+            thread = threading.current_thread()
+            if thread is not owner and not isinstance(thread, threading._DummyThread):
+                return launch(kernel, *given, grid=grid, warmup=warmup, **options)
+            before = active_mode.set(
+                mode
+            )  # also in threads that Python has not begun: backward passes have their own
             try:
                 return launch(kernel, *given, grid=grid, warmup=True, **options)
             finally:

@@ -291,7 +291,7 @@ class Masters:
 
         kinds: dict[tuple[torch.dtype, bool], list[str]] = {}
         for name, slope in given.items():
-            if fits(slope):
+            if fits(slope, self.masters[name].grad):
                 kinds.setdefault((slope.dtype, self.masters[name].grad is None), []).append(name)
         for (_, fresh), names in kinds.items():
             for name in names if fresh else ():

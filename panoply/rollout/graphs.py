@@ -331,7 +331,8 @@ class GraphDecoder:
             self._step(size, record, masked)  # compiles the kernels, and lets libraries choose theirs
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may ask for memory meanwhile: a learner does, while samplers run ahead of it.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             self._step(size, record, masked)
         return graph, record
 
