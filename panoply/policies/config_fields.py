@@ -20,10 +20,12 @@ READ = (
 PARTLY = "partial_rotary_factor"
 """Read of layouts that turn a part of a head; transformers passes it over in others, if it does not fail there."""
 ROUTING = (
-    "num_experts", "num_local_experts", "num_experts_per_tok", "experts_per_token", "norm_topk_prob",
-    "router_jitter_noise", "router_aux_loss_coef", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers",
+    "num_experts", "num_local_experts", "num_experts_per_tok", "experts_per_token", "router_jitter_noise",
+    "router_aux_loss_coef",
 )  # fmt: skip
 """What is read of layouts with experts."""
+MIXED = ("moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers")
+"""And of those that have layers without."""
 ABOUT = (
     "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "name_or_path", "model_name",
     "tokenizer_class", "finetuning_task", "task_specific_params", "problem_type", "id2label", "label2id", "num_labels",
@@ -59,7 +61,9 @@ def check_understood(raw: Mapping[str, Any], layout: Architecture) -> None:
     """Refuse a config that asks for something which the layout is not known to have."""
     known = understood(layout)
     for name, value in raw.items():
-        if not (name in known or _says_nothing(value) or value in _same(name, raw, layout)):
+        same = _same(name, raw, layout)
+        denied = value is False and any(meant is True for meant in same)
+        if not (name in known or (_says_nothing(value) and not denied) or value in same):
             raise PanoplyError(
                 f"config.json sets {plain(name)} to {brief(value)}, and what that does to a {raw['model_type']} layout "
                 "is not known here: take it out of config.json if the model is the same without."
@@ -100,6 +104,10 @@ def understood(layout: Architecture) -> Known:
         names |= {"no_rope_layers", "no_rope_layer_interval"}
     if layout.sparse:
         names |= {*ROUTING}
+        if layout.sparse.normalised is None:
+            names.add("norm_topk_prob")
+        if layout.sparse.inner in MIXED:
+            names |= {*MIXED}
         if layout.sparse.clamped:
             names |= {"swiglu_alpha", "swiglu_limit"}
     return Known(names)
@@ -123,6 +131,8 @@ def _same(name: str, raw: Mapping[str, Any], layout: Architecture) -> tuple[Any,
         "use_qk_norm": (bool(layout.qk_norm),),
         "qkv_bias": (layout.qkv_bias is True,),
         "scoring_func": ("softmax",) if layout.sparse else (),
+        "norm_topk_prob": (layout.sparse.normalised,) if layout.sparse else (),
+        "decoder_sparse_step": (1,) if layout.sparse else (),
         PARTLY: (1,),
         "sliding_window_size": (raw.get("sliding_window"),) if layout.windows else (),
         "full_attn_mod": (1,),

@@ -179,6 +179,8 @@ def test_all_that_transformers_says_of_a_layout_is_understood(model_type: str) -
         ("llama", "partial_rotary_factor", 0.5),
         ("gemma2", "partial_rotary_factor", 0.5),
         ("llama", "use_qk_norm", True),
+        ("qwen3", "use_qk_norm", False),
+        ("qwen2", "qkv_bias", False),
         ("llama", "no_rope_layers", [1, 0, 1, 0]),
         ("llama", "vision_config", {"depth": 3}),
         ("llama", "rope_interleaved", True),
@@ -191,6 +193,9 @@ def test_all_that_transformers_says_of_a_layout_is_understood(model_type: str) -
         ("qwen3_moe", "routed_scaling_factor", 2.0),
         ("qwen3_moe", "shared_expert_intermediate_size", 32),
         ("qwen3_moe", "swiglu_limit", 7.0),
+        ("mixtral", "moe_intermediate_size", 32),
+        ("mixtral", "mlp_only_layers", [1]),
+        ("olmoe", "decoder_sparse_step", 2),
         ("phi3", "full_attn_mod", 2),
         ("phi3", "lm_head_bias", True),
         ("gemma3_text", "attn_logit_softcapping", 30.0),
@@ -206,6 +211,13 @@ def test_a_setting_that_is_not_understood_is_named(model_type: str, field: str, 
     with pytest.raises(PanoplyError, match=rf"config\.json sets {field} to .*take it out") as raised:
         DecoderConfig.from_hf({**plain, field: value})
     assert "\n" not in str(raised.value)
+
+
+def test_a_routing_that_a_layout_does_not_let_one_choose_is_named() -> None:
+    raw = {**ALL, **EXPERTS, "model_type": "mixtral", "num_local_experts": 4, "decoder_sparse_step": 1}
+    DecoderConfig.from_hf({**raw, "norm_topk_prob": True})
+    with pytest.raises(PanoplyError, match="norm_topk_prob to false"):
+        DecoderConfig.from_hf({**raw, "norm_topk_prob": False})
 
 
 @pytest.mark.parametrize(
