@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from panoply.policies.moving import piece
+
 LEAST = 1 << 20
 """Bytes of a tensor that is worth a copy."""
 
@@ -20,7 +22,8 @@ class Offload(torch.autograd.graph.saved_tensors_hooks):
     """A context for a forward pass. Weights stay where they are: the pass keeps them, but does not own them."""
 
     def __init__(self, weights: Iterable[Tensor], least: int = LEAST):
-        self.staying = {w.untyped_storage().data_ptr() for w in weights}
+        pieces = (piece(weight.detach()) for weight in weights)
+        self.staying = {one.untyped_storage().data_ptr() for one in pieces}
         self.least = least
         self.moved_bytes = 0
         super().__init__(self._away, self._back)

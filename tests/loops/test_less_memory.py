@@ -213,6 +213,20 @@ def test_what_was_away_lies_as_it_lay() -> None:
         assert back.stride() == kept.stride() or 0 in kept.stride()  # numbers that are one are many then
 
 
+def test_weights_in_pieces_stay_where_they_are() -> None:
+    """Of a weight that several processes share, a piece is here, and the whole has no memory of its own."""
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+        shared = distributed.tensor.distribute_tensor(torch.ones(4, 4), mesh)
+        away = Offload([shared], least=0)
+        assert away.pack_hook(shared.to_local()) is not None
+        assert away.moved_bytes == 0
+    finally:
+        distributed.destroy_process_group()
+
+
 def test_the_learner_sends_activations_away(monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[int] = []
     monkeypatch.setattr("panoply.loops.offload.LEAST", 0)
