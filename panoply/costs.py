@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from panoply import selves
 from panoply.devices import missing
+from panoply.effects import recomputes
 from panoply.errors import PanoplyError
 from panoply.footprint import (
     Dimensions,
@@ -253,7 +254,9 @@ def _most(plan: Plan, shapes: Shapes, memory: dict[str, int], sampled: int, trai
     summed = 0 if options.lora else memory.get("gradients", 0)
     passing = 0 if options.lora else 2 * left_to_autograd(shapes)
     held = Held(sum(memory.values()) - summed, summed, passing, later(memory))
-    return expected(sizes, held, step_work(plan, sampled, trained), device_memory(options.device))
+    work = step_work(plan, sampled, trained)
+    work = work if recomputes(plan) else replace(work, recompute="never")
+    return expected(sizes, held, work, device_memory(options.device))
 
 
 def _dimensions(plan: Plan, shapes: Shapes) -> Dimensions | None:
@@ -312,6 +315,7 @@ def activations(plan: Plan, shapes: Shapes, trained: int, held: int, total: int 
     longest, most = of.prompt + of.context, min(at_once, max(trained, 1))
     cramped = total is not None and held + longest * inside * width > total
     recomputed = options.recompute == "always" or (options.recompute == "auto" and cramped)
+    recomputed = recomputed and recomputes(plan)
     each = width * (between if recomputed else inside)
     return Activations(most, most * each, longest * each, recomputed)
 

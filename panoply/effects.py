@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from panoply.kinds import is_text, kind_of
+from panoply.lora import Lora
 from panoply.parts import Finding, Part
 from panoply.regimes import Method
 from panoply.units import plural
@@ -67,11 +68,17 @@ def of_several(plan: Plan) -> list[Finding]:
 
 def _of_memory(plan: Plan) -> Iterator[Finding]:
     """Options that save memory where there is none of that kind to save."""
-    options, regime = plan.options, plan.method.regime
-    if not is_text(plan.world()) or regime not in ("on_policy", "dataset"):
-        for name in ("masters", "offload"):
+    options, regime, world = plan.options, plan.method.regime, plan.world()
+    if options.dtype != "float32" and not is_text(world):
+        yield "dtype", "networks of control are in float32"
+    if regime in ("off_policy", "offline"):
+        yield "micro_tokens", "batches are drawn from a replay (replay.batch), and each is one pass"
+    if not is_text(world) or regime not in ("on_policy", "dataset"):
+        for name in ("masters", "offload", "recompute"):
             yield name, "only a language model's gradients come in passes that fill a GPU"
         return
+    if not recomputes(plan):
+        yield "recompute", "transformers runs this model, and its blocks keep what they compute"
     if options.dtype == "float32":
         yield "masters", "float32 weights have no copies; they are of run.dtype=bfloat16"
     elif options.lora:
@@ -80,6 +87,12 @@ def _of_memory(plan: Plan) -> Iterator[Finding]:
         yield "offload", "the run is on a CPU, whose memory is the host's"
     if options.offload != "none" and options.recompute == "always":
         yield "offload", "run.recompute=always keeps no activations that could wait elsewhere"
+
+
+def recomputes(plan: Plan) -> bool:
+    """Whether blocks of the model can be computed again: those of this library's own decoder."""
+    world = plan.world()
+    return kind_of(world).runs_natively(plan.options.model, world, Lora())
 
 
 def on_cpu(device: str) -> bool:

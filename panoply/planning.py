@@ -83,7 +83,7 @@ class Options:
     takes what keeps a device busy: 9,216 on a GPU, 12,288 with adapters, 16,384 on a CPU."""
     recompute: Literal["auto", "always", "never"] = "auto"
     """Whether the inside of blocks is computed again in the backward pass and not kept: a third slower, in a fraction
-    of the memory. `auto` does so where a sequence would not fit otherwise."""
+    of the memory. `auto` does so where a sequence would not fit otherwise. Not in models that transformers runs."""
     offload: Literal["none", "activations"] = "none"
     """`activations` waits in host memory for the backward pass: several times slower, and exactly the same gradient."""
     evaluate_every: int = 20

@@ -82,6 +82,24 @@ def test_layers_of_a_model_that_transformers_runs_are_not_ours(
     pp.plan("grpo", **own, reward=reward, lora=4)
 
 
+def test_blocks_of_transformers_are_not_computed_again(
+    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when asked, and no plan counts on it where memory is short; a decoder of ours that PEFT has wrapped can."""
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    data = {"data": str(tmp_path / "data.jsonl"), "dtype": "bfloat16"}
+    always = {"run.recompute": "always"}
+    with pytest.raises(pp.PanoplyError, match=r"run\.recompute has no effect: transformers runs this model"):
+        pp.plan("sft", model=folders["foreign"], settings=always, **data)
+    pp.plan("sft", model=folders["own"], lora=2, settings={**always, "lora.dora": True}, **data)
+    monkeypatch.setattr("panoply.costs.device_memory", lambda _: 10**5)
+    recomputed = [
+        cost(pp.plan("sft", model=folders[name], **data)).activations.recomputed
+        for name in ("own", "foreign")
+    ]
+    assert recomputed == [True, False]
+
+
 @pytest.mark.parametrize(
     ("method", "choices"),
     [("nash-mp", {}), ("grpo", {"update": "momentum"}), ("online-dpo", {"update": "momentum"})],

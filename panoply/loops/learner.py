@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any, Literal, Protocol
 
 import torch
@@ -21,7 +22,7 @@ from panoply.checkpoint import check_states
 from panoply.errors import PanoplyError
 from panoply.experience import Experience
 from panoply.footprint import pass_tokens
-from panoply.loops.memory import Meter, Recompute, Room, rehearse
+from panoply.loops.memory import Meter, Recompute, Room, models_of, rehearse
 from panoply.loops.micro_batches import split, unit_labels, unit_tokens
 from panoply.loops.mover import PLACES, SHARED, Diverged, Flat, Masters, Mover, guard
 from panoply.loops.objective import Active, Objective, Weighed
@@ -102,7 +103,7 @@ class Learner:
         """Of a learner whose passes others must make too: how many all make, told how many it has itself."""
         device = next((p.device for p in self.parameters.values()), torch.device("cpu"))
         asked = pass_tokens(micro_tokens, device.type == "cuda", bool(self.masters.adapted))
-        self.room = Room(asked, getattr(policy, "model", None), recompute, device)
+        self.room = Room(asked, models_of(policy), recompute, device)
         self.offload = offload
 
     def _masters(self, learning: dict[str, torch.nn.Parameter], copies: bool) -> Masters:
@@ -282,8 +283,9 @@ class Learner:
 
     def _read(self) -> Iterator[Tensor]:
         """All that a forward pass reads, whether it learns or not."""
-        model = getattr(self.policy, "model", None)
-        yield from model.parameters() if isinstance(model, torch.nn.Module) else self.parameters.values()
+        models = [model for model in models_of(self.policy) if isinstance(model, torch.nn.Module)]
+        yield from chain.from_iterable(model.parameters() for model in models)
+        yield from self.parameters.values()
 
     def _size(self, weighed: Weighed) -> None:
         """Before the first pass on a GPU: micro-batches as small as it has room for."""

@@ -64,8 +64,8 @@ def fitting(sizes: Sequence[int], used: Sequence[int], left: int) -> int:
 class Room:
     """How many `tokens` a pass may have, and whether it computes blocks again: as asked for, until memory says no."""
 
-    def __init__(self, asked: int, model: Any, recompute: Recompute, device: torch.device):
-        self.tokens, self.model = asked, model
+    def __init__(self, asked: int, models: Sequence[Any], recompute: Recompute, device: torch.device):
+        self.tokens, self.models = asked, models
         self.meter: Meter | None = CudaMeter(device) if device.type == "cuda" else None
         """Measures the first passes; from then on these have their size, and it is gone."""
         self._may_recompute = recompute != "never"
@@ -129,10 +129,22 @@ class Room:
 
     def _recompute(self) -> bool:
         """Turn activation checkpointing on, where it can and may be and is not yet."""
-        if getattr(self.model, "checkpointing", True) or not self._may_recompute:
+        keeping = [model for model in self.models if not getattr(model, "checkpointing", True)]
+        if not keeping or not self._may_recompute:
             return False
-        self.model.checkpointing = True
+        for model in keeping:
+            model.checkpointing = True
         return True
+
+
+def models_of(scorer: Any) -> list[Any]:
+    """The models that passes go through: a policy's own, the one that a judge is made of, and those of critics that
+    learn together with a policy."""
+    own: Any = getattr(getattr(scorer, "trunk", scorer), "model", None)
+    if hasattr(own, "get_base_model"):  # PEFT's, around a model whose settings it does not pass on
+        own = own.get_base_model()
+    beside = [model for one in getattr(scorer, "models", {}).values() for model in models_of(one)]
+    return beside if own is None else [own, *beside]
 
 
 def rehearse(policy: Any, rows: Experience, needs: frozenset[str], collect: Callable[[], None]) -> None:

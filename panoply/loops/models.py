@@ -67,7 +67,12 @@ class Models:
         self.held: dict[str, Model] = {
             part.info.name: part(seat) for part in getattr(seat.method, "models", ())
         }
-        settings = {"total_steps": options.steps, "micro_tokens": options.micro_tokens}
+        settings = {
+            "total_steps": options.steps,
+            "micro_tokens": options.micro_tokens,
+            "recompute": options.recompute,
+            "offload": options.offload,
+        }
         make = seat.teacher
         self.learners = {
             name: make(name)(c.model, c.fit, **settings) for name, c in self.held.items() if c.fit is not None

@@ -265,6 +265,22 @@ def test_control_has_nothing_to_send_away() -> None:
         learner_of("natural")
 
 
+@pytest.mark.parametrize(
+    ("method", "world", "settings", "words"),
+    [
+        ("ppo", "cartpole", {"run.recompute": "always"}, r"run\.recompute has no effect: only a language"),
+        ("ppo", "cartpole", {"run.dtype": "bfloat16"}, r"run\.dtype has no effect: networks of control are"),
+        ("dqn", "cartpole", {"run.micro_tokens": 64}, r"run\.micro_tokens has no effect: batches are drawn"),
+    ],
+)
+def test_what_saves_a_language_model_memory_does_nothing_in_control(
+    method: str, world: str, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(PanoplyError, match=words):
+        pp.plan(method, world, settings=settings)
+    pp.plan(method, world, settings={"run.dtype": "float32"})
+
+
 def learner_of(update: str) -> None:
     from panoply.loops.learner import Learner
     from panoply.registry import find_part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +11,22 @@ import torch
 from kit import Tabular, learner, on_policy, ragged
 from torch import Tensor, nn
 
+import panoply as pp
 from panoply.errors import DeviceError, PanoplyError, machine_errors
 from panoply.experience import Experience, Ragged, Table
 from panoply.loops.learner import Learner
-from panoply.loops.memory import fitting
+from panoply.loops.memory import Room, fitting, models_of
 from panoply.loops.micro_batches import fresh_tokens, tokens
+from panoply.loops.models import Together
 from panoply.loops.mover import SCALE, Masters, Mover
+from panoply.loops.seat import Seat
+from panoply.lora import Lora
+from panoply.policies.build import open_policy
+from panoply.policies.lora import add_lora
+from panoply.policies.value import ValueModel
+from panoply.rollout.text import Collector
 from panoply.slots.update.optimisers import adam
+from panoply.worlds.text.chain import Chain
 
 
 class Cramped(Tabular):
@@ -205,3 +215,54 @@ def test_blocks_are_recomputed_where_a_sequence_would_not_fit() -> None:
     assert not policy.model.checkpointing
     policy, _, _ = sized(10**6, recompute="always")
     assert policy.model.checkpointing
+
+
+def kept_bytes(scorer: Any, rows: Experience, needs: frozenset[str]) -> int:
+    """What a pass leaves for its backward pass, weights included."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        scorer.score(rows, needs)
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("made", ["policy", "adapters", "through PEFT", "judge", "together"])
+def test_every_model_of_a_pass_is_computed_again(made: str) -> None:
+    """Also the one that a judge is made of, a critic's that learns with a policy, and one that PEFT has wrapped."""
+    world = Chain(operations=2)
+
+    def fresh() -> Any:
+        return open_policy("fresh", world, 0, "cpu")
+
+    policy, needs = fresh(), frozenset[str]()
+    rows = Collector(world, policy, seed=0).episodes([world.task("train", i) for i in range(8)])
+    scorer: Any = policy
+    if made == "through PEFT":
+        pytest.importorskip("peft")
+    if made in ("adapters", "through PEFT"):
+        scorer = add_lora(policy, 4, settings=Lora(dora=made == "through PEFT"))
+    elif made != "policy":
+        scorer = critic = ValueModel.of(fresh())
+        if made == "together":
+            scorer, needs = Together(policy, {"critic": critic}), frozenset({"value"})
+    whole = kept_bytes(scorer, rows, needs)
+    held = [len(models_of(scorer)), *(model.checkpointing for model in models_of(scorer))]
+    assert held == [2, False, False] if made == "together" else [1, False]
+    Room(10**9, models_of(scorer), "always", torch.device("cpu"))
+    weights = sum(p.nbytes for p in dict(scorer.named_parameters()).values())
+    assert kept_bytes(scorer, rows, needs) < weights + (whole - weights) / 2
+
+
+def test_critics_save_memory_as_their_policy_does() -> None:
+    plan = pp.plan("ppo", "chain", model="fresh", settings={"run.recompute": "always"})
+    plan = dataclasses.replace(plan, options=dataclasses.replace(plan.options, offload="activations"))
+    seat = Seat(plan, plan.world())
+    critic = seat.models.learners["critic"]
+    assert critic.offload == "activations"
+    assert [model.checkpointing for model in critic.room.models] == [True]
+    weights = {p.untyped_storage().data_ptr() for p in seat.models.held["critic"].model.trunk.parameters()}
+    assert weights <= {p.untyped_storage().data_ptr() for p in critic._read()}
