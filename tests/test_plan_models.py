@@ -147,3 +147,10 @@ def test_another_model_as_reference_is_as_large_as_it_is(tmp_path: Path) -> None
     assert found.operations - own.operations == 2 * (weights - found.parameters) * found.trained_tokens
     gone = _costs("grpo", settings={**pulled, "run.reference": str(tmp_path / "not-there-yet")})
     assert gone.memory_bytes == own.memory_bytes
+
+
+def test_thoughts_are_no_model_beside_the_policy() -> None:
+    """Gates of a policy's own width, read in its own passes: of no size that a plan would name."""
+    found = cost(pp.plan("hrpo", model="fresh", dtype="bfloat16"))
+    assert sum(found.memory_bytes.values()) == 18 * found.parameters
+    assert not [said for said in found.extra_forwards if "gated" in said]

@@ -56,6 +56,7 @@ def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
     },
     impossible=_impossible,
     inert=_inert,
+    cost=lambda held: 0,
 )  # fmt: skip
 def gated(
     seat: Seat,

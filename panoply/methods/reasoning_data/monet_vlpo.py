@@ -130,6 +130,7 @@ def looked_at_in_vectors(told: Experience, states: Tensor, latent: Latent) -> Ex
     bounds=BOUNDS,
     impossible=_impossible,
     inert=lambda held, method, world: [] if held.learns else [("sigma", "vectors are no choice here")],
+    cost=lambda held: 0,
 )  # fmt: skip
 def latents(
     seat: Seat,
