@@ -84,7 +84,7 @@ def add_lora(
         scales = saved.scales(ranks)
     few = None if settings.base == "whole" else settings.base
     base = low_rank.adapt(model, ranks, scales, few, device)
-    before = TextPolicy(base, policy.tokenizer, shared=policy.shared)
+    before = type(policy)(base, policy.tokenizer, shared=policy.shared)
     if saved is None:
         low_rank.start(model, torch.Generator().manual_seed(stable_hash("lora", seed) % 2**31))
     else:
@@ -242,9 +242,10 @@ def _through_peft(
             model.inner = peft.get_peft_model(named, config)
         else:
             model = peft.get_peft_model(model, config)
-    found = TextPolicy(model.eval(), policy.tokenizer, shared=policy.shared, files_beside=policy.files_beside)
+    kind = type(policy)
+    found = kind(model.eval(), policy.tokenizer, shared=policy.shared, files_beside=policy.files_beside)
     without = Unadapted(model, _peft_model(found))
-    before = TextPolicy(cast(Any, without), policy.tokenizer, shared=policy.shared)
+    before = kind(cast(Any, without), policy.tokenizer, shared=policy.shared)
     found.adapted = Adapted(rank, settings, before if folder is None else None)
     if folder is not None:
         load_adapter(found, folder)

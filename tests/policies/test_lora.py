@@ -81,6 +81,27 @@ def test_a_negative_rank_is_refused() -> None:
             pp.plan(name, lora=2)
 
 
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_model_that_fills_in_masks_keeps_to_that_with_adapters(dora: bool, tmp_path: Path) -> None:
+    """Its reference, too: the KL term of a first step is 0."""
+    if dora:
+        pytest.importorskip("peft")
+    settings = {"regularise.kl": 0.1, "reward.name": "places", "sample.prompts": 4, "sample.group": 8}
+    settings |= {"run.held_out": 2, "run.device": "cpu", "update.lr": 1e-2, "lora.dora": dora}
+    done = pp.train(
+        "bgpo",
+        model="fresh",
+        lora=2,
+        steps=2,
+        run=tmp_path,
+        settings=settings,
+        progress=Progress(),
+        threads=1,
+    )
+    first, second = (abs(row["kl"]) for row in Run.open(done.run).metrics())
+    assert first < 1e-6 < second
+
+
 @pytest.fixture
 def gpt2(tmp_path: Path) -> Path:
     """A model that transformers runs, with the tokenizer of the world `chain`."""
