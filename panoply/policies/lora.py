@@ -70,6 +70,11 @@ def add_lora(
     """
     settings = settings or Lora()
     model = policy.model
+    if policy.values is not None:
+        raise PanoplyError(
+            "A model that is steered by values of tokens gets no adapters: name the model that was steered, or leave "
+            "--lora out."
+        )
     if isinstance(model, Foreign) or settings.dora:
         return _through_peft(policy, rank, seed, settings, folder)
     linear, experts = low_rank.linear_layers(model), expert_tensors(model)

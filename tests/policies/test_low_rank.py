@@ -19,6 +19,7 @@ from panoply.policies import low_rank
 from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.decoder import DecoderConfig
 from panoply.policies.lora import add_lora, begun_with
+from panoply.policies.steering import TokenValues
 from panoply.policies.text import TextPolicy
 from tests.layouts import LAYOUTS as EVERY
 
@@ -247,6 +248,17 @@ def test_slopes_of_factors_of_half_precision_weights_are_scaled_back() -> None:
 def test_layers_and_ranks_that_do_not_exist(settings: Lora, rank: int, sentence: str) -> None:
     with pytest.raises(PanoplyError, match=sentence):
         add_lora(fresh(), rank, settings=settings)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_steered_model_gets_none(dora: bool) -> None:
+    """They would be saved under names that no model has."""
+    policy = fresh()
+    policy.steer(TokenValues.beside(policy.model, heads=1, v=True, beta=1.0))  # type: ignore[arg-type]
+    with pytest.raises(
+        PanoplyError, match="steered by values of tokens gets no adapters: name the model that"
+    ):
+        add_lora(policy, 1, settings=Lora(target_modules=("q_proj",), dora=dora))
 
 
 def test_scale() -> None:
