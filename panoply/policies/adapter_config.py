@@ -66,6 +66,7 @@ class Config(TypedDict):
     target_parameters: NotRequired[list[str] | None]
     rank_pattern: NotRequired[dict[str, int] | None]
     alpha_pattern: NotRequired[dict[str, float] | None]
+    task_type: NotRequired[str | None]
     init_lora_weights: NotRequired[bool | str | None]
     bias: NotRequired[str]
     layer_replication: NotRequired[list[list[int]] | None]
@@ -110,6 +111,11 @@ def read_config(folder: Path) -> Config:
     if config["peft_type"] != "LORA":
         raise PanoplyError(
             f"The adapter in {plain(folder)} is of the kind {plain(config['peft_type'])}: only LORA can be opened."
+        )
+    if config.get("task_type") == "SEQ_CLS":
+        raise PanoplyError(
+            f"The adapter in {plain(folder)} is one of a reward model (task_type SEQ_CLS), which is opened whole "
+            "alone: merge it with PEFT, by merge_and_unload, and save what that gives."
         )
     ranks = [config["r"], *(config.get("rank_pattern") or {}).values()]
     alphas = [config["lora_alpha"], *(config.get("alpha_pattern") or {}).values()]

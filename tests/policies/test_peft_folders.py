@@ -173,6 +173,27 @@ def test_an_adapter_without_a_tokenizer_is_trained_with_its_base_s(base: Path, t
         shutil.rmtree(run.folder)
 
 
+def test_an_adapter_of_a_reward_model_says_what_to_do_with_it(base: Path, tmp_path: Path) -> None:
+    """What PEFT leaves of a sequence classifier that was trained with LoRA."""
+    judge = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="SEQ_CLS")
+    peft.get_peft_model(judge, config).save_pretrained(tmp_path / "judge")
+    own_model.tokenizer().save_pretrained(tmp_path / "judge")
+    sentence = (
+        r"is one of a reward model \(task_type SEQ_CLS\), which is opened whole alone: merge it with PEFT"
+    )
+    asked = {"settings": FEW, "data": data(tmp_path)["data"], "progress": Progress()}
+    for ask in (
+        lambda: pp.load_policy(tmp_path / "judge"),
+        lambda: pp.plan("reward-model", model=str(tmp_path / "judge"), lora=4),
+        lambda: pp.train(
+            "grpo", model=str(base), reward_model=str(tmp_path / "judge"), run=tmp_path / "run", **asked
+        ),
+    ):
+        with pytest.raises(PanoplyError, match=sentence):
+            ask()
+
+
 def test_an_adapter_s_own_chat_template_is_kept(base: Path, tmp_path: Path) -> None:
     folder = adapter(base, tmp_path / "adapter")
     words = own_model.tokenizer("{% for m in messages %}MINE {{ m['content'] }}{% endfor %}")
