@@ -107,6 +107,9 @@ forward pass captured where it allows, with this library's attention where they 
 where not, which is said once; float32 is for comparing, not for speed. A first step that is long, and `seconds_setup` in the metrics,
 are kernels being compiled and captured.
 
+Everything here was measured on an H200. Kernels are made for GPUs of compute capability 8.0 and later (A100, RTX 30, L4 and what came
+after them), and fit into the 99 KB of shared memory that cards for desktops have; on older ones torch does what they would, more slowly.
+
 ### Repeating it
 
 A cell is a command of its own, so that the table can be filled over several sittings; one that has a result is skipped.

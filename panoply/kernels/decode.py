@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from panoply.kernels.launching import Often, parts_of
+from panoply.kernels.launching import Often, parts_of, room
 from panoply.policies.attention import Focus
 
 LOOKS = {64: (64, 4, 4), 128: (32, 2, 4), 256: (64, 4, 3)}
@@ -25,6 +25,8 @@ LOOKS = {64: (64, 4, 4), 128: (32, 2, 4), 256: (64, 4, 3)}
 loads are under way. The best of 13 tried on an H200, the last one excepted."""
 MANY, MANY_LOOK = 256, (128, 4, 2)
 """Of so many rows or more with heads of at most 64."""
+ROOMY, SMALL_LOOK = 160 * 1024, (32, 4, 2)
+"""Bytes of shared memory that tiles of `part_product` take, and heads of more than 128; of such heads with less."""
 TILE = (32, 128)
 PARTS = 4
 """Columns and depth of a tile of `part_product`, and how many parts it has: the best of 24 tried on an H200."""
@@ -34,13 +36,6 @@ PARTS = 4
 def chained() -> bool:
     """Whether the GPU can start a kernel while the one before it ends (from Hopper on)."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
-
-
-@functools.cache
-def _roomy() -> bool:
-    """Whether a kernel may have as much shared memory as the tiles of `part_product` take: 160 KB."""
-    held = triton.runtime.driver.active.utils.get_device_properties(torch.cuda.current_device())
-    return bool(held["max_shared_mem"] >= 160 * 1024)
 
 
 @triton.jit
@@ -229,7 +224,7 @@ def part_product(x: Tensor, weight: Tensor) -> Tensor:
 
 def in_parts(x: Tensor, weight: Tensor) -> bool:
     """Whether `part_product` is quicker than the library's: measured with 128 rows, by columns of 896 and of 1,536."""
-    return len(x) <= 128 and len(weight) <= 1024 and x.element_size() == 2 and _roomy()
+    return len(x) <= 128 and len(weight) <= 1024 and x.element_size() == 2 and room() >= ROOMY
 
 
 @triton.jit
@@ -390,6 +385,8 @@ def decode_attention(
     q_norm, k_norm = norms if norms is not None else (qkv, qkv)
     wide = max(16, triton.next_power_of_2(size))
     block, warps, stages = MANY_LOOK if rows >= MANY and wide <= 64 else LOOKS[max(64, wide)]
+    if wide > 128 and room() < ROOMY:
+        block, warps, stages = SMALL_LOOK
     block = block if qkv.element_size() == 2 else block // 2
     scale = size**-0.5 if focus.scale is None else focus.scale
     table, turning = (qkv, 0) if angles is None else (angles, angles.shape[1])

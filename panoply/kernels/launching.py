@@ -1,12 +1,25 @@
 """Kernels that a pass launches hundreds of times: what Triton asks of their arguments is asked once."""
+# mypy: disable-error-code="import-not-found"
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+@functools.cache
+def room() -> int:
+    """Bytes of shared memory that a program may have: 227 KB on an H200, 99 on cards for desktops."""
+    if not torch.cuda.is_available():
+        return 227 * 1024
+    from triton.runtime import driver
+
+    held = driver.active.utils.get_device_properties(torch.cuda.current_device())
+    return int(held["max_shared_mem"])
 
 
 class Often:

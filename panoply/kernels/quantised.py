@@ -35,6 +35,8 @@ PARTS, AT_ONCE = 8, 264
 
 FACTOR_ROWS = 16
 """Rows of a program of `_factor`: there are few of them, and all of a product waits for the last."""
+RANKS = 128
+"""Numbers of a factor that a program holds at a time: more, with those under way, take more than 99 KB."""
 COMPILED = isinstance(begin, triton.JITFunction)
 """Whether kernels are, and may have PTX in them; Triton's interpreter has none."""
 
@@ -138,8 +140,8 @@ def _factor(
 def _few_product(
     x, codes, scales, levels, low, b, bias, out, rows, outputs, rank,
     INPUTS: tl.constexpr, SPAN: tl.constexpr, FOUR: tl.constexpr, ASM: tl.constexpr, LOWS: tl.constexpr,
-    RANK: tl.constexpr, BIAS: tl.constexpr, EXACT: tl.constexpr, CHAIN: tl.constexpr, BLOCK: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr,
+    RANK: tl.constexpr, RANKS: tl.constexpr, BIAS: tl.constexpr, EXACT: tl.constexpr, CHAIN: tl.constexpr,
+    BLOCK: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     if CHAIN:
         if RANK == 0:
@@ -174,14 +176,15 @@ def _few_product(
         if CHAIN:  # only now: `_factor` runs beside all of the above, and began when its own input was whole
             gdc_wait()
         if part == 0:
-            one = tl.arange(0, RANK)
-            seen = tl.zeros([RANK, M], tl.float32)
-            for piece in range(LOWS):
-                at = (piece * rows + row)[None, :] * RANK + one[:, None]
-                seen += tl.load(low + at, mask=mine[None, :], other=0.0)
-            there = here[:, None] & (one < rank)[None, :]
-            up = tl.load(b + column[:, None] * rank + one[None, :], mask=there, other=0.0)
-            total = tl.dot(up, seen.to(kind), total, input_precision=precision)
+            for begins in tl.static_range(0, RANK, RANKS):
+                one = begins + tl.arange(0, RANKS)
+                seen = tl.zeros([RANKS, M], tl.float32)
+                for piece in range(LOWS):
+                    at = (piece * rows + row)[None, :] * RANK + one[:, None]
+                    seen += tl.load(low + at, mask=mine[None, :], other=0.0)
+                there = here[:, None] & (one < rank)[None, :]
+                up = tl.load(b + column[:, None] * rank + one[None, :], mask=there, other=0.0)
+                total = tl.dot(up, seen.to(kind), total, input_precision=precision)
     if BIAS:
         total += tl.load(bias + column, mask=here, other=0.0).to(tl.float32)[:, None]
     target = out + (part * rows + row)[None, :] * outputs + column[:, None]
@@ -194,6 +197,11 @@ def cuts_of(rows: int, outputs: int, inputs: int) -> int:
     return max(1, min(PARTS, inputs // PAIR, AT_ONCE // tiles))
 
 
+def _depth(rank: int, x: Tensor) -> int:
+    """How many inputs `_factor` reads at a time, so that those of a high rank have room."""
+    return max(16, min(PAIR, 2 * PAIR * RANKS // (rank * x.element_size())))
+
+
 def few_product(
     x: Tensor, weights: Codes, stack: Stack | None, bias: Tensor | None, parts: int = 1
 ) -> Tensor:
@@ -203,14 +211,15 @@ def few_product(
     """
     (rows, inputs), (codes, scales, levels) = x.shape, weights
     outputs = scales.numel() * BLOCK // inputs
-    chain, exact, m = chained(), x.dtype == torch.float32, min(128, max(16, power_above(rows)))
-    low, rank, lows = x, 0, 0
+    chain, exact = chained(), x.dtype == torch.float32
+    m = min(32 if exact else 128, max(16, power_above(rows)))
+    low, rank, wide, lows = x, 0, 0, 0
     if stack is not None:
         rank, lows = len(stack.a), parts_of(inputs, SPAN)
         wide = max(16, power_above(rank))
         low = torch.empty(lows, rows, wide, device=x.device)
         _factor[(lows, parts_of(rows, FACTOR_ROWS))](
-            x, stack.bare, low, rows, rank, inputs, SPAN, wide, exact, chain, FACTOR_ROWS, PAIR,
+            x, stack.bare, low, rows, rank, inputs, SPAN, wide, exact, chain, FACTOR_ROWS, _depth(wide, x),
             num_warps=4, num_stages=3, launch_pdl=chain,
         )  # fmt: skip
     whole = parts == 1
@@ -220,7 +229,7 @@ def few_product(
     _few_product[(parts_of(outputs, n), parts, parts_of(rows, m))](
         x, codes, scales, codes if levels is None else levels, low, *given, out, rows, outputs, rank,
         inputs, parts_of(inputs // PAIR, parts) * PAIR, levels is not None, COMPILED, lows,
-        max(16, power_above(rank)) if rank else 0, bias is not None and whole, exact, chain, BLOCK, m, n,
+        wide, min(wide, RANKS), bias is not None and whole, exact, chain, BLOCK, m, n,
         num_warps=warps, num_stages=stages, launch_pdl=chain,
     )  # fmt: skip
     return out

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from panoply.errors import PanoplyError
 from panoply.kernels import host_experts
 from panoply.policies.architectures import Architecture
+from panoply.policies.scoring import has_triton
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,9 @@ def route(logits: Tensor, mixing: Mixing) -> tuple[Tensor, Tensor]:
 
 
 def _kernels(device: torch.device) -> ModuleType:
-    return host_experts if device.type == "cpu" else import_module("panoply.kernels.experts")
+    if device.type == "cpu" or not has_triton():
+        return host_experts
+    return import_module("panoply.kernels.experts")
 
 
 class _Mix(torch.autograd.Function):

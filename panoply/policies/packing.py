@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from panoply.experience import moved
 from panoply.kernels import host
 from panoply.policies.attention import Focus, written_out
+from panoply.policies.scoring import has_triton
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ def rotate_and_attend(
 
 
 def _has_kernel(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and has_triton()
 
 
 # ------------------------------------------------------------------ pieces side by side, padded

@@ -166,9 +166,20 @@ class Head:
         return not weight.requires_grad or needed < KEPT_SHARE * torch.cuda.mem_get_info(hidden.device)[1]
 
 
-@functools.cache
 def has_triton() -> bool:
+    """Whether there are kernels: Triton is there, and makes some for the GPU, if one is in use."""
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return _installed() and (not in_use or _compiles())
+
+
+@functools.cache
+def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _compiles() -> bool:
+    return torch.cuda.get_device_capability() >= (8, 0)
 
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ def setup_seconds(model: object) -> float:
 def why_not(model: CachedModel) -> str | None:
     """Why a model cannot be decoded with graphs."""
     if not has_triton():
-        return "triton is not installed"
+        return "triton is not installed, or makes no kernels for this GPU (it does from compute capability 8.0 on)"
     if reason := getattr(model, "eager", ""):
         return str(reason)
     return _broken.get(model) if isinstance(model, nn.Module) else "the model is no module of torch"

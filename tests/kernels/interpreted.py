@@ -212,12 +212,14 @@ def test_few_bits_are_made_whole(kind: Kind, shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 @pytest.mark.parametrize("rows", [5, 130])
-@pytest.mark.parametrize("parts", [1, 3])
-def test_products_with_few_bits_and_the_factors_beside_them(kind: Kind, rows: int, parts: int) -> None:
-    """Two layers, of ranks 3 and 2; the depth is no multiple of what a part, or a sum of factors, goes over."""
+@pytest.mark.parametrize(("parts", "rank"), [(1, 5), (3, 5), (1, quantised.RANKS + 5)])
+def test_products_with_few_bits_and_the_factors_beside_them(
+    kind: Kind, rows: int, parts: int, rank: int
+) -> None:
+    """The depth is no multiple of what a part, or a sum of factors, goes over."""
     outputs, inputs = 70, quantised.SPAN + 256
     held = Quantised(torch.randn(outputs, inputs), kind)
-    x, bias, a, b = (torch.randn(n) for n in ((rows, inputs), (outputs,), (5, inputs), (outputs, 5)))
+    x, bias, a, b = (torch.randn(n) for n in ((rows, inputs), (outputs,), (rank, inputs), (outputs, rank)))
     for stack in (None, Stack(2 * a, a, b, (), ())):
         found = quantised.few_product(x, held.held, stack, bias, parts)
         whole = x @ held.whole().t() + (bias if parts == 1 else 0)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from panoply.experience import Ragged
+from panoply.policies import scoring
 from panoply.policies.penalties import Said
 from panoply.policies.scoring import Head, naive_scores, score_actions, scored
 
@@ -181,3 +182,24 @@ def test_penalties_act_on_what_was_said_and_have_their_gradient(softcap: float, 
         torch.testing.assert_close(ours, theirs)
     plain = head.free_logits(hidden, weight, slice(0, ROWS))
     torch.testing.assert_close(plain.log_softmax(-1).gather(1, ACTIONS[:, None])[:, 0], expected["logp"])
+
+
+@pytest.mark.parametrize(
+    ("installed", "in_use", "capability", "kernels"),
+    [
+        (True, False, (7, 5), True),
+        (True, True, (7, 5), False),
+        (True, True, (8, 6), True),
+        (False, True, (9, 0), False),
+    ],
+)
+def test_gpus_that_triton_makes_no_kernels_for_do_without(
+    installed: bool, in_use: bool, capability: tuple[int, int], kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And who uses none is not asked which one there is, which would take memory of it."""
+    monkeypatch.setattr(scoring, "_installed", lambda: installed)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    scoring._compiles.cache_clear()
+    assert scoring.has_triton() == kernels
+    scoring._compiles.cache_clear()
