@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from panoply.lora import Lora
 from panoply.regimes import Method
 
 NAMES = {
@@ -10,6 +13,7 @@ NAMES = {
     "adam_epsilon": ("update.epsilon",),
     "batch_size": ("update.minibatches", "sample.prompts", "data.batch"),
     "beta": ("regularise.kl", "losses.logistic.beta"),
+    "bf16": ("run.dtype",),
     "clip": ("surrogate.low", "surrogate.high"),
     "clip_range": ("surrogate.low", "surrogate.high"),
     "ent_coef": ("regularise.entropy",),
@@ -20,10 +24,17 @@ NAMES = {
     "eval_steps": ("run.evaluate_every",),
     "gae_lambda": ("credit.lam",),
     "gradient_accumulation_steps": ("run.micro_tokens",),
+    "gradient_checkpointing": ("run.recompute",),
     "group_size": ("sample.group",),
     "kl": ("regularise.kl",),
     "kl_coef": ("regularise.kl",),
     "learning_rate": ("update.lr",),
+    "load_in_4bit": ("lora.base",),
+    "load_in_8bit": ("lora.base", "update.bits"),
+    "lora_alpha": ("lora.alpha",),
+    "lora_r": ("run.lora",),
+    "lora_rank": ("run.lora",),
+    "lora_target_modules": ("lora.target_modules",),
     "max_completion_length": ("sample.max_tokens",),
     "max_grad_norm": ("update.clip",),
     "max_new_tokens": ("sample.max_tokens",),
@@ -36,7 +47,10 @@ NAMES = {
     "per_device_train_batch_size": ("sample.prompts", "data.batch"),
     "save_steps": ("run.checkpoint_every",),
     "save_total_limit": ("run.keep",),
+    "target_modules": ("lora.target_modules",),
     "total_timesteps": ("run.steps",),
+    "use_dora": ("lora.dora",),
+    "use_rslora": ("lora.rslora",),
     "warmup_steps": ("update.schedule.warmup",),
 }
 OPTIONS = (
@@ -48,8 +62,16 @@ OPTIONS = (
     "checkpoint_every",
     "micro_tokens",
     "keep",
+    "lora",
+    "dtype",
+    "masters",
+    "recompute",
+    "offload",
+    "device",
+    "threads",
 )
 """Settings of any run that are asked for by their bare names."""
+ADAPTERS = tuple(f"lora.{setting.name}" for setting in dataclasses.fields(Lora))
 TERMS = ("regularise.kl", "regularise.entropy")
 """What may be set though a method does not have it: it is added."""
 
@@ -58,7 +80,7 @@ def meant(method: Method, name: str, most: int = 3) -> list[str]:
     """The settings of a method that a name without its slot, or from another library, probably means."""
     slot, _, word = name.rpartition(".")
     word = word.lstrip("-").replace("-", "_").lower()
-    known = [*method.settings(), *(f"run.{option}" for option in OPTIONS)]
+    known = [*method.settings(), *(f"run.{option}" for option in OPTIONS), *ADAPTERS]
     own = [path for path in known if path.rpartition(".")[2] == word and path not in (word, name)]
     terms = TERMS if "regularise" in method.slot_of else ()
     other = [path for path in NAMES.get(word, ()) if path in known or path in terms]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, get_origin
 
 from panoply import parts as part_module
-from panoply.errors import plain, unknown
+from panoply.errors import PanoplyError, plain, unknown
 from panoply.files import NotYaml, parse_yaml
 from panoply.parts import SLOTS, Part, fits, options
 from panoply.registry import find_part
@@ -42,11 +42,11 @@ def parse(where: str, text: str, annotation: Any) -> Any:
             guesses.append(number(word))
         except ValueError:
             continue
-    if word.startswith("["):
-        guesses.append(value_from_json(yaml_value(word)))
+    whole = value_from_json(yaml_value(word)) if word.startswith("[") else word
+    if not isinstance(whole, str):
+        guesses.append(whole)
     elif "," in word or any(get_origin(option) is tuple for option in options(annotation)):
-        guesses.append(tuple(value_from_json(yaml_value(w)) for w in word.split(",")))
-        guesses.append(tuple(word.split(",")))  # text that YAML takes for something else
+        guesses += _lists(word.split(","), tuple[str, ...] in options(annotation))
     guesses.append(word)
     for option in options(annotation):
         for guess in guesses:
@@ -57,6 +57,20 @@ def parse(where: str, text: str, annotation: Any) -> Any:
             slot = where.rsplit(".", 1)[-1]
             return find_part(slot if slot in SLOTS else "schedule", word)()
     return part_module.check(where, guesses[0], annotation)
+
+
+def _lists(words: list[str], texts: bool) -> list[tuple[Any, ...]]:
+    """What words between commas may be: as YAML reads them, and as they stand, where it takes text for something else.
+
+    Of `texts` a word may be what YAML refuses, such as the pattern `*_proj`.
+    """
+    found: list[tuple[Any, ...]] = []
+    try:
+        found.append(tuple(value_from_json(yaml_value(w)) for w in words))
+    except PanoplyError:
+        if not texts:
+            raise
+    return [*found, tuple(words)]
 
 
 def yaml_value(word: str) -> Any:

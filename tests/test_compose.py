@@ -19,6 +19,7 @@ from panoply.slots.credit.moving import moving_baseline
 from panoply.slots.regularise.terms import entropy, kl
 from panoply.slots.schedule.schedules import cosine, linear
 from panoply.slots.surrogate.ratios import clip
+from panoply.values import parse
 
 METHODS = [e.name for e in registry.entries("method")]
 
@@ -140,6 +141,26 @@ def test_assign(path: str, value: Any, slot: str, expected: Any) -> None:
     assert assign(resolve("grpo").method, path, value).slots()[slot] == expected
 
 
+@pytest.mark.parametrize(
+    ("word", "annotation", "value"),
+    [
+        ("q_proj,v_proj", tuple[str, ...], ("q_proj", "v_proj")),
+        ("*_proj", tuple[str, ...], ("*_proj",)),
+        ("q_proj,*v_proj", tuple[str, ...], ("q_proj", "*v_proj")),
+        ("[qv]_proj", tuple[str, ...], ("[qv]_proj",)),
+        ('["a,b","c"]', tuple[str, ...], ("a,b", "c")),
+        ("1,2", tuple[int, ...], (1, 2)),
+    ],
+)
+def test_words_that_are_lists(word: str, annotation: Any, value: Any) -> None:
+    """Of text a pattern stands as it is, though YAML takes it for a reference or a list."""
+    assert parse("lora.target_modules", word, annotation) == value
+
+
+def test_a_word_that_yaml_refuses_is_no_list_of_numbers() -> None:
+    assert "references" in sentence(parse, "policy.hidden", "*a", tuple[int, ...])
+
+
 def test_assign_inside_a_part_inside_a_part() -> None:
     grpo = resolve("grpo").method
     warm = assign(grpo, "update.schedule.warmup", "7")
@@ -167,6 +188,9 @@ def test_settings_keep_the_order_of_terms() -> None:
         ("update.schedule.warmp", "1", "Unknown setting of update.schedule (constant) 'warmp'. Did you mean 'warmup'?"),
         ("update.lr.warmup", "1", "update.lr is 1e-06, not a part: it has no setting 'warmup'."),
         ("updates.lr", "1", "Unknown setting 'updates.lr'. Did you mean 'update.lr'?"),
+        ("lora", "8", "Unknown setting 'lora'. Did you mean 'run.lora'?"),
+        ("lora_alpha", "8", "Unknown setting 'lora_alpha'. Did you mean 'lora.alpha'?"),
+        ("dtype", "bfloat16", "Unknown setting 'dtype'. Did you mean 'run.dtype'?"),
         ("regularise.k1", "1", "Unknown regularise part 'k1'. Did you mean 'kl'?"),
         ("regularise.kl.estimator", "k4", "regularise.kl.estimator takes k1, k2 or k3, not 'k4'."),
         ("select.varied_groups", "0.5",

@@ -57,7 +57,13 @@ def add_choices(parser: Parser) -> None:
         help="what programs, or your reward functions, run in: auto (the first that is safe) or one by name",
     )
     add_which(parser, "that --model and --reference take of a run")
-    option("--lora", type=int, metavar="RANK", help="train low-rank adapters only")
+    option(
+        "--lora",
+        type=int,
+        metavar="RANK",
+        help="train adapters of this rank alone (--set lora.alpha=…, "
+        "lora.target_modules=…, lora.base=nf4; --model DIR takes a folder of PEFT, too)",
+    )
     option("--steps", type=int, help="optimisation steps")
     option("--minutes", type=float, help="stop after this time")
     option("--until", metavar="RULE", help="stop when a number is reached, such as 'success>0.9'")

@@ -33,13 +33,14 @@ def _export(chosen: argparse.Namespace) -> int:
     folder = api.export(chosen.source, chosen.folder, which=chosen.which, adapter=chosen.adapter)
     if chosen.adapter:
         next_ = "Open it with peft.AutoPeftModelForCausalLM."
+        of_step = "" if chosen.which is None else f" --which {chosen.which}"
         if base := base_is_missing(folder):
             next_ = f"Its base is not in {base} any more: name the folder where it is in {folder}/adapter_config.json."
         if (few := settings_of(folder)[1].base) != "whole":
             next_ += (
                 f" It was trained over its base in {few}, and Panoply puts it over that again; PEFT puts it over the "
                 "base as you load it, which is another model. For the same one elsewhere, export it merged: panoply "
-                f"export {chosen.source} DIR"
+                f"export {chosen.source} DIR{of_step}"
             )
     elif is_control(folder):
         next_ = f"Go on from it with --model {folder}."

@@ -82,7 +82,9 @@ def add_which(parser: Parser, of: str = "of a run") -> None:
 
 def add_machine(parser: Parser) -> None:
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 …")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"],
+                        help="of weights and products: float32 (the default), or half of it, several times as fast on "
+                        "a GPU")  # fmt: skip
     parser.add_argument("--threads", type=int, help="CPU threads; a run stores how many it had")
 
 

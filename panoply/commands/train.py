@@ -15,6 +15,7 @@ EXAMPLES = """\
   panoply train grpo --set update.lr=1e-4 --seed 3      change a setting
   panoply train grpo --credit reinforce                 borrow another method's part
   panoply train grpo --reward-model my-judge            earn what a reward model says
+  panoply train grpo --model DIR --lora 16              train adapters of a model of yours
   panoply train my-method --plugin my_method.py         use your own part, method or world
   panoply train grpo --learners 2 --samplers 2          share the work among processes
   panoply train --resume runs/2026-01-31-grpo-chain-s0  go on with a stopped run"""

@@ -63,7 +63,7 @@ def read_weights(
                 if (name := named(given)) is None:
                     continue
                 weight = opened.get_tensor(given)
-                if dtype is not None and weight.dtype not in DTYPES:
+                if weight.dtype not in DTYPES and (dtype is not None or weight.is_floating_point()):
                     raise PanoplyError(
                         f"{plain(name)} in {plain(path)} is of {weight.dtype}: give the full-precision weights."
                     )

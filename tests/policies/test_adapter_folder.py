@@ -222,6 +222,10 @@ def test_what_does_not_fit_is_told(theirs: Path, tmp_path: Path) -> None:
         "tables": (spoilt("j", weights={**weights, "base_model.model.lm_head.weight": weights[first] + 0}),
                    "is of another base than its own"),
         "nan": (spoilt("k", weights={**weights, first: weights[first] * float("nan")}), "not finite"),
+        "eight bits": (
+            spoilt("z", weights={**weights, first: weights[first].to(torch.float8_e4m3fn)}),
+            "is of torch.float8_e4m3fn",
+        ),
     }  # fmt: skip
     for folder, sentence in wrong.values():
         with pytest.raises(PanoplyError, match=sentence):
