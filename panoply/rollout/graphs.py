@@ -59,17 +59,31 @@ def graph_decoder(model: CachedModel, rows: int, capacity: int, burst: int) -> G
     if made is None:
         capacity = -(-capacity // 64) * 64
         slots = within(fitting(model, bucket(rows), capacity))
-        made = _kind(model)(model, slots, capacity, burst)
-        made.asked = max(rows, slots)
         try:
-            made.prepare(model)
+            made = _prepared(model, slots, capacity, burst)
         except Exception as problem:  # a compiler or a driver that will not: sampling goes on without
             _broken[model] = f"{type(problem).__name__}: {first_line(problem)}"
             _resume(model.device)
             _tell(_broken[model])
             return None
+        made.asked = max(rows, slots)
         _made[model] = made
     return made
+
+
+def _prepared(model: Any, slots: int, capacity: int, burst: int) -> GraphDecoder:
+    """A decoder whose largest graph is captured; of fewer slots where that has no room beside keys and values."""
+    made = _kind(model)(model, slots, capacity, burst)
+    try:
+        made.prepare(model)
+        return made
+    except torch.OutOfMemoryError:
+        if slots == 1:
+            raise
+    del made
+    _resume(model.device)
+    torch.cuda.empty_cache()
+    return _prepared(model, within(slots // 2), capacity, burst)
 
 
 def _resume(device: torch.device) -> None:
