@@ -14,6 +14,8 @@ from panoply import devices
 from panoply.costs import cost, device_memory
 from panoply.policies import build
 from panoply.policies.control import open_policy
+from panoply.rollout import engine
+from tests.rollout.test_engine import make_model
 
 ABSENT = "cuda:999"
 SENTENCE = f"There is no device '{ABSENT}' that torch"
@@ -64,3 +66,14 @@ def test_a_gpu_that_is_named_becomes_the_current_one(monkeypatch: pytest.MonkeyP
     for name in ("cuda", "cuda:1", "cpu"):
         build.pick_device(name)
     assert current == [torch.device("cuda:1")]
+
+
+def test_threads_sample_on_the_gpu_of_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    there: list[torch.device] = []
+    monkeypatch.setattr(engine, "current", lambda device: there.append(device) or devices.current(device))  # type: ignore[func-returns-value]
+    model = make_model()
+    engine.TextEngine(model).generate([engine.Request([1], [0])], engine.Sampling(max_tokens=1))
+    assert there == [model.device]
+    guard = devices.current(torch.device("cuda:1"))
+    assert isinstance(guard, torch.cuda.device)
+    assert guard.idx == 1

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from panoply.devices import current
 from panoply.errors import PanoplyError
 from panoply.policies.moving import Weights, checksum, take
 from panoply.policies.rotary import wider
@@ -110,7 +111,7 @@ class TextEngine:
         it and what it returns is appended; a row whose observation does not fit the context is truncated.
         """
         self._check(requests, sampling)
-        with torch.no_grad(), _evaluating(self.model):
+        with torch.no_grad(), _evaluating(self.model), current(self.model.device):
             strings = self._stop_strings(sampling.stop_strings)
             generation = Generation(
                 self.model, requests, sampling, on_stop, mask, strings, complete, entropy=entropy
