@@ -6,14 +6,18 @@ What is compared with is the CPU's own way, which shares neither kernels nor gra
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import pytest
+import tiny
 import torch
 from kernels.pretended import decode_in_graphs, launch_plainly, learn_by_kernels
 from torch import Tensor
 
+import panoply as pp
 from panoply.policies import low_rank
 from panoply.policies.decoder import Decoder, DecoderConfig
 from panoply.policies.expert_adapters import expert_tensors
@@ -22,6 +26,7 @@ from panoply.policies.foreign import Foreign
 from panoply.policies.packing import pack
 from panoply.policies.quantised import Kind
 from panoply.policies.text import TextPolicy
+from panoply.progress import Progress
 from panoply.rollout import graphs
 from panoply.rollout.engine import Request, Rollouts, Sampling, TextEngine, Turn, View
 from panoply.rollout.plain_graphs import PlainGraphDecoder
@@ -243,3 +248,31 @@ def test_models_of_transformers_learn_packed_by_kernels(name: str, monkeypatch: 
     assert (again - state).abs().max() < 2e-5 * state.abs().max()
     for quick, true in zip(by_kernels, slopes, strict=True):
         assert (quick - true).abs().max() < 2e-5 * true.abs().max()
+
+
+@pytest.mark.parametrize("adapters", [{}, {"lora": 2}])
+def test_a_step_of_a_run_is_the_step_of_a_cpu(
+    adapters: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first token to the weights, with answers cut by top-p."""
+    settings = {
+        "sample.prompts": 4,
+        "sample.group": 4,
+        "sample.top_p": 0.9,
+        "run.held_out": 1,
+        "update.lr": 1e-3,
+    }
+    plan = pp.plan("grpo", steps=1, **adapters, device="cpu", threads=1, settings=settings)
+    runs = [pp.train(plan, run=tmp_path / "here", progress=Progress()).run]
+    decode_in_graphs(monkeypatch, lambda model: isinstance(model, Decoder))
+    learn_by_kernels(monkeypatch)
+    runs.append(pp.train(plan, run=tmp_path / "there", progress=Progress()).run)
+    here, there = (json.loads((run / "metrics.jsonl").read_text().splitlines()[-1]) for run in runs)
+    assert here["gradient_norm"] > 0
+    for name in ("gradient_norm", "entropy", "success", "ratio_max"):
+        assert there[name] == pytest.approx(here[name], rel=1e-4)
+    start = pp.load_policy(tiny.ROOT / "panoply/assets/chain-start").model.state_dict()
+    weights = [pp.load_policy(run, which="last").model.state_dict() for run in runs]
+    for name, began in start.items():
+        one, other = (each[name] - began for each in weights)
+        assert (one - other).norm() <= 1e-3 * one.norm() + 1e-6, name
