@@ -345,7 +345,7 @@ def _memory_beside(model: Part, policy: int, width: int, update: Part, masters: 
     name, weights = model.info.name, _weights_of(model, policy)
     memory, own = {name: weights * width}, _learns(model, update)
     if isinstance(own, Part):
-        learning = _learning(weights, own, width, masters or own is not update)
+        learning = _learning(weights, own, width, masters)
         memory |= {f"{name}'s {what}": size for what, size in learning.items()}
     return memory
 

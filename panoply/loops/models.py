@@ -72,6 +72,7 @@ class Models:
             "micro_tokens": options.micro_tokens,
             "recompute": options.recompute,
             "offload": options.offload,
+            "masters": options.masters,
         }
         make = seat.teacher
         self.learners = {

@@ -10,6 +10,7 @@ import pytest
 import tiny
 import torch
 from kit import Tabular, learner, on_policy, ragged
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import panoply as pp
@@ -182,6 +183,15 @@ def test_a_run_that_goes_on_draws_the_same(setting: dict[str, Any], dtype: str, 
         tiny.train(tmp_path / "run", on_step=leave, **given)
     assert tiny.resume(tmp_path / "run").fingerprint == whole.fingerprint
     assert tiny.train(tmp_path / "plain", dtype=dtype, steps=3).fingerprint != whole.fingerprint
+
+
+def test_critics_have_no_copies_where_the_policy_has_none(tmp_path: Path) -> None:
+    settings = {"sample.prompts": 4, "sample.group": 2, "run.held_out": 4, "run.masters": False}
+    given = {"world": "chain", "model": "start", "dtype": "bfloat16", "settings": settings}
+    assert not any("master" in name for name in cost(pp.plan("ppo", **given)).memory_bytes)  # type: ignore[arg-type]
+    done = tiny.bare(tmp_path / "run", "ppo", steps=1, **given)
+    (saved,) = (done.run / "checkpoints").glob("step-*1/state.safetensors")
+    assert not any(name.endswith(":master") for name in load_file(saved))
 
 
 def test_activations_that_were_away_give_the_same_gradient() -> None:
