@@ -59,7 +59,7 @@ def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
     inert=_inert,
     bounds={
         "history": "from 0 to 64",
-        "alpha": "at least 0",
+        "alpha": "from 0 to 100",
         "gamma": "from 0 to 1",
         "epsilon": "from 0 to 1",
     },
