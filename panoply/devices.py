@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 from panoply.errors import PanoplyError
-
-if TYPE_CHECKING:
-    import torch
 
 
 def check_name(name: str) -> None:
@@ -40,10 +35,3 @@ def check(name: str) -> None:
     check_name(name)
     if why := missing(name):
         raise PanoplyError(why)
-
-
-def current(device: torch.device) -> AbstractContextManager[object]:
-    """Inside, a GPU is the one on which kernels are launched and graphs captured; every thread has its own."""
-    import torch
-
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -70,10 +70,11 @@ def test_a_gpu_that_is_named_becomes_the_current_one(monkeypatch: pytest.MonkeyP
 
 def test_threads_sample_on_the_gpu_of_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
     there: list[torch.device] = []
-    monkeypatch.setattr(engine, "current", lambda device: there.append(device) or devices.current(device))  # type: ignore[func-returns-value]
+    current = engine._current
+    monkeypatch.setattr(engine, "_current", lambda device: there.append(device) or current(device))  # type: ignore[func-returns-value]
     model = make_model()
     engine.TextEngine(model).generate([engine.Request([1], [0])], engine.Sampling(max_tokens=1))
     assert there == [model.device]
-    guard = devices.current(torch.device("cuda:1"))
+    guard = current(torch.device("cuda:1"))
     assert isinstance(guard, torch.cuda.device)
     assert guard.idx == 1

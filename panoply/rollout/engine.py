@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from panoply.devices import current
 from panoply.errors import PanoplyError
 from panoply.policies.moving import Weights, checksum, take
 from panoply.policies.rotary import wider
@@ -111,7 +110,7 @@ class TextEngine:
         it and what it returns is appended; a row whose observation does not fit the context is truncated.
         """
         self._check(requests, sampling)
-        with torch.no_grad(), _evaluating(self.model), current(self.model.device):
+        with torch.no_grad(), _evaluating(self.model), _current(self.model.device):
             strings = self._stop_strings(sampling.stop_strings)
             generation = Generation(
                 self.model, requests, sampling, on_stop, mask, strings, complete, entropy=entropy
@@ -190,3 +189,8 @@ def _evaluating(model: CachedModel) -> Iterator[None]:
         yield
     finally:
         model.train(True)
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, a GPU is the one on which kernels are launched and graphs captured; every thread has its own."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
