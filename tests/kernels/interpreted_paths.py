@@ -33,6 +33,7 @@ from panoply.rollout.plain_graphs import PlainGraphDecoder
 from tests.layouts import LAYOUTS, SHAPE
 from tests.policies.test_foreign import build
 from tests.policies.test_text import TOKENIZER, experience, gradients
+from tests.rollout.test_cuda_engine import move_factors
 from tests.rollout.test_cuts import CUTS
 from tests.rollout.test_engine import SETTINGS, make_model, make_requests, odd_only, same
 
@@ -154,14 +155,7 @@ def test_graphs_follow_low_rank_factors(base: Kind | None, pair: Any) -> None:
         layers = [name for name in low_rank.linear_layers(model) if "layers" in name]
         low_rank.adapt(model, dict.fromkeys(layers, 4), dict.fromkeys(layers, 2.0), base)
     before, _ = both(models, make_requests(2, 2), Sampling(max_tokens=6))
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for (_, a), (_, b) in zip(*map(low_rank.adapters, models), strict=True):
-            for mine, theirs in ((a.lora_A, b.lora_A), (a.lora_B, b.lora_B)):
-                mine.copy_(torch.randn_like(mine) * 0.3)
-                theirs.copy_(mine)
-    for model in models:
-        low_rank.merge(model)
+    move_factors(models)
     after, _ = both(models, make_requests(2, 2), Sampling(max_tokens=6))
     assert not same(before, after)
 

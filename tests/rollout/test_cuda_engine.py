@@ -159,6 +159,18 @@ def test_graphs_follow_the_weights_and_are_kept() -> None:
     agree(*(TextEngine(m).generate(requests, sampling) for m in (here, there)))
 
 
+def move_factors(models: tuple[Decoder, Decoder]) -> None:
+    """To the same factors in both."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for (_, a), (_, b) in zip(*map(low_rank.adapters, models), strict=True):
+            for mine, theirs in ((a.lora_A, b.lora_A), (a.lora_B, b.lora_B)):
+                mine.copy_(torch.randn_like(mine) * 0.3)
+                theirs.copy_(mine)
+    for model in models:
+        low_rank.merge(model)
+
+
 @pytest.mark.parametrize("base", [None, "nf4", "int8"])
 @pytest.mark.parametrize("width", [64, 256])
 def test_graphs_follow_low_rank_factors_and_are_kept(base: Kind | None, width: int) -> None:
@@ -172,14 +184,7 @@ def test_graphs_follow_low_rank_factors_and_are_kept(base: Kind | None, width: i
     before = [TextEngine(m).generate(requests, sampling) for m in models]
     agree(*before)
     made = graphs._made[models[1]]
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for (_, a), (_, b) in zip(*map(low_rank.adapters, models), strict=True):
-            for mine, theirs in ((a.lora_A, b.lora_A), (a.lora_B, b.lora_B)):
-                mine.copy_(torch.randn_like(mine) * 0.3)
-                theirs.copy_(mine)
-    for model in models:
-        low_rank.merge(model)
+    move_factors(models)
     after = [TextEngine(m).generate(requests, sampling) for m in models]
     agree(*after)
     assert not same(before[1], after[1])
