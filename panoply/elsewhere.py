@@ -72,6 +72,7 @@ OPTIONS = (
 )
 """Settings of any run that are asked for by their bare names."""
 ADAPTERS = tuple(f"lora.{setting.name}" for setting in dataclasses.fields(Lora))
+"""Settings that are meant by names of adapters alone: a bare `alpha` is more often something else."""
 TERMS = ("regularise.kl", "regularise.entropy")
 """What may be set though a method does not have it: it is added."""
 
@@ -80,10 +81,10 @@ def meant(method: Method, name: str, most: int = 3) -> list[str]:
     """The settings of a method that a name without its slot, or from another library, probably means."""
     slot, _, word = name.rpartition(".")
     word = word.lstrip("-").replace("-", "_").lower()
-    known = [*method.settings(), *(f"run.{option}" for option in OPTIONS), *ADAPTERS]
+    known = [*method.settings(), *(f"run.{option}" for option in OPTIONS)]
     own = [path for path in known if path.rpartition(".")[2] == word and path not in (word, name)]
-    terms = TERMS if "regularise" in method.slot_of else ()
-    other = [path for path in NAMES.get(word, ()) if path in known or path in terms]
+    more = (*ADAPTERS, *(TERMS if "regularise" in method.slot_of else ()))
+    other = [path for path in NAMES.get(word, ()) if path in known or path in more]
     found = list(dict.fromkeys([*other, *own]))
     here = [path for path in found if slot and path.startswith(f"{slot.split('.')[0]}.")]
     return (here or found) if len(here or found) <= most else []

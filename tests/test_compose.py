@@ -157,6 +157,10 @@ def test_words_that_are_lists(word: str, annotation: Any, value: Any) -> None:
     assert parse("lora.target_modules", word, annotation) == value
 
 
+def test_a_name_that_adapters_have_too_is_not_taken_for_theirs() -> None:
+    assert "lora" not in sentence(resolve, "sac", settings={"alpha": "0.1"})
+
+
 def test_a_word_that_yaml_refuses_is_no_list_of_numbers() -> None:
     assert "references" in sentence(parse, "policy.hidden", "*a", tuple[int, ...])
 

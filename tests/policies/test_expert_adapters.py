@@ -111,21 +111,26 @@ def test_the_policy_begins_unchanged_and_its_base_stays() -> None:
     torch.testing.assert_close(policy.score(DATA)["logp"], plain, rtol=1e-5, atol=1e-6)
 
 
+def in_peft(place: Path) -> Any:
+    """The adapter of a folder on its base, as PEFT opens it."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    inner = transformers.AutoModelForCausalLM.from_pretrained(place / "base", dtype=torch.float32)
+    return peft.PeftModel.from_pretrained(inner, place / "adapter").eval()
+
+
 @pytest.mark.parametrize("targets", [BOTH, BOTH[:1], BOTH[1:], ()], ids=["both", "first", "second", "none"])
 @pytest.mark.parametrize("kind", [kind for kind in LAYOUTS if kind != "sinks"])
 def test_peft_opens_what_is_written_and_what_it_writes_is_opened(
     kind: str, targets: tuple[str, ...], tmp_path: Path
 ) -> None:
     """With gpt-oss' published gain and limit, which transformers does not read from a config before 5.20."""
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     fresh(kind).save(tmp_path / "base")
     policy = moved(kind, targets)
     save_adapter(policy, tmp_path / "adapter", tmp_path / "base")
     text = torch.randint(3, 14, (2, 9), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = policy.model(text)
-        inner = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
-        theirs = peft.PeftModel.from_pretrained(inner, tmp_path / "adapter").eval()
+        theirs = in_peft(tmp_path)
         torch.testing.assert_close(theirs(text).logits, expected, atol=1e-4, rtol=1e-4)
         theirs.save_pretrained(tmp_path / "again")
         again = add_lora(fresh(kind), 3, settings=Lora(target_parameters=targets, alpha=4.0))
@@ -137,7 +142,6 @@ def test_peft_opens_what_is_written_and_what_it_writes_is_opened(
 
 @pytest.mark.parametrize("kind", ["all sparse", "mixtral", "published sinks"])
 def test_layers_may_have_adapters_on_other_tensors_than_their_neighbours(kind: str, tmp_path: Path) -> None:
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     targets = tuple(
         f"model.layers.{one}" for one in ("0.mlp.experts.gate_up_proj", "1.mlp.experts.down_proj")
     )
@@ -147,8 +151,7 @@ def test_layers_may_have_adapters_on_other_tensors_than_their_neighbours(kind: s
     text = torch.randint(3, 14, (2, 9), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = policy.model(text)
-        inner = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
-        theirs = peft.PeftModel.from_pretrained(inner, tmp_path / "adapter").eval()
+        theirs = in_peft(tmp_path)
         torch.testing.assert_close(theirs(text).logits, expected, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(load_model(tmp_path / "adapter")(text), expected, atol=1e-4, rtol=1e-4)
     named = Lora(target_parameters=targets)
