@@ -176,7 +176,8 @@ def _reading(cells: Cells) -> str:
     if (large := cells.get("anchor-large-passes")) is not None:
         lines.append(
             f"With passes of {large['micro_tokens']:,} tokens (`run.micro_tokens`) the first row's learning takes {large['learn']:.2f} s and its step "
-            f"{large['step']:.2f} s, at {large['peak_gb']:.0f} GB: a processor that hands out work slowly then keeps the GPU busy, too."
+            f"{large['step']:.2f} s, at {large['peak_gb']:.0f} GB: a processor that hands out work slowly then keeps the GPU busy, too. It hands out "
+            f"about a thousand kernels a pass, and the GPU waits where it is late{_also(cells)}."
         )
     newest = cells.get("anchor", {}).get("date", "")
     measured = {name: c for name in (*ORDER, *LORA, *LAYOUTS) if (c := cells.get(name))}
@@ -194,6 +195,16 @@ def _reading(cells: Cells) -> str:
         ratio = cells["prompt-1024"]["learn"] / cells["group-8"]["learn"]
         lines.append(f"Long prompts are shared: twice the group takes {ratio:.2f} times the learning time.")
     return "\n\n".join(lines) + "\n"
+
+
+def _also(cells: Cells) -> str:
+    """What else the first row was seen to take."""
+    others = cells.get("anchor", {}).get("elsewhere")
+    return f": the first row's step was also seen to take {_seconds(others)}" if others else ""
+
+
+def _seconds(steps: Iterable[float]) -> str:
+    return " and ".join(f"{step:.2f} s" for step in steps)
 
 
 def _told(name: str, c: Cells) -> str:
@@ -221,14 +232,14 @@ neither FlashAttention nor Liger's kernels were asked for.
             f"{min(lengths):.1%} of the tokens.\n"
         )
     elsewhere = {
-        name: " and ".join(f"{seconds:.2f} s" for seconds in cells[name]["elsewhere"])
+        name: _seconds(cells[name]["elsewhere"])
         for name in ("anchor-trl-best", "anchor-trl-default", "anchor")
         if "elsewhere" in cells.get(name, {})
     }
     if len(elsewhere) == 3:
         best, default, ours = elsewhere.values()
         text += (
-            "\nTRL samples token by token from Python, so its time depends on the host too. Measured before, on machines of the same kind, "
+            "\nTRL samples token by token from Python, so its time depends on the host too. At other times, on machines of the same kind, "
             f"the first shape took it {best} (best) and {default} (default), and Panoply {ours}.\n"
         )
     return "### Beside TRL\n\n" + found + "\n" + text

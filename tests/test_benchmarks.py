@@ -92,7 +92,7 @@ def test_lora_and_layouts_have_tables_and_what_is_slower_is_said(
     cells = {
         "lora": {**anchor, "step": 2.0, "peak_gb": 12.0},
         "lora-trl": {**anchor, **known, "step": 25.0, "peak_gb": 9.0},
-        "gemma2": {**anchor, "model": "gemma2-0.5B", "step": 23.0},
+        "gemma2": {**anchor, "model": "gemma2-0.5B", "step": 23.0, "learn": 0.45},
         "gemma2-trl": {**anchor, **known, "step": 16.0, "learn": 0.1, "mean_length": [256.0, 448.0, 512.0]},
         "qlora-trl": {**anchor_date, **known, "failed": "out of memory"},
         "top-p": {**anchor, "step": 3 * anchor["step"], "sitting": "another", "date": "2000-01-01"},
