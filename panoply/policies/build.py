@@ -150,14 +150,23 @@ def config_of(source: str, world: TextWorld, context: int = 0) -> DecoderConfig 
     return found
 
 
+SHARPER = (
+    "attn_factor of its positions counts, as in vLLM; transformers passes it over where no attention_factor stands "
+    "beside it, as it does in what is saved here."
+)
+
+
 def reads(source: str, world: TextWorld, context: int) -> str:
     """How long a sequence may be, where that can be chosen or is not what `max_position_embeddings` says."""
     config = config_of(source, world, context)
-    if config is None or not (context or config.max_positions != config.longest):
+    if config is None:
         return ""
+    sharper = SHARPER if "attn_factor" in config.rope_scaling else ""
+    if not (context or config.max_positions != config.longest):
+        return sharper
     length, most = config.max_positions, config.most_positions
     if config.rope_type == "yarn":
-        return f"{length:,} tokens: YaRN stretches what the model was made for to {most:,}."
+        return f"{length:,} tokens: YaRN stretches what the model was made for to {most:,}. {sharper}".strip()
     if config.rope_type != "longrope":
         return f"{length:,} of {most:,} tokens, as policy.context says."
     original = int(config.rope_scaling["original_max_position_embeddings"])

@@ -71,6 +71,8 @@ def check_understood(raw: Mapping[str, Any], layout: Architecture) -> None:
     for group in ("rope_scaling", "rope_parameters"):
         for where, rope in _settings_of(raw.get(group) or {}, group):
             unread = {PARTLY} - known
+            if "yarn" not in (rope.get("rope_type"), rope.get("type")):
+                unread = unread | {"attn_factor"}
             strange = [
                 n
                 for n, v in rope.items()

@@ -58,6 +58,7 @@ ROPE_SIZES: dict[str, tuple[float, float]] = {
     "mscale": (0, 1000),
     "mscale_all_dim": (0, 1000),
     "attention_factor": (1e-3, 1000),
+    "attn_factor": (1e-3, 1000),
     "short_factor": (1e-3, 10**6),
     "long_factor": (1e-3, 10**6),
 }
@@ -79,6 +80,7 @@ class Rope(TypedDict):
     mscale: NotRequired[float | None]
     mscale_all_dim: NotRequired[float | None]
     attention_factor: NotRequired[float | None]
+    attn_factor: NotRequired[float | None]
     truncate: NotRequired[bool | None]
     short_factor: NotRequired[list[float] | None]
     long_factor: NotRequired[list[float] | None]

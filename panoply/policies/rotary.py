@@ -142,12 +142,21 @@ def _yarn(periods: Tensor, base: float, scaling: Mapping[str, Any]) -> tuple[Ten
     low, high = max(low, 0), min(high, size - 1)
     ramp = (torch.arange(len(periods), dtype=torch.float32, device="cpu") - low) / (high - low or 0.001)
     keep = 1 - ramp.clamp(0, 1)
+    return 1.0 / (factor * periods) * (1 - keep) + 1.0 / periods * keep, sharpness(scaling)
 
-    def sharpening(weight: float) -> float:
+
+def sharpness(scaling: Mapping[str, Any]) -> float:
+    """YaRN's factor on cosine and sine: what is said, or what the stretch makes of it, times `attn_factor`.
+
+    vLLM knows that last name, and models are published with it; transformers passes it over.
+    """
+    said, factor = scaling.get("attention_factor"), float(scaling["factor"])
+    if said is not None:
+        return float(said)
+
+    def of(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    attention = scaling.get("attention_factor")
-    if attention is None:
-        top, bottom = scaling.get("mscale"), scaling.get("mscale_all_dim")
-        attention = sharpening(top) / sharpening(bottom) if top and bottom else sharpening(1.0)
-    return 1.0 / (factor * periods) * (1 - keep) + 1.0 / periods * keep, float(attention)
+    top, bottom = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    usual = of(top) / of(bottom) if top and bottom else of(1.0)
+    return usual * float(scaling.get("attn_factor") or 1.0)

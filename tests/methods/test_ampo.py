@@ -155,5 +155,7 @@ def test_what_cannot_be_is_refused() -> None:
         pp.plan("ampo", "cartpole")
     with pytest.raises(PanoplyError, match="sample.choose has no effect: chain has one teacher"):
         pp.plan("ampo", "chain:wall", settings={"sample.choose": "random"})
+    with pytest.raises(PanoplyError, match="sample.answers has no effect: chain has one teacher"):
+        pp.plan("ampo", "chain:wall", settings={"sample.answers": 3})
     with pytest.raises(PanoplyError, match="has to keep an episode"):
         pp.plan("ampo", "styles", settings={"sample.answers": 8})

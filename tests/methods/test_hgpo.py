@@ -189,3 +189,19 @@ def test_the_claim_measures_both_sides() -> None:
 def test_settings_without_effect() -> None:
     named = {path for path, _ in inert(pp.plan("hgpo", settings={"credit.history": 0}))}
     assert {"credit.alpha", "credit.weights", "credit.ties"} <= named
+
+
+@pytest.mark.parametrize(
+    ("settings", "without"),
+    [
+        ({}, {"alpha", "weights", "ties"}),
+        ({"credit.base": True}, {"alpha"}),
+        ({"credit.base": True, "credit.weights": "released"}, set()),
+    ],
+)
+def test_in_one_turn_there_is_one_group_whose_weight_is_nothing(
+    settings: dict[str, Any], without: set[str]
+) -> None:
+    found = {path.removeprefix("credit.") for path, _ in inert(pp.plan("hgpo", "chain", settings=settings))}
+    assert found & {"alpha", "weights", "ties"} == without
+    assert not found & {"base", "scale"}

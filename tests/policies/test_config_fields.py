@@ -50,6 +50,9 @@ OSS_YARN = {
     "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096, "rope_type": "yarn",
     "truncate": False,
 }  # fmt: skip
+R1_YARN = {
+    "attn_factor": 0.8782488562869419, "factor": 4.0, "original_max_position_embeddings": 32768, "rope_type": "yarn",
+}  # fmt: skip
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 3.1": ("llama", {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": LLAMA3}),
     "Llama 3.2 of Unsloth": ("llama", {"head_dim": 16, "rope_scaling": LLAMA3, "unsloth_fixed": True}),
@@ -69,6 +72,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         {**QWEN, "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}},
     ),
     "DeepSeek R1 Distill": ("qwen2", {**QWEN, "use_mrope": False}),
+    "DeepSeek R1 0528 Distill": ("qwen3", {**QWEN, "attention_bias": False, "head_dim": 16, "rope_scaling": R1_YARN}),
     "Qwen3": ("qwen3", {**QWEN, "attention_bias": False, "head_dim": 16, "sliding_window": None}),
     "Qwen3 30B A3B": ("qwen3_moe", QWEN_EXPERTS),
     "Qwen3 Coder": (

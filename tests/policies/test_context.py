@@ -15,6 +15,7 @@ import transformers
 
 import panoply as pp
 from panoply.errors import PanoplyError
+from panoply.policies.build import reads
 from panoply.policies.classifier import open_judge
 from panoply.policies.decoder_config import DecoderConfig
 from panoply.policies.folder import load_model, save_model
@@ -30,6 +31,7 @@ from panoply.rollout.text import Collector
 from panoply.run import Run
 from panoply.serving.protocol import Asked, Refused
 from panoply.serving.speaker import Speaker
+from panoply.worlds.text.chain import Chain
 
 AUTO: Any = transformers.AutoModelForCausalLM
 ORIGINAL, LONGEST = 24, 96
@@ -172,6 +174,31 @@ def test_other_scalings_are_the_same_at_every_length(tmp_path: Path, name: str, 
     assert json.loads((tmp_path / "again/config.json").read_text())["max_position_embeddings"] == 24
     with pytest.raises(PanoplyError, match=r"reads at most \d+ tokens: a context of 97 is too long"):
         load_model(tmp_path, context=97)
+
+
+def test_attn_factor_multiplies_what_yarn_makes_of_the_stretch(tmp_path: Path) -> None:
+    """As in vLLM. transformers passes it over, and is told the product in what is saved."""
+    usual = 0.1 * math.log(4) + 1
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "rope_theta": 100.0}
+    settings = {"max_position_embeddings": 96, "tie_word_embeddings": False}
+    model = theirs("llama", rope_parameters={**rope, "attention_factor": 0.7 * usual}, **settings)
+    model.save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["rope_parameters"] = {**rope, "attn_factor": 0.7}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    decoder, tokens = load_model(tmp_path), sequences(90)
+    save_model(decoder, tmp_path / "again")
+    again = type(model).from_pretrained(tmp_path / "again", local_files_only=True)
+    with torch.no_grad():
+        torch.testing.assert_close(decoder(tokens), model(tokens).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(again(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-5)
+    written = json.loads((tmp_path / "again/config.json").read_text())["rope_parameters"]
+    assert written["attn_factor"] == 0.7
+    assert reads(str(tmp_path), Chain(), 0).startswith("attn_factor of its positions counts, as in vLLM")
+    raw["rope_parameters"] |= {"rope_type": "linear"}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(PanoplyError, match=r"rope_parameters\.attn_factor to 0\.7"):
+        load_model(tmp_path)
 
 
 def test_a_length_outside_of_the_scaling_comes_first_as_in_transformers() -> None:

@@ -46,9 +46,12 @@ def _equation(held: Part) -> str:
 
 def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
     found = [("epsilon", "nothing is divided when scale is none")] if held.scale == "none" else []
-    if held.history == 0 and not held.base:
+    one = getattr(world, "turn_cap", 0) == 1
+    if (held.history == 0 or one) and not held.base:
         found += [(name, "there is one group a turn") for name in ("alpha", "weights", "ties")]
-    if getattr(world, "turn_cap", 0) == 1:
+    elif (held.history == 0 or one) and held.weights == "paper":
+        found += [("alpha", "there is one group a turn, and 1^α is 1")]
+    if one:
         found += [(name, f"episodes of {world.name} have one turn") for name in ("gamma", "history")]
     return found
 

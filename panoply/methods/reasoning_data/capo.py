@@ -44,8 +44,11 @@ def _equation(held: Any) -> str:
 
 
 def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
-    alone = [("vote", "there is one critique (sample.critiques=1)")] if held.critiques == 1 else []
-    return [*greedy_cuts(held, method, world), *alone]
+    found = [("vote", "there is one critique (sample.critiques=1)")] if held.critiques == 1 else []
+    if getattr(world, "judge_noise", None) == 0:
+        sure = f"the judge of {world.name} never errs, so that critiques agree (world.judge_noise=0)"
+        found = [("critiques", sure), ("vote", sure)]
+    return [*greedy_cuts(held, method, world), *found]
 
 
 @part(

@@ -47,7 +47,10 @@ def _impossible(held: Any, method: Any, world: Any) -> list[Finding]:
 
 
 def _inert(held: Any, method: Any, world: Any) -> list[Finding]:
-    return [] if "teachers" in world.access else [("choose", f"{world.name} has one teacher")]
+    if "teachers" in world.access:
+        return []
+    alone = f"{world.name} has one teacher"
+    return [("choose", alone)] + ([("answers", alone)] if held.when == "failed" else [])
 
 
 @part(
