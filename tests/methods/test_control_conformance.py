@@ -130,9 +130,12 @@ def test_what_does_not_fit_is_refused() -> None:
 @pytest.mark.learn
 @pytest.mark.parametrize("world", ["CartPole-v1", "cartpole"])
 def test_ppo_solves_cartpole(world: str, tmp_path: Path) -> None:
-    done = pp.train("ppo", world, run=tmp_path / "run", threads=1, progress=Progress())
-    assert done.after["solved"]
-    assert done.after["greedy"] >= 475
+    """With two seeds of three: at a constant rate PPO sometimes loses late what it had, and which seed does so is a
+    matter of last bits, which processors compute differently."""
+    choices: dict[str, Any] = {"threads": 1, "progress": Progress()}
+    ends = [pp.train("ppo", world, run=tmp_path / str(s), seed=s, **choices).after for s in range(3)]
+    assert sum(end["solved"] for end in ends) >= 2
+    assert sum(end["greedy"] >= 475 for end in ends) >= 2
 
 
 @pytest.mark.learn

@@ -63,7 +63,7 @@ def test_impala(tmp_path: Path) -> None:
         "cartpole",
         run=tmp_path / "run",
         threads=1,
-        settings={"sample.lag": 2, "run.evaluate_every": 2500},
+        settings={"sample.by": "past:2", "run.evaluate_every": 2500},
         progress=Progress(),
     )
     assert done.after["sampled"] > 200
