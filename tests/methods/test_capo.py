@@ -176,8 +176,8 @@ def test_gradient_is_the_papers_in_any_order_and_split(micro: int) -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(PanoplyError, match="judge"):
         pp.plan("capo", "add")
+    asked = {"sample.critiques": 1, "sample.vote": "majority", "world.judge_noise": 0.2}
     with pytest.raises(PanoplyError, match="there is one critique"):
-        asked = {"sample.critiques": 1, "sample.vote": "majority", "world.judge_noise": 0.2}
         pp.plan("capo", "chain", settings=asked)
     with pytest.raises(PanoplyError, match="critiques has no effect: the judge of chain never errs"):
         pp.plan("capo", "chain", settings={"sample.critiques": 2})
