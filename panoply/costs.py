@@ -32,6 +32,8 @@ from panoply.parts import Part
 if TYPE_CHECKING:
     from panoply.planning import Plan
 
+WITH_POLICY = "with the policy"
+"""How a model learns that the policy's own update moves, and that has no update to be set."""
 OF_WEIGHTS = (
     "'s weights",
     "'s adapters",
@@ -363,9 +365,9 @@ def _work_beside(model: Part, policy: int, trained: int, update: Part) -> tuple[
 
 def _learns(model: Part, update: Part) -> Part | int | None:
     """How a model learns, or how often the policy is asked for it; one without an update has that of the policy."""
-    found: Part | int | None = None if model.info.cost is None else model.info.cost(model)
+    found: Part | int | str | None = None if model.info.cost is None else model.info.cost(model)
     together = found is None and model.settings().get("update", model) is None
-    return update if together else found
+    return update if together or isinstance(found, str) else found
 
 
 def _weights_of(model: Part, policy: int) -> int:

@@ -207,8 +207,9 @@ def part(
               once, however it is split, at the price of one more forward pass; they are `batch.prepared[NAME]`
     annotate  of a loss on transitions, `(learned, replay, **settings) → columns` of all that is remembered, once a step
     cost      what `panoply plan` counts: of a sample or data part `(part, lengths) → tokens sampled and trained` in a
-              step at most, of an update `part → numbers kept for a weight`, of a model `part → how it learns, or None`;
-              of one that is no network a number, the passes over a step's tokens that it asks the policy for
+              step at most, of an update `part → numbers kept for a weight`, of a model `part → how it learns, or None`:
+              an update, or WITH_POLICY where the policy's moves it; of one that is no network a number, the passes over
+              a step's tokens that it asks the policy for
     learns    of a loss on transitions: what it moves, `policy`, a piece of it or networks by name
     acts      of a surrogate, `(part, step) → part`: which of the parts in its settings acts in a step; only that one's
               needs are met then

@@ -11,6 +11,7 @@ from tiny import bare, metrics
 
 import panoply as pp
 from panoply.batch import Batch
+from panoply.costs import cost
 from panoply.evaluation.judged import judge
 from panoply.experience import REPLAY, TEACHER
 from panoply.methods.applied_agents.b_coder import (
@@ -192,3 +193,12 @@ def test_the_paper_and_what_is_refused() -> None:
     assert b_coder().settings()["losses.q_of_logits.target"] == "checkpoint"
     with pytest.raises(pp.PanoplyError, match=r"it is a part of the values that losses.q_of_logits learns"):
         pp.plan("sft", "program:stack", models=(b_coder().models[0],))
+
+
+def test_a_plan_counts_that_both_values_learn() -> None:
+    """The residual with the policy's update, which keeps two numbers of every weight beside its gradient."""
+    weighed = cost(pp.plan("b-coder", "program:stack")).memory_bytes
+    for name in ("pretrained_value", "residual_value"):
+        whole = weighed[name]
+        assert weighed[f"{name}'s gradients"] == whole
+        assert weighed[f"{name}'s optimiser"] == 2 * whole

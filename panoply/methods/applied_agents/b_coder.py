@@ -9,7 +9,7 @@ from torch import Tensor
 
 from panoply import checkpoint
 from panoply.batch import Batch, Values
-from panoply.costs import Lengths, Tokens
+from panoply.costs import WITH_POLICY, Lengths, Tokens
 from panoply.errors import PanoplyError
 from panoply.evidence.claims import Identity, Ranks, Shows
 from panoply.experience import REPLAY, TEACHER, Experience, Segments
@@ -222,7 +222,12 @@ def pretrained_value(seat: Seat, *, update: Part = _UPDATE, warmup: int = 1000) 
     return Model(model, columns, fit, warmup, stays=True)
 
 
-@part("model", equation="V^r(s), 0 at first, which learns with the policy", impossible=_without_q)
+@part(
+    "model",
+    equation="V^r(s), 0 at first, which learns with the policy",
+    impossible=_without_q,
+    cost=lambda held: WITH_POLICY,
+)
 def residual_value(seat: Seat) -> Model:
     """V^r: what V_φ lacks once logits move. The checkpoint with a head of zeros, moved by the policy's own update."""
     options = seat.options
