@@ -17,6 +17,8 @@ SNIPPET = 120
 NUMBERS: set[type] = {int, float, bool, type(None)}
 COLUMNS: dict[str, set[type]] = {"pieces": {str}, "position": {int}, "tokens": {int}, "turn": {int}}
 """What the columns of an episode hold; all but the others below hold numbers."""
+MEASURED = ("advantage", "ratio", "logp", "entropy", "reward", "value")
+"""What a report says of each decision, where a record has it."""
 OTHERS = ("actions", "signals", "gates", "verdicts")
 
 
@@ -86,7 +88,8 @@ def _merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def is_episode(record: Mapping[str, Any]) -> bool:
     """Whether a record has the types of one. Columns are looked at a type at a time: they may be long."""
     for name, value in record.items():
-        column = name in COLUMNS or (isinstance(value, list | dict) and name not in OTHERS)
+        listed = isinstance(value, list | dict) and name not in OTHERS
+        column = listed or name in COLUMNS or (name in MEASURED and value is not None)
         if column and not _are(COLUMNS.get(name, NUMBERS), value):
             return False
     gates, signals = record.get("gates", {}), record.get("signals", {})

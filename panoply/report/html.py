@@ -12,7 +12,7 @@ from typing import Any
 
 from panoply.errors import PanoplyError
 from panoply.report.curves import curve, differences, settings_of
-from panoply.report.episodes import Index, known
+from panoply.report.episodes import MEASURED, Index, known
 from panoply.report.method import described
 from panoply.report.run_index import RESULT
 from panoply.report.study import Found, Study
@@ -324,8 +324,7 @@ def _token(
 ) -> str:
     value = advantage[i] if i < len(advantage) else None
     shade = "" if not value else f"{'d' if value < 0 else 'u'}{math.ceil(5 * min(1.0, abs(value) / most))}"
-    names = ("advantage", "ratio", "logp", "entropy", "reward", "value")
-    columns = [f"{n} {_short(record[n][i])}" for n in names if i < len(record.get(n) or [])]
+    columns = [f"{n} {_short(record[n][i])}" for n in MEASURED if i < len(record.get(n) or [])]
     told = ", ".join([*columns, *gates.get(i, [])])
     look = " ".join(["t", shade, "gated" if i in gates else ""]).strip()
     return f'<span class="{look}" title="{escape(told)}">{escape(piece) or "·"}</span>'

@@ -63,9 +63,11 @@ def greedy_cuts(held: Any, method: Any, world: Any) -> list[Finding]:
     if world.medium != "text":
         penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
         return [(name, f"{world.name} has no tokens to draw") for name in (*cuts, *penalties)]
-    if held.temperature != 0:
-        return []
-    return [(name, "at temperature 0 the likeliest token is taken") for name in cuts]
+    if held.temperature == 0:
+        return [(name, "at temperature 0 the likeliest token is taken") for name in cuts]
+    if held.top_k and held.top_k >= (known := world.tokenizer.vocab_size):
+        return [("top_k", f"{world.name} has {known} tokens, all of which may be drawn")]
+    return []
 
 
 @part(
