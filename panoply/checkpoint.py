@@ -20,6 +20,8 @@ from panoply.files import BadFile, NoFile, brief, is_folder, open_file, read_jso
 from panoply.records import Manifest, State
 
 MANIFEST, STATE, TENSORS = "manifest.json", "state.json", "state.safetensors"
+MOST_COUNTED = 2**62
+"""What numbers things stays below it."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -249,3 +251,10 @@ def check_states(found: Mapping[str, Mapping[str, Any]], first: Mapping[str, Map
                 not isinstance(kept, kind) or isinstance(kept, bool) > isinstance(value, bool)
             ):
                 raise BadFile(f"{key} of {path} is {brief(value)} at first, and cannot be {brief(kept)}")
+
+
+def check_counts(path: str, found: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+    """Refuse a state in which what is counted is no number of things."""
+    for key in (key for key, value in first.items() if type(value) is int):
+        if type(found[key]) is not int or not 0 <= found[key] < MOST_COUNTED:
+            raise BadFile(f"{key} of {path} is a count, and cannot be {brief(found[key])}")

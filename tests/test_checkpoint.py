@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -17,7 +18,8 @@ import torch
 
 import panoply as pp
 from panoply import checkpoint
-from panoply.checkpoint import Checkpoint, DiskError
+from panoply.checkpoint import Checkpoint, DiskError, check_counts
+from panoply.files import BadFile
 from panoply.records import Best, State
 from panoply.run import Run
 
@@ -318,3 +320,12 @@ class TestFullDisk:
         assert all(Checkpoint(tmp_path / f"run/checkpoints/step-{s:07d}").problem() is None for s in kept)
         assert not list((tmp_path / "run/checkpoints").glob(".*"))
         assert tiny.resume(tmp_path / "run").after["step"] == 4
+
+
+@pytest.mark.parametrize("told", [float("-inf"), float("nan"), 1.0, -1, True, 2**62])
+def test_what_is_counted_is_a_number_of_things(told: Any) -> None:
+    """`arange` from −∞, which a spoilt and sealed state asked for, ended in a traceback."""
+    first = {"tasks": 0, "order": [1, 2]}
+    check_counts("collector", {"tasks": 12, "order": []}, first)
+    with pytest.raises(BadFile, match="tasks of collector is a count, and cannot be"):
+        check_counts("collector", {"tasks": told, "order": []}, first)

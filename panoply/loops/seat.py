@@ -346,6 +346,7 @@ class Seat:
         self.models.load(folder / "models", tensors)
         kept = checkpoint.join_tensors(state["parts"], tensors)
         checkpoint.check_states(kept, self.memory)
+        checkpoint.check_counts(COLLECTOR, kept[COLLECTOR], self.collect.state)
         self.memory, self.norm = kept, state["norm"]
 
 

@@ -219,7 +219,8 @@ def test_lines_that_are_no_episodes_are_passed_over_and_counted(tmp_path: Path) 
     bad: list[dict] = [
         {"step": "two"}, {"pieces": [1]}, {"position": "x"}, {"reward": [[1]]}, {"gates": []}, {"gates": {"a": ["b"]}},
         {"signals": {"s": [3]}}, {"turn": [0.5]}, {"logp": {"a": 1}}, {"group": [1]}, {"end": {"a": 1}},
-        {"parent": "x"}, {"verdicts": {}}, {"verdicts": [["x", "y"]]}, {"verdicts": [[0]]}, {"node": ["x"]}, {"ratio": "one"}, {"value": 3},
+        {"parent": "x"}, {"verdicts": {}}, {"verdicts": [["x", "y"]]}, {"verdicts": [[0]]}, {"node": ["x"]},
+        {"ratio": "one"}, {"value": 3},
     ]  # fmt: skip
     lines = [json.dumps({**EPISODE, **change}) for change in bad]
     lines += ["[" * 9999, "[1]", json.dumps({**EPISODE, "reward": [0.0, 2.0]})]
