@@ -48,7 +48,8 @@ class Trained(Shown):
         result = run.result()
         if result is None:
             raise PanoplyError(f"The run {run.folder} has not ended yet.")
-        return cls(run.folder, result["before"], result["after"], result["seconds"], result["fingerprint"])
+        told = float(result.get("seconds", 0.0)), result.get("fingerprint", "")
+        return cls(run.folder, result["before"], result["after"], *told)
 
     def _page(self) -> str:
         from panoply.report.text import trained

@@ -115,6 +115,17 @@ class TestFolder:
         assert "NaN" not in (tmp_path / "run/metrics.jsonl").read_text()
         assert run.metrics() == [{"step": 1, "loss": None, "norm": None, "lr": 0.5}]
 
+    def test_a_result_of_the_least_is_one(self, done: pp.Trained, tmp_path: Path) -> None:
+        """What need not stand in `result.json` need not be there for the policy to be opened."""
+        shutil.copytree(done.run, tmp_path / "run")
+        told = json.loads((tmp_path / "run/result.json").read_text())
+        least = {name: told[name] for name in ("steps", "before", "after")}
+        (tmp_path / "run/result.json").write_text(json.dumps(least))
+        opened = pp.Trained.of(Run.open(tmp_path / "run"))
+        assert (opened.seconds, opened.fingerprint) == (0.0, "")
+        assert opened.after == done.after
+        opened.policy()
+
     def test_result(self, done: pp.Trained) -> None:
         result = tiny.result(done.run)
         assert result["steps"] == 6
