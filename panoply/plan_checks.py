@@ -254,10 +254,19 @@ def _check_other_world(plan: Plan, world: Any) -> None:
 
 
 def _check_draws(plan: Plan) -> None:
-    """Refuse to draw from one token alone; at temperature 0, where it is taken without drawing, no cut acts."""
+    """Refuse to draw from one token alone; at temperature 0, where it is taken without drawing, no cut acts.
+
+    And refuse here, not when the first answer is drawn, what no logits can be divided by."""
     held: Any = plan.method.slots().get("sample")
-    settings = {} if held is None else held.settings()
-    if settings.get("top_k") == 1 and settings.get("temperature") != 0 and plan.world().medium == "text":
+    if held is None or plan.world().medium != "text":
+        return
+    from panoply.rollout.sampling import COLDEST
+
+    settings = held.settings()
+    for name, rest in (("temperature", "0, for the likeliest token, or "), ("repetition_penalty", "")):
+        if 0 < settings.get(name, 1.0) < COLDEST:
+            raise PanoplyError(f"sample.{name} must be {rest}at least {COLDEST:g}, not {settings[name]:g}.")
+    if settings.get("top_k") == 1 and settings.get("temperature") != 0:
         raise PanoplyError(
             "sample.top_k cannot be 1: all episodes of a group would be the same, and the one token that could be "
             "drawn has probability 1 whatever the weights are, so that nothing is learned."

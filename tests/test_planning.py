@@ -332,6 +332,11 @@ def test_options_have_types() -> None:
             "sample.top_k cannot be 1: all episodes of a group would be the same",
         ),
         ({"settings": {"sample.top_k": 1, "sample.group": 1}}, "so that nothing is learned"),
+        ({"settings": {"sample.temperature": 1e-9}}, "the likeliest token, or at least 1e-06, not 1e-09"),
+        (
+            {"settings": {"sample.repetition_penalty": 1e-9}},
+            "sample.repetition_penalty must be at least 1e-06, not 1e-09",
+        ),
         ({"settings": {"run.minutes": "nan"}}, "run.minutes must be above 0, not nan"),
         (
             {"credit": "ppo"},

@@ -260,19 +260,29 @@ class Collector(Given):
         self.check_tokens_alone("A branch")
         return TextTree(self, tasks, temperature)
 
-    def prefix_values(self, tasks: Sequence[Task], prefixes: Sequence[Sequence[int]], samples: int) -> Tensor:
+    def prefix_values(
+        self,
+        tasks: Sequence[Task],
+        prefixes: Sequence[Sequence[int]],
+        samples: int,
+        temperature: Temperature = 1.0,
+    ) -> Tensor:
         """V̂ of unfinished answers: the mean success of so many of the policy's own continuations of each.
 
-        Continuations that could not be graded are left out.
+        Of who acts at that temperature. Continuations that could not be graded are left out.
         """
-        rollouts, success = self.continued(tasks, prefixes, samples)
+        rollouts, success = self.continued(tasks, prefixes, samples, temperature)
         graded = ~success.isnan()
         worth = torch.stack([success.nan_to_num(), graded.float()], dim=1)
         found = torch.zeros(len(prefixes), 2).index_add(0, rollouts.request, worth)
         return found[:, 0] / found[:, 1].clamp(min=1)
 
     def continued(
-        self, tasks: Sequence[Task], prefixes: Sequence[Sequence[int]], samples: int
+        self,
+        tasks: Sequence[Task],
+        prefixes: Sequence[Sequence[int]],
+        samples: int,
+        temperature: Temperature = 1.0,
     ) -> tuple[Rollouts, Tensor]:
         """So many of the policy's own continuations of each unfinished answer, and whether they succeed.
 
@@ -280,7 +290,7 @@ class Collector(Given):
         episodes nor tasks.
         """
         self.check_tokens_alone("A continuation")
-        sampling = self._sampling(1.0)
+        sampling = self._sampling(temperature)
         starts = [(*task.prompt, *prefix) for task, prefix in zip(tasks, prefixes, strict=True)]
         named = (self.seed, self.version, self.state["episodes"])
         requests = [
@@ -302,7 +312,7 @@ class Collector(Given):
 
     def _sampling(
         self,
-        temperature: Temperature,
+        temperature: Temperature = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
         min_p: float = 0.0,

@@ -4,7 +4,7 @@ graded."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,11 +25,12 @@ def utterances(
     states: Sequence[Sequence[int]],
     tasks: Sequence[int],
     name: str,
-    temperature: float = 1.0,
+    **how: Any,
 ) -> Experience:
     """One turn after each context, in their order: an episode each, counted as decisions alone.
 
     name   what they are drawn for: the same name, step and place give the same random numbers
+    how    temperature, cuts, penalties and max_tokens, as `Collector.episodes` takes them
     """
     collect.check_tokens_alone("An utterance")
     if collect.world.play(collect.world.task("train", 0)).restricts:
@@ -42,7 +43,7 @@ def utterances(
     seed = (name, collect.seed, collect.version)
     requests = [Request(state, [stable_hash(*seed, i) for i in which]) for state, which in alike.items()]
     order = torch.tensor([i for which in alike.values() for i in which])
-    found = collect.generate(requests, collect._sampling(temperature), entropy=True)
+    found = collect.generate(requests, collect._sampling(**how), entropy=True)
     collect._count(found.decisions)
     decisions = found.decisions
     episode = order[decisions.tensor("context")]

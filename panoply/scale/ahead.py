@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 PREFIX = "ahead:"
 """Of the names under which a run saves the weights of batches in flight."""
 SAMPLE = "sample"
+DRAWN = ("decisions", "decode_steps")
+"""What a collector counts of all that is drawn, for whatever it is drawn."""
 
 
 def check(plan: Plan) -> None:
@@ -98,6 +100,10 @@ class Ahead:
         """Where samplers look for newer weights in the midst of answers."""
         self._memory: Any = None
         self._next = 0
+        self._here: Counter[str] = Counter()
+        """What was drawn on the seat itself since the start, and not for a batch: utterances for a critic, say."""
+        self._told: dict[str, Any] = {}
+        """What the seat's collector had counted when the last batch was taken."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
     # -------------------------------------------------------------- taking
@@ -119,7 +125,7 @@ class Ahead:
         waited = time.perf_counter() - began
         self.weights = {v: w for v, w in self.weights.items() if any(v == other for other, _ in self.flight)}
         seat, found = self.seat, batch.found
-        seat.collect.state = copy.deepcopy(batch.collector)
+        seat.collect.state = self._counted(batch.collector)
         if self.held.info.state is not None:
             seat.states[SAMPLE] = batch.part
         seat.collect.notes = {**batch.notes, **lags(found, step), "seconds_wait": round(waited, 4)}
@@ -128,8 +134,18 @@ class Ahead:
     def _now(self, step: int) -> Weights:
         return {name: weight.cpu().clone() for name, weight in moving(self.seat.policy).items()}
 
+    def _counted(self, after: dict[str, Any]) -> dict[str, Any]:
+        """What a collector had counted `after` a batch was sampled, and what was drawn on the seat itself."""
+        found, now = copy.deepcopy(after), self.seat.collect.state
+        for name in DRAWN:
+            self._here[name] += now[name] - self._told[name]
+            found[name] += self._here[name]
+        self._told = dict(found)
+        return found
+
     def _start(self, step: int) -> None:
         """Begin anew, at the start of a run or after a checkpoint: those before step + k have older weights."""
+        self._here, self._told = Counter(), dict(self.fleet.state)
         self.own = self._shadow()
         self._memory = copy.deepcopy(self.seat.states.get(SAMPLE))
         self._next = step

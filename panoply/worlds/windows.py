@@ -58,6 +58,14 @@ class Windowed(Play):
         self.state = self._state()
         return replace(reply, done=reply.done or late, truncated=reply.truncated or late)
 
+    def allowed(self, said: Sequence[int]) -> Sequence[int] | None:
+        """What the world says; a summary is free."""
+        return None if self.asked else self.inner.allowed(said)
+
+    @property
+    def restricts(self) -> bool:
+        return self.inner.restricts
+
     def fork(self) -> Windowed:
         other = super().fork()
         assert isinstance(other, Windowed)

@@ -27,6 +27,15 @@ from panoply.worlds.text.keydoor import Keydoor
 
 START = Path(__file__).parents[2] / "panoply/assets/guess-items-start"
 COURSE = Course(0.5, 1.0, 0.05, 1.0, 2, 3, 5, 100, None)
+FEW = {
+    "models.utterance_critic.updates": 1,
+    "models.utterance_critic.batch": 4,
+    "models.utterance_critic.states": 6,
+    "models.utterance_critic.warmup": 0,
+    "sample.prompts": 4,
+    "run.held_out": 2,
+    "run.evaluate_every": 0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +148,7 @@ def test_the_critic_against_exact_values_of_a_tree(collect: Collector) -> None:
         Turn((1,), (0,), 4.0, (), 0),
         Turn((1,), (1,), 0.0, (), 0),
     ]
-    judge = Judge(Known(), collect, COURSE, 1.0)  # type: ignore[arg-type]
+    judge = Judge(Known(), collect, COURSE, {})  # type: ignore[arg-type]
     turns = [turn for turn in tree for _ in range(4)]
     fresh = [said for _ in tree for said in ((0,), (1,), (1,), (1,))]
     for _ in range(220):
@@ -184,8 +193,33 @@ def test_new_utterances_in_old_states(collect: Collector) -> None:
     assert said_in(again) == said_in(rows)
 
 
+def test_what_is_said_in_old_states_is_drawn_as_episodes_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By all settings of the sample part: they are the policy whose values are learned, and which learns."""
+    drawn: list[Experience] = []
+
+    def noted(*given: Any, **how: Any) -> Experience:
+        drawn.append(utterances(*given, **how))
+        return drawn[-1]
+
+    monkeypatch.setattr("panoply.slots.model.utterances.utterances", noted)
+    how = {"temperature": 0.8, "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    asked = {f"sample.{name}": value for name, value in how.items()} | {"sample.top_k": 3}
+    tiny.bare(tmp_path / "run", "archer", world="guess", steps=1, settings={**FEW, **asked})
+    assert len(drawn) == 2  # the critic's and the actor's
+    for rows in drawn:
+        assert all(rows[name].unique().tolist() == pytest.approx([value]) for name, value in how.items())
+        assert int(rows.decisions.ragged("allowed").lengths.max()) == 3
+
+
+def test_utterances_are_as_short_as_is_asked(collect: Collector) -> None:
+    state = collect.world.tokens("bcekop>")  # type: ignore[attr-defined]
+    assert len(utterances(collect, [state], [5], "a test", max_tokens=1)) == 1
+
+
 def test_what_is_offered_has_the_smaller_of_twins_on_all_its_tokens(collect: Collector) -> None:
-    judge = Judge(UtteranceCritic(TextPolicy.load(START), 0), collect, COURSE, 1.0)
+    judge = Judge(UtteranceCritic(TextPolicy.load(START), 0), collect, COURSE, {})
     judge.turns.add(turns_of(played(collect)))
     moved = judge.learn(0)
     assert moved["turns"] == len(judge.turns)
@@ -206,9 +240,7 @@ def test_what_is_offered_has_the_smaller_of_twins_on_all_its_tokens(collect: Col
 
 
 def test_a_critic_goes_on_from_what_it_saved(collect: Collector) -> None:
-    first, second = (
-        Judge(UtteranceCritic(TextPolicy.load(START), 0), collect, COURSE, 1.0) for _ in range(2)
-    )
+    first, second = (Judge(UtteranceCritic(TextPolicy.load(START), 0), collect, COURSE, {}) for _ in range(2))
     first.turns.add(turns_of(played(collect)))
     first.learn(0)
     second.load_state({name: t.detach().clone() for name, t in first.state().items()})
@@ -251,7 +283,7 @@ def test_old_turns_as_rows(collect: Collector) -> None:
 
 
 def test_the_actor_of_the_replay_says_what_was_said(collect: Collector) -> None:
-    judge = Judge(UtteranceCritic(TextPolicy.load(START), 0), collect, replace(COURSE, says="replay"), 1.0)
+    judge = Judge(UtteranceCritic(TextPolicy.load(START), 0), collect, replace(COURSE, says="replay"), {})
     judge.turns.add(turns_of(played(collect)))
     rows = judge.offers(0)
     known = {(tuple(turn.state), tuple(turn.said)) for turn in judge.turns.held}
@@ -281,16 +313,10 @@ def test_what_does_not_go_together_is_refused() -> None:
 def test_a_run_without_new_utterances(tmp_path: Path) -> None:
     """Two steps of IQL's critic and AWR's actor: the policy moves, and every weight is positive."""
     few = {
+        **FEW,
         "models.utterance_critic.expectile": 0.7,
         "models.utterance_critic.says": "replay",
         "credit.beta": 1.0,
-        "models.utterance_critic.updates": 1,
-        "models.utterance_critic.batch": 4,
-        "models.utterance_critic.states": 6,
-        "models.utterance_critic.warmup": 0,
-        "sample.prompts": 4,
-        "run.held_out": 2,
-        "run.evaluate_every": 0,
     }
     run = tiny.bare(tmp_path / "run", "archer", world="guess", steps=1, settings=few).run
     assert tiny.metrics(run)[0]["gradient_norm"] > 0

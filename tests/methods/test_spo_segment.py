@@ -9,7 +9,9 @@ import torch
 from kit import hand
 
 from panoply.methods.reasoning_data.spo_segment import cut_and_valued, cut_rows, segment_gain, whitened
+from panoply.policies.build import open_policy
 from panoply.rollout.text import Collector
+from panoply.worlds.text.chain import Chain
 
 SURE, DOUBT = math.log(0.95), math.log(0.5)
 
@@ -58,6 +60,17 @@ def test_cuts_carry_values_and_others_do_not(tiny_collector: Collector) -> None:
     found = cut_and_valued(prompts=3, group=2, every=2, samples=2)(tiny_collector)
     assert bool(found["segment_start"].any())
     assert float(found["segment_value"][~found["segment_start"]].abs().sum()) == 0
+
+
+def test_continuations_are_of_who_answered() -> None:
+    """Greedy continuations of greedy answers are these answers, so that every cut is worth what its answer earned."""
+    collect = Collector(Chain(), open_policy("start", Chain(), 0, "cpu"), 0)
+    found = cut_and_valued(prompts=12, group=1, every=1, samples=3, temperature=0.0)(collect)
+    cut = found["segment_start"]
+    earned = found.by("episode").sum(found["signal:success"])
+    assert bool(cut.any())
+    assert 0 < float(earned.mean()) < 1
+    assert torch.equal(found["segment_value"][cut], found.by("episode").rows(earned)[cut])
 
 
 def test_whitened_over_what_learns() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,6 +108,21 @@ def test_what_a_sample_part_remembers_is_that_of_its_batch(tmp_path: Path) -> No
         for step in steps:
             assert step.number == 3
             assert step.job.seat.states["sample"] not in seen
+
+
+def test_what_is_drawn_beside_the_batches_counts_and_stays_counted(tmp_path: Path) -> None:
+    """ArCHer's critic hears what the policy would say: that is sampled, too, and no batch's count takes it away."""
+    critic = {"updates": 1, "batch": 4, "states": 6, "warmup": 0}
+    few = {"sample.prompts": 4} | {f"models.utterance_critic.{name}": n for name, n in critic.items()}
+    plan = planned("archer", "guess", few, staleness=1)
+    whole = Run.open(pp.train(plan, run=tmp_path / "whole", progress=Progress()).run).metrics()
+    with pp.steps(plan, run=tmp_path / "stopped", progress=Progress()) as steps:
+        assert next(iter(steps)).job.seat.collect.state["decisions"] == whole[0]["total_decisions"]
+    stopped = Run.open(resume(tmp_path / "stopped").run).metrics()
+    for name in ("total_decisions", "total_decode_steps"):
+        drawn = [row[name] for row in whole]
+        assert drawn == [row[name] for row in stopped]
+        assert all(b - a >= (14 if name == "total_decisions" else 3) for a, b in pairwise(drawn))
 
 
 def test_what_cannot_be_sampled_ahead_is_refused() -> None:

@@ -182,8 +182,9 @@ def test_missing_things(files: Path, model: Path) -> None:
         Jsonl(data=str(files / "odd.jsonl"), model=str(model)).task("train", 0)
     with pytest.raises(PanoplyError, match="There is no data file"):
         pp.plan("grpo", data="nowhere.jsonl", model=str(model))
-    with pytest.raises(PanoplyError, match="needs a model of your own"):
-        pp.plan("grpo", data=str(files / "data.jsonl"))
+    for none in ({}, {"model": "start"}, {"model": "fresh"}):
+        with pytest.raises(PanoplyError, match="needs a model of your own"):
+            pp.plan("grpo", data=str(files / "data.jsonl"), **none)
     with pytest.raises(PanoplyError, match="Name a reward function"):
         pp.plan("grpo", data=str(files / "data.jsonl"), model=str(model))
     with pytest.raises(PanoplyError, match="name them with --data"):

@@ -104,6 +104,27 @@ def test_success_is_reported_for_each_part() -> None:
     assert evaluate(Chain(), open_policy("start", Chain(), 0, "cpu"), 8).parts == {}
 
 
+def test_a_part_says_what_may_be_drawn_in_its_own_problems() -> None:
+    world = Mixed(("chain", "program:kind=shell"))
+    assert world.restricts
+    assert not Mixed().restricts
+    chain, shell = of_part(world, "chain"), of_part(world, "program:kind=shell")
+    assert world.allowed(chain, []) is None
+    own = world.worlds[1]
+    first = own.allowed(shell.data["task"], [])
+    assert first is not None
+    letters = "".join(own.tokenizer.token(token) for token in first)
+    assert text(world, list(world.allowed(shell, []) or ())) == letters
+    made = Collector(world, open_policy("fresh", world, 0, "cpu"), 0).episodes([chain, shell], 4)
+    said = made.by("episode")
+    told = dict(zip(said.keys.tolist(), said.first(made["task"]).tolist(), strict=True))
+    for episode, task in told.items():
+        answer = made["action"][made["episode"] == episode].tolist()
+        for at, token in enumerate(answer):
+            assert task != shell.id or token in (world.allowed(shell, answer[:at]) or ())
+    assert bool((made.by("episode").max(made.decisions.ragged("allowed").lengths) > 0).any())
+
+
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
@@ -113,6 +134,7 @@ def test_success_is_reported_for_each_part() -> None:
         (("chain:operations=many",), "operations takes"),
         (("chain", "keydoor"), "mixed cannot hold keydoor"),
         (("tools",), "mixed cannot hold tools"),
+        (("chain:stop=+", "lock"), r"stop of chain:stop=\+ would have no effect"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused_in_a_sentence(parts: tuple[str, ...], said: str) -> None:

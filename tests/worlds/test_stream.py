@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from panoply.errors import PanoplyError
-from panoply.worlds.text.stream import Stream
+from panoply.worlds.text.stream import Reading, Stream
 from panoply.worlds.windows import Windowed
 from panoply.worlds.world import Reply, Task
 
@@ -53,6 +54,22 @@ def test_what_is_kept_by_rule_takes_no_turn(keep: str, then: str) -> None:
     _, replies = played("35104268", "N N N N N", keep=keep)
     assert contexts(replies)[-1] == then
     assert (replies[-1].signals["dropped"], replies[-1].signals["summaries"]) == (1, 1)
+
+
+def test_what_the_world_lets_be_drawn_holds_but_for_a_summary() -> None:
+    class Legal(Reading):
+        def allowed(self, said: Sequence[int]) -> Sequence[int]:
+            return WORLD.tokens("N")
+
+    task = Task(1, tuple(WORLD.tokens("M>")), 0, {"asked": "M", "numbers": "35104268"})
+    window = WORLD.play(task).window
+    free, legal = (Windowed(kind(WORLD, task), window) for kind in (Reading, Legal))
+    assert not free.restricts
+    assert legal.restricts
+    assert legal.allowed([]) == WORLD.tokens("N")
+    while not legal.asked:
+        legal.act(WORLD.tokens("N"))
+    assert legal.allowed([]) is None
 
 
 def test_limits_cut_off() -> None:

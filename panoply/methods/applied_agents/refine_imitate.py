@@ -80,9 +80,8 @@ def candidates(
     first = collect.state["groups"]
     collect.state["groups"] += len(places)
     asked = [place for place in places for _ in range(candidates)]
-    drawn = utterances(
-        collect, [read for _, read, _, _ in asked], [task for task, *_ in asked], "candidates", temperature
-    )
+    states, tasks = [read for _, read, _, _ in asked], [task for task, *_ in asked]
+    drawn = utterances(collect, states, tasks, "candidates", temperature=temperature)
     number = collect._number(len(asked))
     rows = drawn.with_columns(
         episode=number[drawn["episode"] - FIRST],

@@ -94,7 +94,7 @@ def cut_and_valued(
     prefixes = [tokens[row][len(task.prompt) : position].tolist() for task, row, position in places]
     value = torch.zeros(len(experience))
     if prefixes:
-        value[rows] = collect.prefix_values(asked, prefixes, samples)
+        value[rows] = collect.prefix_values(asked, prefixes, samples, temperature)
     return experience.with_columns(segment_start=cut, segment_value=value)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from panoply.experience import Experience
 from panoply.parts import Finding, part
+from panoply.policies.penalties import NEUTRAL
 from panoply.policies.utterances import Said, UtteranceCritic, q_error, v_error
 from panoply.rollout.utterances import FIRST, said_before, said_in, utterances
 from panoply.seeds import torch_rng
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 
 Says = Literal["new", "replay"]
+DRAWN_BY = ("temperature", "top_p", "top_k", "min_p", *NEUTRAL, "max_tokens")
+"""Settings of a sample part by which what is said in old states is drawn as well: they are the policy that acts."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,9 @@ class Course:
 class Judge(Remembered):
     """The critic, its target, its optimiser and its replay: what is saved with a run."""
 
-    def __init__(self, net: UtteranceCritic, collect: Collector, held: Course, temperature: float):
+    def __init__(self, net: UtteranceCritic, collect: Collector, held: Course, how: Mapping[str, Any]):
         self.net, self.target = net, net.frozen()
-        self.collect, self.temperature, self.held = collect, temperature, held
+        self.collect, self.how, self.held = collect, how, held
         self.turns = Turns(held.size)
         self.learning = dict(net.learning())
         self.optimiser = cast(Adam, adam(lr=held.lr)(self.learning.values()))
@@ -101,7 +104,8 @@ class Judge(Remembered):
             rows = self._utterances(drawn, "actor")
         else:
             read, told = [turn.state for turn in drawn], [turn.said for turn in drawn]
-            rows = said_before(self.collect, read, told, [turn.task for turn in drawn], self.temperature)
+            heat = self.how.get("temperature", 1.0)
+            rows = said_before(self.collect, read, told, [turn.task for turn in drawn], heat)
         said: Said = self.net([turn.state for turn in drawn], said_in(rows))
         worth = torch.stack([said.q.amin(1), said.v.amin(1)], dim=1).to(rows["action"].device)
         q, v = worth[rows["episode"] - FIRST].unbind(1)
@@ -109,7 +113,7 @@ class Judge(Remembered):
 
     def _utterances(self, turns: list[Turn], name: str) -> Experience:
         states, tasks = [turn.state for turn in turns], [turn.task for turn in turns]
-        return utterances(self.collect, states, tasks, f"utterances of the {name}", self.temperature)
+        return utterances(self.collect, states, tasks, f"utterances of the {name}", **self.how)
 
     # -------------------------------------------------------------- saving
 
@@ -199,8 +203,9 @@ def utterance_critic(
     """
     course = Course(gamma, tau, lr, clip, updates, batch, states, size, expectile, says)
     net = UtteranceCritic(cast(Any, seat.open(seat.options.model)), seat.options.seed)
-    heat = cast(Any, seat.method).sample.settings().get("temperature", 1.0)
-    judge = Judge(net, cast(Any, seat.collect), course, heat)
+    settings = cast(Any, seat.method).sample.settings()
+    how = {name: settings[name] for name in DRAWN_BY if name in settings}
+    judge = Judge(net, cast(Any, seat.collect), course, how)
     return Model(judge, instead=_instead, warmup=warmup)
 
 

@@ -36,7 +36,12 @@ class Mixed(TextWorld):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for part in self.worlds:
+        for text, part in zip(self.parts, self.worlds, strict=True):
+            if part.stop:
+                raise PanoplyError(
+                    f"mixed.parts: the stop of {text} would have no effect, since turns end in all parts alike: say it "
+                    "of mixed (world.stop, or sample.stop)."
+                )
             tokens = [part.tokenizer.token(i) for i in range(part.tokenizer.vocab_size)]
             turns = type(part).play is not TextWorld.play or type(part).complete is not TextWorld.complete
             if turns or any(len(token) > 1 for token in tokens) or END not in tokens:
@@ -94,6 +99,15 @@ class Mixed(TextWorld):
         part, given, codec = self._theirs(task)
         signals = part.grade(given, codec.inner(answer))
         return {name: value for name, value in signals.items() if name in self._common}
+
+    def allowed(self, task: Task, said: Sequence[int]) -> Sequence[int] | None:
+        part, given, codec = self._theirs(task)
+        follow = part.allowed(given, codec.inner(said))
+        return None if follow is None else codec.outer(follow)
+
+    @property
+    def restricts(self) -> bool:
+        return any(part.restricts for part in self.worlds)
 
     def gold(self, task: Task) -> list[int]:
         part, given, codec = self._theirs(task)
