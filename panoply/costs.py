@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -26,7 +25,7 @@ from panoply.footprint import (
     pass_tokens,
 )
 from panoply.kinds import is_text, kind_of
-from panoply.lora import BYTES
+from panoply.lora import BYTES, factors
 from panoply.parts import Part
 
 if TYPE_CHECKING:
@@ -191,9 +190,11 @@ def _learned(plan: Plan, shapes: Shapes) -> Learned:
     if not options.lora:
         return Learned(weights, weights, weights, reference)
     planned = kind.adapted(options.model, world, options.lora, plan.lora)
-    learning, under = _adapters(planned.shapes, options.lora)
-    merged = kind.runs_natively(options.model, world, plan.lora)
-    return Learned(weights, learning, under, reference, planned.base, planned.fresh, merged)
+    merged, under = (
+        kind.runs_natively(options.model, world, planned.settings),
+        sum(map(math.prod, planned.shapes)),
+    )
+    return Learned(weights, planned.learning, under, reference, planned.settings.base, planned.fresh, merged)
 
 
 def of_size(shapes: Shapes, rank: int, base: str) -> Learned:
@@ -201,7 +202,9 @@ def of_size(shapes: Shapes, rank: int, base: str) -> Learned:
     weights = sum(map(math.prod, shapes.values()))
     if not rank:
         return Learned(weights, weights, weights, weights)
-    return Learned(weights, *_adapters(linear_of(shapes), rank), weights, base, True, True)
+    adapted = list(linear_of(shapes))
+    under = sum(map(math.prod, adapted))
+    return Learned(weights, factors(adapted, rank), under, weights, base, True, True)
 
 
 def beside(plan: Plan, of: Learned, width: int) -> dict[str, int]:
@@ -265,7 +268,7 @@ def _dimensions(plan: Plan, shapes: Shapes) -> Dimensions | None:
     world, model = plan.world(), plan.options.model
     kind = kind_of(world)
     return Dimensions.of(
-        shapes, kind.experts_at_once(model, world), kind.runs_natively(model, world, plan.lora)
+        shapes, kind.experts_at_once(model, world), kind.runs_natively(model, world, plan.adapters())
     )
 
 
@@ -380,9 +383,3 @@ def _weights_of(model: Part, policy: int) -> int:
     if not folder or not Path(folder).is_dir():
         return policy
     return sum(map(math.prod, folder_shapes(model_folder(folder)).values()))
-
-
-def _adapters(adapted: Iterable[tuple[int, ...]], rank: int) -> tuple[int, int]:
-    """Weights of low-rank adapters, rank · (in + out) for every matrix that gets one, and weights of these matrices."""
-    shapes = list(adapted)
-    return sum(rank * math.prod(s[:-2]) * (s[-2] + s[-1]) for s in shapes), sum(map(math.prod, shapes))

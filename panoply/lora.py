@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal, NamedTuple
@@ -35,12 +36,20 @@ BYTES: Mapping[str, float] = {"nf4": 1 / 2 + 4 / BLOCK, "int8": 1 + 4 / BLOCK}
 
 
 class Planned(NamedTuple):
-    """Adapters that are not there yet: the shapes of the weights they are for, how these are kept, and whether they
-    begin as nothing, or go on from saved ones."""
+    """Adapters that are not there yet: the shapes of the weights they are for, and what they are made of."""
 
     shapes: list[tuple[int, ...]]
-    base: str
+    settings: Lora
+    """Of saved ones that go on, their own; `target_modules` are then the last parts of their layers' names."""
+    learning: int
+    """How many numbers learn."""
     fresh: bool
+    """Whether they begin as nothing, and do not go on from saved ones."""
+
+
+def factors(shapes: Iterable[tuple[int, ...]], rank: int, dora: bool = False) -> int:
+    """Numbers of fresh adapters: rank · (in + out) for every matrix that gets one, and its lengths' with DoRA."""
+    return sum(math.prod(s[:-2]) * (rank * (s[-2] + s[-1]) + dora * s[-2]) for s in shapes)
 
 
 @dataclass(frozen=True)

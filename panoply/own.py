@@ -171,7 +171,7 @@ def own_data(world: str | None, choices: Mapping[str, Any]) -> tuple[str | None,
 
 def _own_file(data: str, model: Any) -> dict[str, Any]:
     """The settings of a world that is a file, read with a model's tokenizer."""
-    if not model:
+    if not model or str(model) in ("start", "fresh"):
         raise PanoplyError("Your own data needs a model of your own: name its folder with --model.")
     return {"world.data": os.path.abspath(data), "world.model": str(model_folder(model).resolve())}
 

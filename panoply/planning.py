@@ -231,6 +231,13 @@ class Plan(Shown):
         built: TextWorld | ControlWorld = registry.find("world", self.world_id).build(**self.world_options)
         return built
 
+    def adapters(self) -> Lora:
+        """What adapters are made of where a run begins: of saved ones that go on, their own settings."""
+        if not self.options.lora:
+            return self.lora
+        world = self.world()
+        return kind_of(world).adapted(self.options.model, world, self.options.lora, self.lora).settings
+
     def seeded(self, seed: int, world: bool = False) -> Plan:
         """The same with another seed, which is then also the world's where that makes its own data."""
         data = {**self.world_options, "seed": seed} if world else self.world_options

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 
 import numpy as np
 import torch
+
+ALONE = threading.RLock()
+"""Held by the thread that changes what a process has once: torch's global generator, switches of transformers."""
 
 
 def stable_hash(*parts: object) -> int:
@@ -25,8 +29,15 @@ def torch_rng(*names: object) -> torch.Generator:
 
 
 @contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """torch's global generator begins from a seed for a while, as one thread's alone."""
+    with ALONE, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
 def drawing(*names: object) -> Iterator[torch.Generator]:
     """Weights of networks that are made inside, and the dice handed out, depend on names alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stable_hash(*names))
+    with seeded(stable_hash(*names)):
         yield torch_rng("dice", *names)

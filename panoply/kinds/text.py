@@ -195,8 +195,8 @@ def check_lora(source: str, world: TextWorld, rank: int, settings: Lora, chosen:
             f"Adapters of a model that reads more than text would fit none of other libraries: save its language model "
             f"first, panoply.load_policy('{source}').save('NEW'), and train that with --lora."
         )
-    build.adapted(source, world, rank, settings, chosen)
-    if not runs_natively(source, world, settings) and importlib.util.find_spec("peft") is None:
+    own = build.adapted(source, world, rank, settings, chosen).settings
+    if not runs_natively(source, world, own) and importlib.util.find_spec("peft") is None:
         raise needs_extra("peft", "peft", "DoRA, or --lora of a model that transformers runs,")
 
 

@@ -52,7 +52,7 @@ class Job:
         self.kind = kind_of(self.world)
         checkpoint.recover(run.checkpoints)
         self._found = run.latest(progress.say)
-        if remark := self.kind.remark(options.model, self.world, plan.lora):
+        if remark := self.kind.remark(options.model, self.world, plan.adapters()):
             progress.say(remark)
         if said := self.kind.reads(options.model, self.world, plan.policy_options):
             progress.say(f"Context: {said}")

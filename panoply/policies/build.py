@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,9 @@ from panoply.errors import PanoplyError, plain
 from panoply.files import is_file
 from panoply.footprint import experts_of
 from panoply.kernels.together import begin
-from panoply.lora import Lora, Planned, names
+from panoply.lora import Lora, Planned, factors, names
 from panoply.policies.adapter_base import Under, check_base
-from panoply.policies.adapter_config import going_on, is_adapter, model_under
+from panoply.policies.adapter_config import WEIGHTS, going_on, is_adapter, model_under
 from panoply.policies.adapter_folder import own_layers
 from panoply.policies.architectures import ARCHITECTURES
 from panoply.policies.config_reading import native, only_in_transformers
@@ -319,10 +321,12 @@ def adapted(
     if folder is not None and going:
         there = own_layers(folder)
         own_shapes = [shape for n, shape in (linear | experts).items() if any(names(n, own) for own in there)]
-        return Planned(own_shapes, settings.base, fresh=False)
+        called = tuple(sorted({name.rpartition(".")[2] for name in there}))
+        saved = sum(map(math.prod, read_shapes([folder / WEIGHTS]).values()))
+        return Planned(own_shapes, replace(settings, target_modules=called), saved, fresh=False)
     found = [linear[name] for name in settings.layers(linear, rank, experts)]
     found += [experts[name] for name in settings.tensors(experts, rank)]
-    return Planned(found, settings.base, fresh=True)
+    return Planned(found, settings, factors(found, rank, settings.dora), fresh=True)
 
 
 def learning(policy: Any) -> Any:

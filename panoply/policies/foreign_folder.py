@@ -14,6 +14,7 @@ from panoply.errors import PanoplyError, first_line, needs_extra, plain
 from panoply.files import read_json
 from panoply.policies.config_schema import check_sizes
 from panoply.policies.weights import check_finite, listed, weight_files
+from panoply.seeds import ALONE
 
 if TYPE_CHECKING:
     from panoply.policies.foreign import Foreign
@@ -21,21 +22,25 @@ if TYPE_CHECKING:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No bars and no advice while a model is opened or written; what is wrong is said by us."""
+    """No bars and no advice while a model is opened or written; what is wrong is said by us.
+
+    One thread at a time: transformers switches for a whole process how weights begin and tables are tied while it opens
+    a model, and two threads that do so together leave it off.
+    """
     from transformers.utils import logging as theirs
 
     logging: Any = theirs
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of transformers, for its own developers
+    with ALONE, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers, for its own developers
+        level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        logging.set_verbosity(logging.CRITICAL)
+        logging.disable_progress_bar()
+        try:
             yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+        finally:
+            logging.set_verbosity(level)
+            if bars:
+                logging.enable_progress_bar()
 
 
 def load_foreign(folder: Path, dtype: torch.dtype, device: torch.device | str, context: int = 0) -> Foreign:

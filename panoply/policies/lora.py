@@ -39,7 +39,7 @@ from panoply.policies.thoughts import read_thoughts, write_thoughts
 from panoply.policies.tokenizer import Tokenizer
 from panoply.policies.weights import check_fit, listed, read_weights
 from panoply.policies.words import tokenizer_of
-from panoply.seeds import stable_hash
+from panoply.seeds import seeded, stable_hash
 
 OF_BOTH = "embed_tokens.token_adapter.trainable_tokens_delta"
 """Rows of tokens that learn (`trainable_token_indices`): PEFT changes both tables where they are one."""
@@ -239,10 +239,10 @@ def _through_peft(
     settings.check_foreign()
     peft, model = _peft(), policy.model
     named: Any = model.inner if isinstance(model, Foreign) else model
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _of_another_base(folder):
+    drawn = stable_hash("lora", seed) % 2**31
+    with seeded(drawn), warnings.catch_warnings(), _of_another_base(folder):
         warnings.simplefilter("ignore")  # PEFT corrects fan_in_fan_out by itself, and says so at length
         config = _fresh_config(peft, named, rank, settings) if folder is None else _own_config(peft, folder)
-        torch.manual_seed(stable_hash("lora", seed) % 2**31)
         if isinstance(model, Foreign):
             model.inner = peft.get_peft_model(named, config)
         else:

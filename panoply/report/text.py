@@ -69,7 +69,7 @@ def _activations(kept: Activations) -> str:
 
 def _adapters(made: Plan) -> str:
     """What adapters would be, in words."""
-    rank, said = made.options.lora, made.lora
+    rank, said = made.options.lora, made.adapters()
     alpha = 2.0 * rank if said.alpha is None else said.alpha
     words = [f"rank {rank}", f"α {alpha:g}" + (", over the rank's root (rsLoRA)" if said.rslora else "")]
     words += ["with lengths that learn (DoRA)"] if said.dora else []
@@ -107,7 +107,7 @@ def planned(made: Plan) -> str:
     ]
     world = made.world()
     kind = kind_of(world)
-    if said := kind.remark(options.model, world, made.lora) or kind.runs(options.model, world):
+    if said := kind.remark(options.model, world, made.adapters()) or kind.runs(options.model, world):
         rows.append(("model", said))
     if said := kind.reads(options.model, world, made.policy_options):
         rows.append(("context", said))

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -348,6 +349,15 @@ def test_transformers_draws_no_bars(gpt2: Path, tmp_path: Path, capfd: pytest.Ca
     capfd.readouterr()
     save_model(load_model(gpt2), tmp_path / "again")
     assert capfd.readouterr() == ("", "")
+
+
+def test_threads_open_one_folder_together(gpt2: Path) -> None:
+    """As those of `--cluster threads` do. Tied tables are not said to be missing, then or afterwards."""
+    whole = load_model(gpt2).state_dict()
+    with ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(load_model, [gpt2] * 12), load_model(gpt2)]
+    for model in found:
+        assert all(torch.equal(weight, whole[name]) for name, weight in model.state_dict().items())
 
 
 CODE = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,16 @@ def test_adapters_of_a_model_that_transformers_runs(gpt2: Path, tmp_path: Path) 
     (tmp_path / "cut" / "result.json").unlink()
     shutil.rmtree(tmp_path / "cut" / "checkpoints" / last.name)
     assert pp.train(resume=tmp_path / "cut", progress=Progress()).fingerprint == whole.fingerprint
+
+
+def test_adapters_of_peft_begin_alike_on_threads_that_make_them_together(gpt2: Path) -> None:
+    """As learners of `--cluster threads` do: PEFT draws from a generator that they share."""
+
+    def begun(_: int) -> str:
+        return add_lora(TextPolicy.load(gpt2), 4).fingerprint()
+
+    with ThreadPoolExecutor(4) as threads:
+        assert {*threads.map(begun, range(24))} == {begun(0)}
 
 
 def test_an_adapter_that_is_not_the_policys_or_not_finite(gpt2: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import own_model
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_text import TOKENIZER
 
 import panoply as pp
@@ -319,6 +320,26 @@ def test_what_is_planned_and_what_comes_next_say_that_there_are_adapters(base: P
     assert "rank 4, α 8, over the rank's root (rsLoRA), on q_proj, v_proj" in words
     run = train(tmp_path, base, lora=4, dtype="bfloat16")
     assert any("--lora 4 --dtype bfloat16" in command for command, _ in next_commands(run))
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"rank_pattern": {"q_proj": 2}}, "rank 4, α 8, on down_proj, q_proj, v_proj"),
+        ({"use_rslora": True}, "over the rank's root (rsLoRA), on down_proj"),
+        ({"use_dora": True}, "with lengths that learn (DoRA), on down_proj"),
+    ],
+)
+def test_a_plan_says_what_a_folder_s_adapter_is(
+    base: Path, tmp_path: Path, said: dict[str, Any], words: str
+) -> None:
+    """Its own settings and layers, how many numbers learn, and whose decoder that leads through."""
+    folder = adapter(base, tmp_path / "adapter", **said)
+    made = pp.plan("grpo", model=str(folder), lora=4, settings=FEW, **data(tmp_path))
+    page = " ".join(planned(made).split())
+    assert words in page
+    assert ("DoRA goes through PEFT" in page) == ("use_dora" in said)
+    assert cost(made).trainable == sum(w.numel() for w in load_file(folder / WEIGHTS).values())
 
 
 def test_every_linear_layer_has_peft_s_name_too(base: Path, tmp_path: Path) -> None:

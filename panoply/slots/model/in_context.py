@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from panoply.seeds import stable_hash
+from panoply.seeds import drawing
 
 ROUNDS = 12
 """Of Newton's method, which converges in half as many."""
@@ -22,8 +22,7 @@ class QueryAdapter(nn.Module):
     ):
         super().__init__()
         self.shape, self.dropout = (queries, dim), dropout
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stable_hash("adapter", seed))
+        with drawing("adapter", seed):
             self.queries = nn.Parameter(torch.randn(queries, dim))
             self.down = nn.Sequential(nn.Linear(width, bottleneck), nn.LayerNorm(bottleneck), nn.GELU())
             self.up = nn.Linear(bottleneck, queries * dim)
