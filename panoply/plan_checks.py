@@ -230,7 +230,7 @@ def _check_lora(plan: Plan, kind: Kind, world: Any) -> None:
     if why := no_adapters(plan.method):
         raise PanoplyError(f"--lora has no effect: {plan.method_id} {why}.")
     chosen = frozenset(path.removeprefix("lora.") for path in plan.chosen if path.startswith("lora."))
-    kind.check_lora(options.model, world, options.lora, plan.lora, chosen)
+    kind.check_lora(options.model, world, options.lora, plan.lora, chosen, options.dtype)
 
 
 def _check_other_world(plan: Plan, world: Any) -> None:

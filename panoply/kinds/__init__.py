@@ -133,7 +133,9 @@ class Kind(Protocol):
     def reads(self, source: str, world: Any, settings: Mapping[str, Any]) -> str:
         """What a plan says of how long a sequence may be; mostly nothing."""
 
-    def check_lora(self, source: str, world: Any, rank: int, settings: Lora, chosen: frozenset[str]) -> None:
+    def check_lora(
+        self, source: str, world: Any, rank: int, settings: Lora, chosen: frozenset[str], dtype: str
+    ) -> None:
         """Refuse adapters that a starting point cannot have; `chosen` are the settings that a user named."""
 
     def adapted(self, source: str, world: Any, rank: int, settings: Lora) -> Planned:

@@ -137,7 +137,9 @@ def reads(source: str, world: ControlWorld, settings: Mapping[str, Any]) -> str:
     return ""
 
 
-def check_lora(source: str, world: ControlWorld, rank: int, settings: Lora, chosen: frozenset[str]) -> None:
+def check_lora(
+    source: str, world: ControlWorld, rank: int, settings: Lora, chosen: frozenset[str], dtype: str
+) -> None:
     raise PanoplyError(f"--lora is for models of text, and {world.name} is a world of control.")
 
 

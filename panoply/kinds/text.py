@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from panoply.costs import Lengths
-from panoply.errors import PanoplyError, needs_extra
+from panoply.errors import PanoplyError, needs_extra, plain
 from panoply.evaluation.coverage import coverage
 from panoply.evaluation.held_out import evaluate as evaluate
 from panoply.experience import Column, Experience
@@ -185,7 +185,9 @@ def check_model(source: str, world: TextWorld, method: Method) -> None:
         _check_masks(masked, needs)
 
 
-def check_lora(source: str, world: TextWorld, rank: int, settings: Lora, chosen: frozenset[str]) -> None:
+def check_lora(
+    source: str, world: TextWorld, rank: int, settings: Lora, chosen: frozenset[str], dtype: str
+) -> None:
     try:
         build.model_shapes(source, world)
     except PanoplyError:
@@ -198,6 +200,12 @@ def check_lora(source: str, world: TextWorld, rank: int, settings: Lora, chosen:
     own = build.adapted(source, world, rank, settings, chosen).settings
     if not runs_natively(source, world, own) and importlib.util.find_spec("peft") is None:
         raise needs_extra("peft", "peft", "DoRA, or --lora of a model that transformers runs,")
+    before = build.trained_in(source, world)
+    if own.base != "whole" and before not in ("", dtype):
+        raise PanoplyError(
+            f"The adapter in {plain(source)} was trained over {own.base} of {before}, and over that of {dtype} it is "
+            f"another model: go on with --dtype {before}."
+        )
 
 
 def adapted(source: str, world: TextWorld, rank: int, settings: Lora) -> Planned:

@@ -17,7 +17,7 @@ from panoply.files import is_file
 from panoply.footprint import experts_of
 from panoply.kernels.together import begin
 from panoply.lora import Lora, Planned, factors, names
-from panoply.policies.adapter_base import Under, check_base
+from panoply.policies.adapter_base import Under, check_base, read_base
 from panoply.policies.adapter_config import WEIGHTS, going_on, is_adapter, model_under
 from panoply.policies.adapter_folder import own_layers
 from panoply.policies.architectures import ARCHITECTURES
@@ -327,6 +327,13 @@ def adapted(
     found = [linear[name] for name in settings.layers(linear, rank, experts)]
     found += [experts[name] for name in settings.tensors(experts, rank)]
     return Planned(found, settings, factors(found, rank, settings.dora), fresh=True)
+
+
+def trained_in(source: str, world: TextWorld) -> str:
+    """The precision of the base that a folder's adapter was trained over; nothing where nobody has written it down."""
+    folder = model_source(source, world)
+    known = read_base(folder) if folder is not None and is_adapter(folder) else None
+    return "" if known is None else known["dtype"]
 
 
 def learning(policy: Any) -> Any:

@@ -137,6 +137,13 @@ def test_a_run_over_few_bits_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert tiny.resume(tmp_path / "cut").fingerprint == whole.fingerprint
 
 
+def test_a_base_of_other_precision_has_other_bits_and_is_refused(run: Path, kind: str) -> None:
+    with pytest.raises(PanoplyError, match=f"trained over {kind} of float32, .*: go on with --dtype float32"):
+        pp.plan("sft", model=str(run), lora=2, dtype="bfloat16")
+    pp.plan("sft", model=str(run), lora=2, dtype="float32")
+    pp.plan("sft", model=str(run), dtype="bfloat16")  # merged, from what it was trained over
+
+
 def test_a_base_of_other_bits_is_refused_before_anything_runs(run: Path, kind: str) -> None:
     for other in {"whole", "int8", "nf4"} - {kind}:
         with pytest.raises(
