@@ -106,9 +106,9 @@ def test_every_layer_has_the_rank_and_the_alpha_that_its_pattern_says(
         found = TextPolicy.load(patterned).model(TOKENS)
     torch.testing.assert_close(found, logits(patterned), atol=1e-4, rtol=1e-4)
     plan = pp.plan("sft", model=str(patterned), lora=4, settings={"run.device": "cpu"})
-    layers = [name for name, _ in low_rank.adapters(cast(Any, Seat(plan, plan.world()).policy).model)]
-    weights = dict(TextPolicy.load(START).named_parameters())
-    assert cost(plan).trainable == sum(4 * sum(weights[f"{name}.weight"].shape) for name in layers)
+    layers = [layer for _, layer in low_rank.adapters(cast(Any, Seat(plan, plan.world()).policy).model)]
+    assert len({len(layer.lora_A) for layer in layers}) > 1
+    assert cost(plan).trainable == sum(layer.lora_A.numel() + layer.lora_B.numel() for layer in layers)
     done = run(tmp_path / "run", model=str(patterned), lora=4, steps=1, settings={"update.lr": 1e-12})
     last = sorted((done.run / "checkpoints").glob("step-*"))[-1] / "model"
     torch.testing.assert_close(logits(last), logits(patterned), atol=1e-5, rtol=1e-5)

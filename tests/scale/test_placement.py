@@ -180,7 +180,7 @@ def test_a_plan_travels_with_the_files_it_names(tmp_path: Path, monkeypatch: pyt
         reward=f"{reward}:good",
         credit="travelled",
         plugins=[str(plugin)],
-        model="fresh",
+        model=str(Path(panoply.__file__).parent / "assets/chain-start"),
     )
     parcel = packed(made)
     assert unpacked(parcel) == made  # where the files are, they are used
