@@ -45,7 +45,7 @@ test-learn: $(VENV)/dev ## the learning tests: methods reach their mark on sever
 test-gpu: $(VENV)/dev ## what needs a GPU: kernels, graphs, and the first steps of every method beside the processor's (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 8 --dist worksteal -m gpu
 
-KERNELS_VENV := build/kernels-venv
+KERNELS_VENV := $(VENV)/kernels
 
 test-kernels: ## the GPU's kernels in Triton's interpreter, and compiled, on a machine without a GPU (minutes, and a download)
 	$(PYTHON) -m venv $(KERNELS_VENV)
