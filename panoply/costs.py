@@ -190,10 +190,8 @@ def _learned(plan: Plan, shapes: Shapes) -> Learned:
     if not options.lora:
         return Learned(weights, weights, weights, reference)
     planned = kind.adapted(options.model, world, options.lora, plan.lora)
-    merged, under = (
-        kind.runs_natively(options.model, world, planned.settings),
-        sum(map(math.prod, planned.shapes)),
-    )
+    merged = kind.runs_natively(options.model, world, planned.settings)
+    under = sum(map(math.prod, planned.shapes))
     return Learned(weights, planned.learning, under, reference, planned.settings.base, planned.fresh, merged)
 
 

@@ -256,7 +256,8 @@ def _check_other_world(plan: Plan, world: Any) -> None:
 def _check_draws(plan: Plan) -> None:
     """Refuse to draw from one token alone; at temperature 0, where it is taken without drawing, no cut acts.
 
-    And refuse here, not when the first answer is drawn, what no logits can be divided by."""
+    And refuse here, not when the first answer is drawn, what no logits can be divided by.
+    """
     held: Any = plan.method.slots().get("sample")
     if held is None or plan.world().medium != "text":
         return

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from fuzz_inputs import reseal
 
 import panoply as pp
 from panoply import checkpoint
@@ -329,3 +330,13 @@ def test_what_is_counted_is_a_number_of_things(told: Any) -> None:
     check_counts("collector", {"tasks": 12, "order": []}, first)
     with pytest.raises(BadFile, match="tasks of collector is a count, and cannot be"):
         check_counts("collector", {"tasks": told, "order": []}, first)
+
+
+def test_a_run_does_not_go_on_from_counts_that_are_none(run: Path) -> None:
+    newest = run / "checkpoints/step-0000009"
+    told = json.loads((newest / "state.json").read_text())
+    told["parts"]["collector"]["episodes"] = -1
+    (newest / "state.json").write_text(json.dumps(told))
+    reseal(newest)
+    with pytest.raises(pp.PanoplyError, match="episodes of collector is a count, and cannot be -1"):
+        tiny.resume(run)

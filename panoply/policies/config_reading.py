@@ -114,9 +114,8 @@ def rope_of(raw: Mapping[str, Any], layout: Architecture) -> tuple[dict[str, Any
         original = of_all or rope.get("original_max_position_embeddings") or longest or 2048
         rope["original_max_position_embeddings"] = original
         if rope["rope_type"] == "yarn" and rope.get("attn_factor") and rope.get("factor"):
-            rope["attention_factor"] = rotary.sharpness(
-                rope
-            )  # written as well, for readers who know this name alone
+            # Written as well, for readers who know this name alone.
+            rope["attention_factor"] = rotary.sharpness(rope)
         if rope["rope_type"] == "longrope":
             rope["factor"] = rope.get("factor") or (longest or original) / original
     return rope, local
